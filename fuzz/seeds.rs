@@ -103,6 +103,7 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
         codecs: vec!["zstd".into(), "lz4".into()],
         delta_cache: 1 << 28,
         ask: false,
+        again: false,
         pass: false,
     };
     let again = Hello { link: 3, token: Some("f".repeat(32)), ask: true, ..hello.clone() };

@@ -26,7 +26,7 @@ pub(crate) enum OnOff {
 
 /// The default delta cache at either end: 256 MiB, but at most 1/16 of the available memory on a
 /// host that is short of memory, which may be why it is being evacuated.
-fn delta_cache_default() -> u64 {
+pub(crate) fn delta_cache_default() -> u64 {
     (256 << 20).min(available_memory().unwrap_or(u64::MAX) / 16)
 }
 
@@ -549,7 +549,7 @@ pub(crate) fn shown(name: &Option<String>) -> String {
 
 /// The number of CPUs, at most 8: 8 threads fill a 25 Gbit/s link with zstd 1, and the host has
 /// other work.
-fn default_threads() -> usize {
+pub(crate) fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(8)
 }
 

@@ -17,6 +17,7 @@ mod device;
 mod ending;
 mod ending_options;
 mod filter_command;
+mod host;
 mod image_command;
 mod image_lock;
 mod keeper;
@@ -76,6 +77,12 @@ enum Command {
     /// Receive migrations from `platen migrate` and `platen relay`, and deliver them to QEMU
     #[command(after_help = source_end::EXIT_STATUS)]
     Receive(args::ReceiveArgs),
+    /// Carry the migrations of this host: the service, and what it does
+    Host(host::HostArgs),
+    /// List the migrations that this host carries now
+    List(host::ListArgs),
+    /// Check the configuration of `platen host`
+    Config(host::ConfigArgs),
     /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one file
     Save(save::SaveArgs),
     /// Give a saved VM to a QEMU that waits with -incoming defer. The VM runs before its RAM is loaded
@@ -93,6 +100,9 @@ enum Command {
     /// Helper process of `migrate` and `relay`: see `relay::keep`
     #[command(hide = true)]
     Keep,
+    /// Process of `host` that carries one migration
+    #[command(hide = true)]
+    Carry,
     /// Helper process of `restore` that serves the image
     #[command(hide = true)]
     Play(restore_player::PlayArgs),
@@ -123,6 +133,10 @@ pub fn platen() -> ExitCode {
         Command::Migrate(args) => migrate::run(&args),
         Command::Relay(args) => relay_command::run(&args),
         Command::Receive(args) => receive::run(&args),
+        Command::Host(args) => host::run(&args),
+        Command::List(args) => host::list(&args),
+        Command::Config(args) => host::config(&args),
+        Command::Carry => host::carry(),
         Command::Save(args) => save::run(&args),
         Command::Restore(args) => restore::run(&args),
         Command::Image(args) => return finish(image_command::run(&args)),

@@ -246,7 +246,10 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
     }
     let config = ServerConfig {
         qat: qat_command::receiver(args.accelerator, &args.qat)?,
-        targets: receiver.targets.clone(),
+        targets: args
+            .targets()
+            .map(|named| (named.name.clone(), named.address.clone().into()))
+            .collect(),
         acceptor,
         decompress_threads: args.threads(),
         page_size: args.page_size,

@@ -38,3 +38,4 @@ pub use precautions::{
     inherited, leave_cgroup, own, prefer, prefer_this, resume_signal, unblock_end_signals, warm,
     Untaken, KEEPING,
 };
+pub use supervisor::notify::Notify;

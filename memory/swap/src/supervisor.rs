@@ -46,7 +46,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 mod backoff;
 mod child;
 mod error;
-mod notify;
+pub(crate) mod notify;
 mod oom;
 mod process;
 mod run;

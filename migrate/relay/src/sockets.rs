@@ -1,11 +1,11 @@
 //! The state of QEMU's connections, by poll(2).
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use std::os::unix::net::UnixStream;
+use rustix::fd::AsFd;
 use std::time::Duration;
 
 /// Waits until `socket` is readable or at its end; false when `timeout` passes first.
-pub(crate) fn wait_readable(socket: &UnixStream, timeout: Option<Duration>) -> bool {
+pub(crate) fn wait_readable(socket: &impl AsFd, timeout: Option<Duration>) -> bool {
     let timeout = timeout.map(|left| Timespec {
         tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(left.subsec_nanos()),
@@ -15,7 +15,7 @@ pub(crate) fn wait_readable(socket: &UnixStream, timeout: Option<Duration>) -> b
 }
 
 /// Whether QEMU has its end open at this moment. Bytes that it wrote before may still be unread.
-pub(crate) fn is_open(socket: &UnixStream) -> bool {
+pub(crate) fn is_open(socket: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
     let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     !fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)

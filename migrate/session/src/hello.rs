@@ -69,6 +69,9 @@ pub struct Hello {
     /// server's session got (W28).
     #[serde(default)]
     pub ask: bool,
+    /// The client opens link 0 again where the welcome says so (W4a).
+    #[serde(default)]
+    pub again: bool,
     /// The server takes a pass before TLS (W5a). Not sent.
     #[serde(skip)]
     pub pass: bool,
@@ -98,6 +101,9 @@ pub struct Welcome {
     pub delta_cache: u64,
     /// The server takes a pass before TLS from the session's further links (W5a).
     pub pass: bool,
+    /// Another process of the server holds the session: this connection ends, and link 0 is opened
+    /// again, with the token (W4a).
+    pub again: bool,
 }
 
 /// 128 random bits as 32 hex digits.
@@ -274,6 +280,7 @@ mod tests {
             codecs: vec!["zstd".into()],
             delta_cache: 0,
             ask: false,
+            again: true,
             pass: false,
         }
     }

@@ -289,6 +289,7 @@ fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
         pass: false,
         codecs: Vec::new(),
         ask: false,
+        again: false,
     };
     let (first, welcome) = dial(&to.to_string(), None, &hello).unwrap();
     hello.token = Some(welcome.token);

@@ -18,6 +18,16 @@ impl Peer {
     pub(crate) fn new(certificate: &CertificateDer<'_>) -> Self {
         Self { names: presented(certificate), certificate: certificate.clone().into_owned() }
     }
+
+    /// The certificate, DER, for another process of this host.
+    pub fn certificate(&self) -> &[u8] {
+        &self.certificate
+    }
+
+    /// The owner of a certificate that another process of this host has verified.
+    pub fn of_certificate(der: &[u8]) -> Self {
+        Self::new(&CertificateDer::from(der))
+    }
 }
 
 impl std::fmt::Display for Peer {

@@ -19,7 +19,7 @@ pub(crate) fn folder() -> PathBuf {
 ///
 /// # Errors
 /// If it was not fetched.
-pub(crate) fn kernel() -> Result<PathBuf> {
+pub fn kernel() -> Result<PathBuf> {
     present(folder().join("kernel"))
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn kernel() -> Result<PathBuf> {
 ///
 /// # Errors
 /// If the guest was not built, or the archive cannot be written.
-pub(crate) fn initramfs(corpus_mib: u32, random: bool) -> Result<PathBuf> {
+pub fn initramfs(corpus_mib: u32, random: bool) -> Result<PathBuf> {
     let init = std::fs::read(present(folder().join("guest"))?)?;
     let corpus = if random {
         let random = Corpus::load().set("random").context("the corpus has no random pages")?;

@@ -40,6 +40,11 @@ pub mod swap;
 pub mod table;
 mod wild;
 
+/// The kernel and the initramfs of the guest, for other tests of whole VMs.
+pub mod guest_image {
+    pub use crate::image::{initramfs, kernel};
+}
+
 pub use certificates::Certificates;
 pub use console::{Console, Verified};
 pub use lab::{Lab, Qemu, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};

@@ -45,7 +45,7 @@ impl Listener for TcpListener {
 }
 
 /// The thread. Dropping this waits for the current client's answer.
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }

@@ -17,7 +17,7 @@ const MOST: usize = 64 << 10;
 ///
 /// # Errors
 /// The file is not a regular file, is larger, is not text, or cannot be read.
-pub(super) fn read(path: &Path) -> anyhow::Result<String> {
+pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     text(path).with_context(|| format!("cannot read {}", path.display()))
 }
 

@@ -15,10 +15,20 @@ fn section(text: &mut String, command: &Command, path: &str) {
         .get_subcommands()
         .filter(|below| !below.is_hide_set() && below.get_name() != "help")
         .peekable();
-    if below.peek().is_some() {
+    let is_group = below.peek().is_some();
+    // A command that also does something without one of those below it.
+    if is_group && !command.is_subcommand_required_set() {
+        own(text, command, path);
+    }
+    if is_group {
         below.for_each(|below| section(text, below, &format!("{path} {}", below.get_name())));
         return;
     }
+    own(text, command, path);
+}
+
+/// The section of a command itself.
+fn own(text: &mut String, command: &Command, path: &str) {
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     assert!(!about.is_empty(), "{path} has no comment");
     let usage = command.clone().render_usage().to_string();

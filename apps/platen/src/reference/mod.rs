@@ -16,6 +16,9 @@ const REPORT: &[&str] = &[include_str!("../report.rs"), include_str!("../auto.rs
 const STATUS: &[&str] =
     &[include_str!("../device/status/mod.rs"), include_str!("../device/footprint.rs")];
 const POLICY: &[&str] = &[include_str!("../../../../memory/policy/src/settings.rs")];
+const CONFIG: &[&str] = &[include_str!("../../../../migrate/host/src/config.rs")];
+const HOST: &[&str] =
+    &[include_str!("../host/status.rs"), include_str!("../../../../migrate/host/src/record.rs")];
 const CHECK: &[&str] = &[include_str!("../../../../memory/swap/src/check/mod.rs")];
 
 #[test]
@@ -41,6 +44,7 @@ fn reference() -> String {
     );
     command::describe(&mut text, &crate::Cli::command());
     settings(&mut text);
+    configuration(&mut text);
     reports(&mut text);
     metrics(&mut text);
     text
@@ -66,12 +70,40 @@ fn settings(text: &mut String) {
     }
 }
 
+fn configuration(text: &mut String) {
+    text.push_str(
+        "\n## Configuration of `platen host` (`/etc/platen/platen.toml`)\n\n\
+         The same TOML file on every host. A key that is left out has its default; an unknown key is \
+         an error. `platen config check` checks a file.\n\n\
+         | Key | Type | Default | Meaning |\n|---|---|---|---|\n",
+    );
+    let defaults = serde_json::to_value(::host::Config::default()).unwrap();
+    for field in structs::fields(CONFIG, "Config") {
+        let of_host = field.key.starts_with("host[]");
+        let default = match defaults.get(&field.key) {
+            _ if field.key == "host" => continue,
+            None if of_host && field.kind.ends_with("or null") => "none".to_owned(),
+            None => "required".to_owned(),
+            Some(serde_json::Value::Null) => "none".to_owned(),
+            Some(value) => format!("`{value}`"),
+        };
+        let kind = field.kind.trim_end_matches(" or null");
+        let key = field.key.replace("host[]", "[[host]]");
+        writeln!(text, "| `{key}` | {kind} | {default} | {} |", field.meaning).unwrap();
+    }
+}
+
 fn reports(text: &mut String) {
     let status = device::example_status();
     let metrics = device::metrics_text(&status);
     let helps = helps(&metrics);
     for (title, sources, name) in [
         ("Report of a migration (`--json` of `migrate`, `relay` and `receive`)", REPORT, "Report"),
+        (
+            "Status of the service (`platen host status --json`, `platen list --json`)",
+            HOST,
+            "HostStatus",
+        ),
         ("Status of a device (`platen device stat --json`)", STATUS, "Status"),
         ("Precaution of a server of swap (`platen device check --json`)", CHECK, "Item"),
     ] {

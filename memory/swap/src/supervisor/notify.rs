@@ -5,14 +5,14 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// The manager's socket, if there is a manager.
 #[derive(Debug)]
-pub(super) struct Notify {
+pub struct Notify {
     socket: Option<(UnixDatagram, SocketAddr)>,
 }
 
 impl Notify {
     /// For the socket that `NOTIFY_SOCKET` names in systemd's format: a path, or an abstract name
     /// after `@`. Any other name means none.
-    pub(super) fn new(name: Option<&str>) -> Self {
+    pub fn new(name: Option<&str>) -> Self {
         let socket = name.and_then(|name| {
             let address = match name.strip_prefix('@') {
                 Some(name) => SocketAddr::from_abstract_name(name),
@@ -26,7 +26,7 @@ impl Notify {
     }
 
     /// Sends the message, without blocking on a manager that does not read.
-    pub(super) fn say(&self, state: &str) {
+    pub fn say(&self, state: &str) {
         if let Some((socket, address)) = &self.socket {
             let _ = socket.send_to_addr(state.as_bytes(), address);
         }

@@ -6,6 +6,7 @@ use super::read_back;
 use super::shared::{Event, Shared};
 use crate::error::error_chain;
 use crate::inbox::{Arrived, Inbox, Receipt};
+use crate::qemu_socket::QemuSocket;
 use crate::stream_kind;
 use crate::threads::{drop_aside, spawn};
 use pages::Slot;
@@ -14,7 +15,6 @@ use session::{FrameType, Header, SessionError};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,7 +89,7 @@ struct Delivery<'a> {
     kind: Option<Kind>,
     tokeniser: Tokeniser,
     tokens: Vec<Token>,
-    socket: Option<Arc<UnixStream>>,
+    socket: Option<Arc<QemuSocket>>,
     /// Barrier markers so far.
     markers: u64,
     held: VecDeque<Held>,
@@ -346,7 +346,7 @@ impl Delivery<'_> {
             return Ok(());
         }
         let Some(socket) = &self.socket else { return Ok(()) };
-        let mut socket: &UnixStream = socket;
+        let mut socket: &QemuSocket = socket;
         if let Err(error) = socket.write_all(bytes) {
             let error = self.explain(&error);
             if self.is_main() {

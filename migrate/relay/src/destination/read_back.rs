@@ -1,31 +1,31 @@
 //! Reading the return path of the destination QEMU.
 
 use super::shared::{Event, Shared};
+use crate::qemu_socket::QemuSocket;
 use crate::return_path::ReturnPath;
 use crate::units::raw;
 use session::FrameType;
 use std::io::{ErrorKind, Read};
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 
 /// Sends the return path back, uncompressed and at once.
-pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
+pub(super) fn run(shared: &Shared, stream: u16, mut socket: &QemuSocket) {
     let session = &shared.session;
     let mut sniffer = ReturnPath::default();
     if !session.send_bare(stream, FrameType::Open, 0) {
         return;
     }
     let mut bytes = [0; 16384];
-    let mut unread = false;
-    loop {
+    let unread = loop {
         let len = match socket.read(&mut bytes) {
-            Ok(0) => break,
+            Ok(0) => {
+                break !shared.confirmed.load(Ordering::Acquire) && socket.is_reset();
+            }
             Ok(len) => len,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => {
-                // A unix socket's error when the peer closed with unread bytes in its queue.
-                unread = error.kind() == ErrorKind::ConnectionReset;
-                break;
+                // The error when the other end closed with unread bytes in its queue.
+                break error.kind() == ErrorKind::ConnectionReset;
             }
         };
         let bytes = &bytes[..len];
@@ -47,7 +47,7 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &UnixStream) {
         if let Some((code, _)) = found {
             let _ = shared.events.send(Event::Shut(code));
         }
-    }
+    };
     // If QEMU refused the stream, the session ends. An EOF sent before that would let a source
     // without a return path report success.
     let refused = unread && !shared.confirmed.load(Ordering::Acquire);

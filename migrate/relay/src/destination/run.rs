@@ -7,7 +7,7 @@ use super::shared::{Event, Listen, Shared};
 use super::sink::{DestinationSink, Notice};
 use crate::counters::Counters;
 use crate::error::{error_chain, RelayError};
-use crate::unix::UnixAddress;
+use crate::qemu_socket::QemuAddress;
 use pipeline::Lanes;
 use ring::EventCount;
 use session::{Grants, Session, SessionError, Sink, MAX_STREAMS};
@@ -60,7 +60,7 @@ impl Destination {
         peer: String,
         (grants, lifeline): (Grants, (u16, Duration)),
         (page_size, delta_cache): (usize, u64),
-        (target, listen): (UnixAddress, Listen),
+        (target, listen): (QemuAddress, Listen),
         lanes: Arc<Lanes<DecodeJob>>,
         notice: Notice,
     ) -> Result<Self, RelayError> {
@@ -100,7 +100,7 @@ impl Destination {
     }
 
     /// Whether QEMU has confirmed that it runs the VM.
-    pub(crate) fn is_confirmed(&self) -> bool {
+    pub fn is_confirmed(&self) -> bool {
         self.shared.confirmed.load(Ordering::Acquire)
     }
 

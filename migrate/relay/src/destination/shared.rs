@@ -5,12 +5,11 @@ use super::decode::DecodeJob;
 use crate::counters::Counters;
 use crate::error::RelayError;
 use crate::inbox::Arrived;
-use crate::unix::UnixAddress;
+use crate::qemu_socket::{QemuAddress, QemuSocket};
 use pipeline::{Lanes, Results};
 use ring::EventCount;
 use session::{Session, SessionError};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -45,7 +44,7 @@ pub(super) enum Event {
 pub(super) struct Shared {
     pub(super) session: Arc<Session>,
     pub(super) lanes: Arc<Lanes<DecodeJob>>,
-    pub(super) target: UnixAddress,
+    pub(super) target: QemuAddress,
     /// Makes QEMU listen on `target`.
     pub(super) listen: Listen,
     pub(super) page_size: usize,
@@ -72,7 +71,7 @@ pub(super) struct Shared {
     pub(super) main_event: EventCount,
     pub(super) streams: Box<[OnceLock<Arc<Results<Arrived>>>]>,
     /// The main connection is the first.
-    pub(super) sockets: Mutex<Vec<Arc<UnixStream>>>,
+    pub(super) sockets: Mutex<Vec<Arc<QemuSocket>>>,
 }
 
 impl Shared {
@@ -132,7 +131,7 @@ impl Shared {
         &self,
         patience: Duration,
         is_main: bool,
-    ) -> Result<Option<Arc<UnixStream>>, RelayError> {
+    ) -> Result<Option<Arc<QemuSocket>>, RelayError> {
         let until = Instant::now() + patience;
         loop {
             {
@@ -142,7 +141,7 @@ impl Shared {
                 if self.has_ended() {
                     return Ok(None);
                 }
-                match self.target.connect(Duration::ZERO, || false) {
+                match self.target.connect() {
                     Ok(socket) => {
                         let socket = Arc::new(socket);
                         let place = if is_main { 0 } else { sockets.len() };

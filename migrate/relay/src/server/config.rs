@@ -1,7 +1,7 @@
 //! The settings of a receiver, and the trait of its application.
 
 use crate::destination::Destination;
-use crate::unix::UnixAddress;
+use crate::qemu_socket::QemuAddress;
 use qat::Qat;
 use session::{Grants, Hello};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tls::Acceptor;
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
     /// The address of each named QEMU; `None` is the target of a peer that gives no name.
-    pub targets: Vec<(Option<String>, UnixAddress)>,
+    pub targets: Vec<(Option<String>, QemuAddress)>,
     /// Secures the links and decides which certificates are accepted; without it any peer is, and
     /// links are not encrypted.
     pub acceptor: Option<Acceptor>,

@@ -1,25 +1,21 @@
 //! The connections to the port: strangers, links of sessions, questions, and hellos that open a
 //! session.
 
+use super::greeting::{answer_unreadable, check_opening, read_pass, refuse, secure, welcome};
 use super::state::{Active, Server};
 use super::waiting::LastPass;
 use crate::destination::Destination;
+use crate::qemu_socket::QemuAddress;
 use crate::threads::spawn;
-use crate::unix::UnixAddress;
-use codec::Codec;
 use session::{
-    random_id, read_preamble, write_preamble, Hello, Link, Pass, SessionError, Welcome,
-    HELLO_TIMEOUT, MAX_LINKS, PASS_BYTES, SILENCE,
+    random_id, read_preamble, write_preamble, Hello, Link, SessionError, Welcome, HELLO_TIMEOUT,
+    SILENCE,
 };
-use std::io::Read;
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
-use tls::{Peer, TlsError};
-
-/// The shortest time-out of a socket: zero would be none.
-const A_MOMENT: Duration = Duration::from_millis(1);
+use std::time::Instant;
+use tls::Peer;
 
 impl Server {
     fn said_hello(&self, number: u64) {
@@ -69,7 +65,7 @@ impl Server {
             .and_then(|()| socket.try_clone())
             .map_err(failed)
             .and_then(|own| self.take_pass(&own, peer, number, deadline).map(|()| own))
-            .and_then(|own| self.secure(own, peer, deadline));
+            .and_then(|own| secure(self.config.acceptor.as_ref(), own, peer, deadline));
         drop(socket);
         let (mut link, hello) = match secured {
             Ok(mut link) => {
@@ -85,17 +81,7 @@ impl Server {
         };
         let hello = match hello {
             Ok(hello) => hello,
-            Err(error) => {
-                // Two kinds of peer understand an answer: one of another version, and one that
-                // starts with TLS although this end has none.
-                if matches!(
-                    &error,
-                    SessionError::Version { .. } | SessionError::Magic { first: [22, 3, ..], .. }
-                ) {
-                    refuse(&mut link, peer, &error.to_string());
-                }
-                return Err(error);
-            }
+            Err(error) => return Err(answer_unreadable(&mut link, peer, error)),
         };
         if let Some((reason, committed, confirmed)) = self.verdict(&hello, link.peer()) {
             let reason = Some(reason);
@@ -138,57 +124,10 @@ impl Server {
         if self.config.acceptor.is_none() {
             return Ok(());
         }
-        let bad = |detail: String| SessionError::Hello { peer: peer.into(), detail };
-        let limit = || {
-            let left = deadline.saturating_duration_since(Instant::now());
-            socket.set_read_timeout(Some(left.max(A_MOMENT)))
-        };
-        let mut bytes = [0; PASS_BYTES];
-        // Nothing, or another byte: the handshake finds out.
-        match limit().and_then(|()| socket.peek(&mut bytes[..1])) {
-            Ok(1) if Pass::may_begin_with(bytes[0]) => {}
-            _ => return Ok(()),
+        if let Some(pass) = read_pass(socket, peer, deadline)? {
+            self.lock_waiting().show(number, pass, |pass| self.is_valid(pass));
         }
-        let mut done = 0;
-        while done < PASS_BYTES {
-            let got = limit().and_then(|()| { socket }.read(&mut bytes[done..]));
-            done += match got {
-                Ok(got @ 1..) if Instant::now() < deadline => got,
-                _ => {
-                    return Err(bad(format!(
-                        "only {done} of the {PASS_BYTES} bytes of its pass came in time"
-                    )))
-                }
-            };
-        }
-        match Pass::from_bytes(&bytes) {
-            None => Err(bad("it begins with neither a pass nor a handshake".into())),
-            Some(pass) => {
-                self.lock_waiting().show(number, pass, |pass| self.is_valid(pass));
-                Ok(())
-            }
-        }
-    }
-
-    /// Runs the TLS handshake, unless this end was told to do without.
-    fn secure(
-        &self,
-        socket: TcpStream,
-        peer: &str,
-        deadline: Instant,
-    ) -> Result<Link, SessionError> {
-        let Some(acceptor) = &self.config.acceptor else { return Ok(socket.into()) };
-        match acceptor.accept(&socket, peer, deadline) {
-            Ok(channel) => Ok(Link::secured(socket, channel)),
-            Err(error) => {
-                if matches!(error, TlsError::Plain { .. }) {
-                    let reason = "this end takes TLS only: start the other without --insecure, with certificates \
-                                  of this end's CA (`platen cert`)";
-                    refuse(&mut socket.into(), peer, reason);
-                }
-                Err(error.into())
-            }
-        }
+        Ok(())
     }
 
     /// A further link of a session (W4).
@@ -207,37 +146,23 @@ impl Server {
         let Some(active) = active.filter(|active| active.belongs_to(token, link.peer())) else {
             return refused(&mut link, "no such session, or not yours");
         };
-        let mut joined = active.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        let again = joined.contains(&hello.link);
-        // The owner has lost the link, whether this end has noticed or not (W26).
-        if hello.link >= active.links || (again && self.config.resume.is_zero()) {
+        // One that was there before: the owner has lost it, whether this end has noticed or not
+        // (W26).
+        let exists = hello.link < active.links;
+        if !exists || (!active.join(hello.link) && self.config.resume.is_zero()) {
             let reason = format!(
                 "link {} of {} is there already or does not exist",
                 hello.link, active.links
             );
-            drop(joined);
             return refused(&mut link, &reason);
         }
-        if !again {
-            joined.push(hello.link);
-        }
-        drop(joined);
         let welcome = self.welcome(&active.token);
         write_preamble(&mut link, peer, &welcome)?;
         active.destination.session().add_link(hello.link, link)
     }
 
     fn welcome(&self, token: &str) -> Welcome {
-        let grants = self.config.grants;
-        Welcome {
-            token: token.to_string(),
-            pass: self.config.acceptor.is_some(),
-            chunk_bytes: u32::try_from(grants.chunk_bytes).unwrap_or(u32::MAX),
-            stream_frames: grants.stream_frames,
-            shared_frames: grants.shared_frames,
-            codecs: DECODED.iter().map(|codec| codec.name().to_string()).collect(),
-            ..Welcome::default()
-        }
+        welcome(self.config.grants, token, self.config.acceptor.is_some())
     }
 
     /// Opens the session that link 0 requests; the error is a message for the peer.
@@ -247,26 +172,7 @@ impl Server {
         peer: &str,
         owner: Option<&Peer>,
     ) -> Result<(Option<String>, Arc<Active>, Welcome), String> {
-        let ours = self.config.page_size;
-        if hello.page_size != ours {
-            return Err(format!(
-                "the source has page size {}, this end {ours}: give both the same --page-size, that of the guest",
-                hello.page_size
-            ));
-        }
-        if hello.ask || hello.link != 0 || hello.links == 0 || hello.links > MAX_LINKS {
-            return Err(format!("link {} of {} cannot open a session", hello.link, hello.links));
-        }
-        if hello.session.len() != 32
-            || !hello.session.bytes().all(|digit| digit.is_ascii_hexdigit())
-        {
-            return Err("the session identifier is not made of 32 hex digits".into());
-        }
-        if let Some(name) =
-            hello.codecs.iter().find(|name| !DECODED.iter().any(|codec| codec.name() == **name))
-        {
-            return Err(format!("this end does not know the codec '{name}'"));
-        }
+        check_opening(hello, self.config.page_size)?;
         if self.closing.load(Ordering::Acquire) {
             return Err("this receiver is ending".into());
         }
@@ -294,24 +200,31 @@ impl Server {
             }
             busy.push(target.clone());
         }
-        let peer = match owner {
-            Some(owner) => format!("{peer} ({owner})"),
-            None => peer.to_string(),
-        };
-        let opened = self.open_target(hello, (&peer, owner), target, address);
+        let opened = random_id().map_err(|error| error.to_string()).and_then(|token| {
+            let active = self.open_target(hello, (peer, owner), target, address, &token)?;
+            active.join(0);
+            let delta_cache = active.delta_cache;
+            Ok((active, Welcome { delta_cache, ..self.welcome(&token) }))
+        });
         if opened.is_err() {
             self.remove_session(target, &hello.session);
         }
         opened.map(|(active, welcome)| (target.clone(), active, welcome))
     }
 
-    fn open_target(
+    /// Makes a session without links.
+    pub(super) fn open_target(
         &self,
         hello: &Hello,
         (peer, owner): (&str, Option<&Peer>),
         target: &Option<String>,
-        address: &UnixAddress,
-    ) -> Result<(Arc<Active>, Welcome), String> {
+        address: &QemuAddress,
+        token: &str,
+    ) -> Result<Arc<Active>, String> {
+        let peer = match owner {
+            Some(owner) => format!("{peer} ({owner})"),
+            None => peer.to_string(),
+        };
         address.check_target().map_err(|error| error.to_string())?;
         self.host.prepare(target, hello)?;
         let (host, listener) = (self.host.clone(), self.host.clone());
@@ -319,7 +232,7 @@ impl Server {
         let listen = move || listener.listen(&named);
         let delta_cache = hello.delta_cache.min(self.config.delta_cache);
         let destination = Destination::new(
-            peer.to_string(),
+            peer,
             (self.config.grants, (hello.links, self.config.resume)),
             (self.config.page_size as usize, delta_cache),
             (address.clone(), Box::new(listen)),
@@ -327,27 +240,16 @@ impl Server {
             Box::new(move |text| host.notice(text)),
         );
         let destination = Arc::new(destination.map_err(|error| error.to_string())?);
-        let token = random_id().map_err(|error| error.to_string())?;
-        let welcome = Welcome { delta_cache, ..self.welcome(&token) };
-        let joined = Mutex::new(vec![0]);
-        let active = Active {
-            token,
+        let active = Arc::new(Active {
+            token: token.to_string(),
             owner: owner.cloned(),
             links: hello.links,
-            joined,
+            joined: Mutex::default(),
             last_pass: LastPass::default(),
+            delta_cache,
             destination,
-        };
-        let active = Arc::new(active);
+        });
         self.lock_sessions().insert(hello.session.clone(), active.clone());
-        Ok((active, welcome))
+        Ok(active)
     }
-}
-
-const DECODED: [Codec; 5] = [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz];
-
-fn refuse(link: &mut Link, peer: &str, reason: &str) {
-    let welcome = Welcome { error: Some(reason.to_string()), ..Welcome::default() };
-    // The peer may have closed the connection.
-    let _ = write_preamble(link, peer, &welcome);
 }

@@ -1,20 +1,25 @@
 //! Accepts links until the receiver is told to end.
 
 use super::config::{Host, ServerConfig};
-use super::state::Server;
+use super::state::{Active, Promise, Server};
 use crate::destination::DecodeContext;
 use crate::error::RelayError;
+use crate::threads::spawn;
 use pipeline::{Lanes, LanesConfig};
 use session::SessionError;
 use std::collections::{HashMap, VecDeque};
 use std::io::ErrorKind;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Connections that the kernel holds until they are accepted.
-const BACKLOG: i32 = 1024;
+pub(super) const BACKLOG: i32 = 1024;
+/// How long a source that was told to open link 0 again may take: as long as it may take for a
+/// first link, and its peer for the answer.
+const FIRST_LINK: Duration = Duration::from_secs(30);
 
 impl Server {
     /// Starts the codec threads.
@@ -73,38 +78,105 @@ impl Server {
         listener.set_nonblocking(true).map_err(failed)?;
         // The standard library's 128 are soon full while strangers flood the port.
         rustix::net::listen(listener, BACKLOG).map_err(|error| failed(error.into()))?;
-        let (mut told, mut short) = (false, false);
+        let mut short = false;
+        let next = || match listener.accept() {
+            Ok((socket, peer)) => {
+                short = false;
+                Some((socket, peer.to_string()))
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                // A plain wait: links are opened once a migration, so 20 ms more do not matter.
+                std::thread::sleep(Duration::from_millis(20));
+                None
+            }
+            // The connection was reset before it was accepted.
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => None,
+            // No file descriptor or memory left, perhaps only for a moment.
+            Err(error) => {
+                if !std::mem::replace(&mut short, true) {
+                    let text = format!("cannot accept a link ({error}); trying again");
+                    self.host.notice(&text);
+                }
+                std::thread::sleep(Duration::from_millis(100));
+                None
+            }
+        };
+        self.serve_links(next, || once && self.served.load(Ordering::Acquire) > 0);
+        Ok(())
+    }
+
+    /// Carries the session that a [`Front`](super::Front) has promised to a source: takes its links
+    /// from `links` until the session has ended, its source has had time to ask about it (W28), or
+    /// [`Server::stop`] was called.
+    ///
+    /// # Errors
+    /// The target cannot be used, or the system refuses memory or threads.
+    pub fn carry(
+        self: &Arc<Self>,
+        promise: &Promise,
+        links: &Receiver<(TcpStream, String)>,
+    ) -> Result<(), RelayError> {
+        let active = self.keep_promise(promise)?;
+        let opened = Instant::now();
+        let next = || {
+            if !active.has_joined() && opened.elapsed() >= FIRST_LINK {
+                let reason = "the source has not opened its first link again".into();
+                active.destination.session().fail(SessionError::Local { reason });
+            }
+            match links.recv_timeout(Duration::from_millis(20)) {
+                Ok(link) => Some(link),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => {
+                    std::thread::sleep(Duration::from_millis(20));
+                    None
+                }
+            }
+        };
+        self.serve_links(next, || self.lock_sessions().is_empty());
+        Ok(())
+    }
+
+    /// Opens the promised session, and runs it on a thread of its own.
+    fn keep_promise(self: &Arc<Self>, promise: &Promise) -> Result<Arc<Active>, RelayError> {
+        let unsupported = |what: String| RelayError::Unsupported { what };
+        let [(target, address)] = &self.config.targets[..] else {
+            return Err(unsupported("a promised session needs exactly one target".into()));
+        };
+        // There is no other session here.
+        self.closing.store(true, Ordering::Release);
+        let owner = Some(&promise.owner);
+        let peer = (&promise.peer[..], owner);
+        let active = self
+            .open_target(&promise.hello, peer, target, address, &promise.token)
+            .map_err(unsupported)?;
+        let (server, serving) = (self.clone(), active.clone());
+        let (target, session) = (target.clone(), promise.hello.session.clone());
+        spawn("session", move || server.serve(&target, &session, &serving))?;
+        Ok(active)
+    }
+
+    /// Admits the links that `next` returns until `is_over`, or until [`Server::stop`]. `next` waits
+    /// a little for a link.
+    fn serve_links(
+        self: &Arc<Self>,
+        mut next: impl FnMut() -> Option<(TcpStream, String)>,
+        is_over: impl Fn() -> bool,
+    ) {
+        let mut told = false;
         loop {
             let stopped = self.stops.load(Ordering::Acquire) > 0;
-            if stopped || (once && self.served.load(Ordering::Acquire) > 0) {
+            if stopped || is_over() {
                 self.closing.store(true, Ordering::Release);
                 // The sessions' own threads close QEMU's sockets and tell the peer. Repeated, since
                 // a last hello may still open a session.
                 if self.lock_sessions().is_empty() && (stopped || !self.may_be_asked()) {
-                    return Ok(());
+                    return;
                 }
                 self.end_sessions(&mut told);
             }
             // Lost links are reopened, and questions asked, until the last session has ended.
-            match listener.accept() {
-                Ok((socket, peer)) => {
-                    short = false;
-                    self.admit(socket, peer.to_string());
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    // A plain wait: links are opened once a migration, so 20 ms more do not matter.
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                // The connection was reset before it was accepted.
-                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                // No file descriptor or memory left, perhaps only for a moment.
-                Err(error) => {
-                    if !std::mem::replace(&mut short, true) {
-                        let text = format!("cannot accept a link ({error}); trying again");
-                        self.host.notice(&text);
-                    }
-                    std::thread::sleep(Duration::from_millis(100));
-                }
+            if let Some((socket, peer)) = next() {
+                self.admit(socket, peer);
             }
         }
     }

@@ -27,14 +27,44 @@ pub(super) struct Active {
     pub(super) links: u16,
     pub(super) joined: Mutex<Vec<u16>>,
     pub(super) last_pass: LastPass,
+    /// Bytes granted for a delta cache.
+    pub(super) delta_cache: u64,
     pub(super) destination: Arc<Destination>,
 }
 
 impl Active {
+    /// Records that a link of this number has come; whether it is the first of the number.
+    pub(super) fn join(&self, link: u16) -> bool {
+        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = !joined.contains(&link);
+        if is_first {
+            joined.push(link);
+        }
+        is_first
+    }
+
+    /// Whether any link has come yet.
+    pub(super) fn has_joined(&self) -> bool {
+        !self.joined.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Whether a peer with this `token` and certificate owns the session.
     pub(super) fn belongs_to(&self, token: &str, peer: Option<&Peer>) -> bool {
         same(&self.token, token) && self.owner.as_ref() == peer
     }
+}
+
+/// A session that a [`Front`](super::Front) has opened, for the process that carries it.
+#[derive(Debug, Clone)]
+pub struct Promise {
+    /// The source's hello.
+    pub hello: Hello,
+    /// The session's secret, which the source has.
+    pub token: String,
+    /// The source's certificate, which all links have to show.
+    pub owner: Peer,
+    /// The source's address, for messages.
+    pub peer: String,
 }
 
 /// The record of an ended session.

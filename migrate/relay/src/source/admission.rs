@@ -4,17 +4,16 @@
 use super::hand_back;
 use super::intake;
 use super::shared::{Connection, Event, Refused, Shared, SourceStream, UNACCEPTED};
+use crate::entrance::Entrance;
 use crate::error::RelayError;
 use crate::inbox;
 use crate::sockets::wait_readable;
 use crate::stream_kind;
 use crate::threads::spawn;
-use crate::unix::Listening;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
 use session::{FrameType, SessionError, MAX_STREAMS};
-use std::net::Shutdown;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,17 +32,20 @@ const SILENT: Duration = Duration::from_millis(100);
 const SPEECHLESS: Duration = Duration::from_secs(10);
 
 /// Accepts QEMU's connections until the migration is over.
-pub(super) fn accept(shared: &Arc<Shared>, listening: &Listening) {
+pub(super) fn accept(shared: &Arc<Shared>, entrance: &dyn Entrance) {
     let mut refused_since = None;
     while !shared.over.load(Ordering::Acquire) {
-        let mut fds = [PollFd::new(&listening.listener, PollFlags::IN)];
-        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }));
         match shared.accept_waiting() {
-            Ok(()) => refused_since = None,
+            Ok(()) => {
+                refused_since = None;
+                let ready = entrance.readiness();
+                let mut fds = [PollFd::new(&ready, PollFlags::IN)];
+                let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }));
+            }
             Err(source) => {
                 let first = refused_since.is_none();
                 let since = *refused_since.get_or_insert_with(Instant::now);
-                let address = listening.address().to_string();
+                let address = entrance.address();
                 if first {
                     let _ = shared.events.send(Event::Notice(format!(
                         "cannot accept a connection on {address} ({source}); trying again for {} s",
@@ -55,12 +57,12 @@ pub(super) fn accept(shared: &Arc<Shared>, listening: &Listening) {
                     let _ = shared.events.send(Event::Fatal(fatal));
                     return;
                 }
-                // The connection still waits, so poll would return at once.
+                // The connection still waits.
                 std::thread::sleep(BACK_OFF);
             }
         }
-        if !shared.has_main() && !listening.is_ours() {
-            let address = listening.address().to_string();
+        if !shared.has_main() && !entrance.is_ours() {
+            let address = entrance.address();
             let _ = shared.events.send(Event::Fatal(RelayError::Displaced { address }));
             return;
         }
@@ -111,7 +113,7 @@ fn refuse(shared: &Shared, connection: &Connection, refused: Refused) {
     let mut first = [0; 8];
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let got = recv(&connection.socket, &mut first[..], flags).map_or(0, |(_, got)| got);
-    let _ = connection.socket.shutdown(Shutdown::Both);
+    connection.socket.abort();
     let text = match refused {
         Refused::Second => {
             "refused a second migration on this relay's socket while one runs: each VM needs a \
@@ -168,7 +170,7 @@ fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
                 return Some(connection.set_preempt());
             }
             if began.elapsed() >= SPEECHLESS && !shared.has_main() {
-                let _ = connection.socket.shutdown(Shutdown::Both);
+                connection.socket.abort();
                 shared.report_refused(&format!(
                     "closed a connection that wrote nothing for {} s: a migration begins to write \
                      at once. An NBD client (libvirt's --copy-storage) waits for its server to \

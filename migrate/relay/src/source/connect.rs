@@ -52,13 +52,16 @@ impl Source {
         let asking = Hello { token, pass, ..hello.clone() };
         let redial =
             Redial::new(config.peer.clone(), &first, config.connector.clone(), asking.clone());
-        let result = Self::with_first_link(
-            config,
-            accelerator,
-            candidates,
-            (asking, first, welcome),
-            &redial,
-        );
+        let first = if welcome.again {
+            // W4a: the welcome before has the grants.
+            dial(&config.peer, config.connector.as_ref(), &asking).map(|(link, _)| link)
+        } else {
+            Ok(first)
+        };
+        let result = first.map_err(RelayError::from).and_then(|first| {
+            let opened = (asking, first, welcome);
+            Self::with_first_link(config, accelerator, candidates, opened, &redial)
+        });
         if result.is_err() {
             // The peer's session is useless now; asking ends it. A peer that cannot be reached ends
             // it when its own time is over.
@@ -107,7 +110,7 @@ impl Source {
             page_size: config.page_size as usize,
             delta_cache: AtomicU64::new(welcome.delta_cache),
             connections: Mutex::new(Connections::default()),
-            listening: OnceLock::new(),
+            entrance: OnceLock::new(),
             refused: AtomicU32::new(0),
             read: admission::start,
             events,
@@ -206,6 +209,7 @@ fn hello(config: &SourceConfig, candidates: &Candidates) -> Result<Hello, RelayE
         codecs: candidates.codecs(),
         delta_cache: config.delta_cache,
         ask: false,
+        again: true,
         pass: false,
     })
 }

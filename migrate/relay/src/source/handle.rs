@@ -54,6 +54,11 @@ impl SourceHandle {
         self.0.forbid_commit()
     }
 
+    /// Whether the migration has ended, or is about to: the relay accepts no connection any more.
+    pub fn is_over(&self) -> bool {
+        self.0.over.load(Ordering::Acquire)
+    }
+
     /// Whether the destination may be starting the VM now, or has it: a cancel could then make two
     /// copies run.
     pub fn in_doubt(&self) -> bool {

@@ -9,9 +9,9 @@ use crate::postcopy::Switchover;
 use crate::sockets::{is_open, wait_readable};
 use crate::threads::drop_aside;
 use pages::Slot;
+use rustix::fd::AsFd;
 use rustix::net::{recv, RecvFlags};
 use session::{FrameType, Permit, SessionError};
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -294,7 +294,7 @@ impl<'a> Intake<'a> {
 }
 
 /// Reads until `out` is full or the socket has no more bytes; 0 only at its end.
-fn read_chunk(socket: &UnixStream, out: &mut [u8], patient: bool) -> usize {
+fn read_chunk(socket: &impl AsFd, out: &mut [u8], patient: bool) -> usize {
     let mut done = 0;
     let mut until = None;
     while done < out.len() {
@@ -327,6 +327,7 @@ mod tests {
     use codec::Codec;
     use controller::Bottleneck;
     use std::io::Write;
+    use std::os::unix::net::UnixStream;
     use stream::synth::{Configuration, MainStream, Section};
 
     /// A stream whose bottleneck changes, chunk by chunk as `read_all` sends them, and a receiver

@@ -27,7 +27,7 @@ use rustix::net::{
     recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
-use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -76,7 +76,7 @@ impl Keeper {
     /// The keeper has ended.
     pub(super) fn hold(
         &self,
-        socket: &UnixStream,
+        socket: &impl AsFd,
         switchover: Option<Switchover>,
     ) -> io::Result<()> {
         let mut message = [0; MESSAGE];
@@ -161,20 +161,20 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
         // The source is still writing its packaged state, without which the destination's VM cannot
         // start. The source has to see its socket close, and fails before it is in postcopy.
         Some((_, Some(switchover))) if !switchover.is_packaged() => Ok(()),
-        Some((fd, switchover)) => hold_on(&UnixStream::from(fd), switchover, notice),
+        Some((fd, switchover)) => hold_on(&fd, switchover, notice),
         None => Ok(()),
     }
 }
 
 /// Holds `socket` open until QEMU closes its end, or is seen to be in postcopy.
 fn hold_on(
-    mut socket: &UnixStream,
+    socket: &OwnedFd,
     mut switchover: Option<Switchover>,
     notice: impl FnOnce(&str),
 ) -> io::Result<()> {
     let mut notice = Some(notice);
     let mut bytes = vec![0; 64 << 10];
-    socket.set_nonblocking(true)?;
+    rustix::io::ioctl_fionbio(socket, true)?;
     loop {
         // poll always reports POLLHUP and POLLERR; readable bytes matter only in postcopy.
         let mut wanted = PollFlags::RDHUP;
@@ -200,15 +200,14 @@ fn hold_on(
             }
             continue;
         }
-        match socket.read(&mut bytes) {
+        match rustix::io::read(socket, &mut bytes[..]) {
             Ok(0) => return Ok(()),
             Ok(n) => match switchover.map(|switchover| switchover.pass(n as u64)) {
                 // In postcopy: the source has to see its socket close, and pauses.
                 Some(None) => return Ok(()),
                 behind => switchover = behind.flatten(),
             },
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
             Err(_) => return Ok(()),
         }
     }
@@ -223,7 +222,7 @@ const IN_DOUBT: &str =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::sync::mpsc::{self, Receiver};
     use std::thread::JoinHandle;
 

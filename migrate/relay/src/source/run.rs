@@ -9,9 +9,10 @@ use super::keeper::Keeper;
 use super::shared::{Event, Shared, FAREWELL};
 use crate::auto::AutoReport;
 use crate::counters::Counters;
+use crate::entrance::Entrance;
 use crate::error::RelayError;
 use crate::threads::spawn;
-use crate::unix::{Listening, UnixAddress};
+use crate::unix::UnixAddress;
 use session::{Redial, Session, SessionError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
@@ -39,7 +40,7 @@ impl Drop for Source {
         shared.over.store(true, Ordering::Release);
         let reason = "the source relay ends before a migration began".into();
         shared.session.fail(SessionError::Local { reason });
-        shared.close_sockets();
+        shared.abort_sockets();
         shared.submitter.lanes().close();
         shared.session.join();
     }
@@ -79,15 +80,12 @@ impl Source {
     ///
     /// # Errors
     /// The system refuses the socket or a thread.
-    pub fn accept_on(&self, listening: Arc<Listening>) -> Result<(), RelayError> {
-        let address = listening.address();
-        listening
-            .listener
-            .set_nonblocking(true)
-            .map_err(|source| RelayError::Listen { address: address.to_string(), source })?;
-        let _ = self.shared.listening.set(listening.clone());
+    pub fn accept_on(&self, entrance: Arc<dyn Entrance>) -> Result<(), RelayError> {
+        let failed = |source| RelayError::Listen { address: entrance.address(), source };
+        entrance.prepare().map_err(failed)?;
+        let _ = self.shared.entrance.set(entrance.clone());
         let shared = self.shared.clone();
-        spawn("accept", move || admission::accept(&shared, &listening))
+        spawn("accept", move || admission::accept(&shared, &*entrance))
     }
 
     /// Whether a migration has begun on the relay's socket.
@@ -155,8 +153,10 @@ impl Source {
             shared
                 .session
                 .fail(SessionError::Local { reason: format!("the source relay ends: {error}") });
+            shared.abort_sockets();
+        } else {
+            shared.close_sockets();
         }
-        shared.close_sockets();
         shared.submitter.lanes().close();
         shared.close_return_paths();
         shared.session.join();

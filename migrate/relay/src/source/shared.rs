@@ -5,11 +5,12 @@ use super::encode::EncodeJob;
 use super::keeper::Keeper;
 use crate::auto::Auto;
 use crate::counters::Counters;
+use crate::entrance::Entrance;
 use crate::error::RelayError;
 use crate::inbox::Arrived;
 use crate::postcopy::{SharedSwitchover, Switchover};
+use crate::qemu_socket::QemuSocket;
 use crate::sockets::is_open;
-use crate::unix::Listening;
 use codec::Settings;
 use pipeline::{Results, Submitter};
 use ring::Ring;
@@ -17,7 +18,6 @@ use rustix::net::{recv, RecvFlags};
 use session::{Session, SessionError, MAX_STREAMS};
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -60,7 +60,7 @@ pub(super) enum Event {
 /// A connection to the relay's socket. It becomes a stream once its first bytes show that it
 /// belongs to the migration.
 pub(super) struct Connection {
-    pub(super) socket: UnixStream,
+    pub(super) socket: QemuSocket,
     kind: OnceLock<Kind>,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct SourceStream {
 }
 
 impl SourceStream {
-    pub(super) fn socket(&self) -> &UnixStream {
+    pub(super) fn socket(&self) -> &QemuSocket {
         &self.connection.socket
     }
 }
@@ -119,7 +119,7 @@ pub(super) struct Shared {
     /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
     pub(super) connections: Mutex<Connections>,
-    pub(super) listening: OnceLock<Arc<Listening>>,
+    pub(super) entrance: OnceLock<Arc<dyn Entrance>>,
     /// Connections that were closed because they did not belong to the migration.
     pub(super) refused: AtomicU32,
     /// Starts the thread that reads a connection to its end.
@@ -184,14 +184,14 @@ impl Shared {
     /// # Errors
     /// A connection waits and cannot be accepted.
     pub(super) fn accept_waiting(self: &Arc<Self>) -> io::Result<()> {
-        let Some(listening) = self.listening.get() else { return Ok(()) };
+        let Some(entrance) = self.entrance.get() else { return Ok(()) };
         loop {
             let mut connections = self.lock_connections();
             if self.over.load(Ordering::Acquire) {
                 return Ok(());
             }
-            let socket = match listening.listener.accept() {
-                Ok((socket, _)) => socket,
+            let socket = match entrance.accept() {
+                Ok(socket) => socket,
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock => return Ok(()),
                     // The connection was reset before it was accepted.
@@ -302,12 +302,24 @@ impl Shared {
         self.auto.as_ref().is_none_or(|auto| auto.wants_deltas())
     }
 
-    /// Ends every connection. A source whose sockets close before SHUT goes on running its VM.
+    /// Ends every connection, also one in whose write QEMU waits. A source whose sockets close
+    /// before SHUT goes on running its VM.
+    pub(super) fn abort_sockets(&self) {
+        self.each_connection(QemuSocket::abort);
+    }
+
+    /// Ends every connection in order: QEMU still reads what was written to it.
     pub(super) fn close_sockets(&self) {
+        self.each_connection(|socket| {
+            let _ = socket.shutdown(Shutdown::Both);
+        });
+    }
+
+    fn each_connection(&self, end: impl Fn(&QemuSocket)) {
         let connections = self.lock_connections();
         let streams = connections.streams.iter().map(|stream| &stream.connection);
         for connection in streams.chain(&connections.waiting) {
-            let _ = connection.socket.shutdown(Shutdown::Both);
+            end(&connection.socket);
         }
     }
 

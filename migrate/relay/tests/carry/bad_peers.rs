@@ -28,6 +28,7 @@ fn hello() -> Hello {
         delta_cache: 0,
         codecs: vec!["zstd".into()],
         ask: false,
+        again: false,
         pass: false,
     }
 }

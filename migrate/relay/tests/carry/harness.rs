@@ -117,7 +117,7 @@ impl Receiving {
         let path = |name: Option<&str>| folder.path().join(name.unwrap_or("dst"));
         let targets = names
             .iter()
-            .map(|name| (name.map(str::to_string), UnixAddress::from(path(*name))))
+            .map(|name| (name.map(str::to_string), UnixAddress::from(path(*name)).into()))
             .collect();
         let (sender, ended) = mpsc::channel();
         let host =

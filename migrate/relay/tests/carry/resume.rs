@@ -495,6 +495,7 @@ pub(crate) fn hello() -> Hello {
         delta_cache: 0,
         codecs: Vec::new(),
         ask: false,
+        again: false,
         pass: false,
     }
 }
@@ -524,7 +525,7 @@ fn the_record_of_an_ended_session_stays_true() {
         let host = Arc::new(Leaves(Mutex::new(None), Mutex::new(sender)));
         let config = ServerConfig {
             qat: None,
-            targets: vec![(None, UnixAddress::from(folder.path().join("dst")))],
+            targets: vec![(None, UnixAddress::from(folder.path().join("dst")).into())],
             acceptor: None,
             decompress_threads: 1,
             page_size: 4096,

@@ -87,7 +87,7 @@ fn once(
 ) -> (SocketAddr, JoinHandle<()>) {
     let config = ServerConfig {
         qat: None,
-        targets: vec![(None, UnixAddress::from(folder.join("dst")))],
+        targets: vec![(None, UnixAddress::from(folder.join("dst")).into())],
         acceptor: None,
         decompress_threads: 1,
         page_size: 4096,

@@ -1,0 +1,67 @@
+//! What the two ends of a migration, and connections that go past platen, share in a carrier.
+
+use super::settings::Settings;
+use crate::say::say;
+use host::{Carrier, Record, Status};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How often services hear of a migration's progress.
+const PROGRESS: Duration = Duration::from_millis(200);
+
+/// How a migration has ended.
+pub(super) struct Outcome {
+    pub(super) status: Status,
+    /// Why, unless it completed.
+    pub(super) cause: Option<String>,
+}
+
+impl Outcome {
+    pub(super) fn failed(cause: impl Into<String>) -> Self {
+        Self { status: Status::Failed, cause: Some(cause.into()) }
+    }
+}
+
+/// Ends the migration, at the request of whoever ends this process.
+pub(super) type Stop = Box<dyn Fn() + Send>;
+
+/// The migration of this process, for signals and messages.
+pub(super) struct Carriage {
+    pub(super) settings: Settings,
+    pub(super) carrier: Arc<Carrier>,
+    pub(super) stop: Arc<Mutex<Option<Stop>>>,
+}
+
+impl Carriage {
+    /// A message for the user.
+    pub(super) fn say(&self, text: &str) {
+        say(&format!("{}: {text}", self.carrier.record().title()));
+    }
+
+    /// What a signal to end does.
+    pub(super) fn stop_by(&self, stop: impl Fn() + Send + 'static) {
+        *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(stop));
+    }
+
+    /// Runs `body` while services hear every 200 ms what `progress` has changed.
+    pub(super) fn while_telling<T>(
+        &self,
+        progress: impl Fn(&mut Record) + Sync,
+        body: impl FnOnce() -> T,
+    ) -> T {
+        let (done, over) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let progress = &progress;
+            scope.spawn(move || {
+                while let Err(mpsc::RecvTimeoutError::Timeout) = over.recv_timeout(PROGRESS) {
+                    self.carrier.update(progress);
+                }
+                self.carrier.update(progress);
+            });
+            let result = body();
+            drop(done);
+            result
+        })
+    }
+}

@@ -1,0 +1,93 @@
+//! A carrier: the process of one migration. It gets its orders from the service that starts it, and
+//! outlives that service.
+
+use super::carriage::{Carriage, Outcome, Stop};
+use super::destination;
+use super::settings::Settings;
+use super::source;
+use crate::say::say_panics;
+use anyhow::{bail, Context};
+use host::{Carrier, Channel, Job, Order, Phase, Status, Task};
+use relay::Promise;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a carrier has got from the service.
+struct Orders {
+    job: Job,
+    connections: Vec<TcpStream>,
+    door: Option<TcpListener>,
+}
+
+pub(super) fn run() -> anyhow::Result<ExitCode> {
+    // Otherwise `ps` without arguments shows the last part of /proc/self/exe.
+    let _ = rustix::thread::set_name(c"platen");
+    say_panics();
+    let channel = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
+    let channel = Channel::from(channel);
+    let Orders { job, connections, door } = orders(&channel)?;
+    // Ended by no terminal and no service.
+    let _ = rustix::process::setsid();
+    let (links, taken) = mpsc::channel();
+    let copy = door.as_ref().map(TcpListener::try_clone).transpose()?;
+    let carrier =
+        Carrier::start(&job.config.run_dir, job.record.clone(), channel, copy, links.clone())?;
+    let outcome = carry(&carrier, job, connections, door, &taken)
+        .unwrap_or_else(|error| Outcome::failed(format!("{error:#}")));
+    let code = match outcome.status {
+        Status::Failed => ExitCode::FAILURE,
+        _ => ExitCode::SUCCESS,
+    };
+    carrier.end(outcome.status, outcome.cause);
+    drop(links);
+    Ok(code)
+}
+
+/// Waits for the service's orders.
+fn orders(channel: &Channel) -> anyhow::Result<Orders> {
+    let (mut connections, mut door) = (Vec::new(), None);
+    loop {
+        let message = channel.receive::<Order>().context("the orders of the service")?;
+        match message.context("the service has gone before it had given its orders")? {
+            (Order::Connection, Some(fd)) => connections.push(TcpStream::from(fd)),
+            (Order::Listener, Some(fd)) => door = Some(TcpListener::from(fd)),
+            (Order::Carry(job), _) => return Ok(Orders { job: *job, connections, door }),
+            (order, _) => bail!("an order out of place: {order:?}"),
+        }
+    }
+}
+
+fn carry(
+    carrier: &Arc<Carrier>,
+    job: Job,
+    connections: Vec<TcpStream>,
+    door: Option<TcpListener>,
+    links: &Receiver<(TcpStream, String)>,
+) -> anyhow::Result<Outcome> {
+    let settings = Settings::given(job.config, job.me)?;
+    let stop = Arc::new(Mutex::new(None::<Stop>));
+    let stopping = stop.clone();
+    ctrlc::set_handler(move || {
+        match &*stopping.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(stop) => stop(),
+            // Nothing was carried yet.
+            None => std::process::exit(1),
+        }
+    })
+    .context("cannot handle signals")?;
+    let carriage = Carriage { settings, carrier: carrier.clone(), stop };
+    match job.task {
+        Task::Source => {
+            let door = door.context("a migration without its door")?;
+            source::run(&carriage, door, connections)
+        }
+        Task::Destination(order) => destination::run(carriage, &Promise::from(order), links),
+        Task::Forward => {
+            carrier.update(|record| record.phase = Phase::Active);
+            source::forward_strangers(&carriage, connections)
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! `platen host`: the service that carries this host's migrations, and the commands about it.
+//!
+//! The service ([`service`]) starts a process for each migration ([`carry`](fn@carry)), which
+//! outlives it. Crate `host` has what they share.
+
+mod carriage;
+mod carry;
+mod destination;
+mod service;
+mod settings;
+mod source;
+mod status;
+mod switchboard;
+
+use crate::args::OnOff;
+use crate::say::show;
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use host::{doors_off, doors_on, DEFAULT_CONFIG, QEMU_CONF};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Arguments of `platen host`.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct HostArgs {
+    #[command(subcommand)]
+    command: Option<HostCommand>,
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Subcommand)]
+enum HostCommand {
+    /// Show the service's doors and counters, the migrations that run, and the last hundred
+    Status(ListArgs),
+    /// Write the lines of libvirt's qemu.conf that make this host known by its door address, or take
+    /// them out again
+    Doors(DoorsArgs),
+}
+
+/// Where the configuration is, and which host this is.
+#[derive(Args, Clone)]
+pub(crate) struct ServiceArgs {
+    /// Configuration, the same on every host
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    config: PathBuf,
+    /// Name of this host in the configuration [default: the host name]
+    #[arg(long)]
+    name: Option<String>,
+    /// Folder of the sockets and records of migrations [default: run_dir of the configuration]
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+}
+
+/// Arguments of `platen list` and `platen host status`.
+#[derive(Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct DoorsArgs {
+    /// Write the lines (on), or take them out (off)
+    #[arg(value_enum, value_name = "on|off")]
+    what: OnOff,
+    #[command(flatten)]
+    service: ServiceArgs,
+    /// libvirt's configuration of QEMU
+    #[arg(long, value_name = "FILE", default_value = QEMU_CONF)]
+    qemu_conf: PathBuf,
+}
+
+/// Arguments of `platen config`.
+#[derive(Args)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    command: ConfigCommand,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Check a configuration of `platen host`
+    Check(CheckArgs),
+}
+
+#[derive(Args)]
+struct CheckArgs {
+    /// File to check
+    #[arg(value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    file: PathBuf,
+}
+
+pub(crate) fn run(args: &HostArgs) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        None => service::run(&args.service),
+        Some(HostCommand::Status(args)) => status::status(&args.service, args.json),
+        Some(HostCommand::Doors(args)) => doors(args),
+    }
+}
+
+pub(crate) fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
+    status::list(&args.service, args.json)
+}
+
+pub(crate) fn config(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
+    let ConfigCommand::Check(CheckArgs { file }) = &args.command;
+    let config = settings::read(file)?;
+    let hosts = config.host.iter().map(|host| format!("{} ({})", host.name, host.door));
+    let hosts: Vec<_> = hosts.collect();
+    show(&format!(
+        "{} is in order. Hosts and their doors: {}\n",
+        file.display(),
+        hosts.join(", ")
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Carries one migration for the service that has started this process.
+pub(crate) fn carry() -> anyhow::Result<ExitCode> {
+    carry::run().context("this command is for the use of platen itself")
+}
+
+fn doors(args: &DoorsArgs) -> anyhow::Result<ExitCode> {
+    let path = args.qemu_conf.display();
+    let changed = match args.what {
+        OnOff::On => {
+            let settings = settings::Settings::new(&args.service)?;
+            doors_on(&args.qemu_conf, settings.me().door, &settings.me().ports.0)?
+        }
+        OnOff::Off => doors_off(&args.qemu_conf)?,
+    };
+    show(&if changed {
+        format!("{path} was changed. Restart libvirtd (or virtqemud): running VMs go on\n")
+    } else {
+        format!("{path} is as it should be\n")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,105 @@
+//! A carrier beside the source QEMU.
+
+use super::carriage::{Carriage, Outcome};
+use crate::keeper;
+use crate::report::process_cpu;
+use anyhow::Context;
+use host::{forward, DoorEntrance, Phase, Policy, Record, Status};
+use relay::{RelayError, Source};
+use serde_json::json;
+use session::SessionError;
+use std::io::{self, ErrorKind};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Migrates the VM of the connections.
+pub(super) fn run(
+    carriage: &Carriage,
+    door: TcpListener,
+    connections: Vec<TcpStream>,
+) -> anyhow::Result<Outcome> {
+    let record = carriage.carrier.record();
+    let settings = &carriage.settings;
+    let entrance = DoorEntrance::new(door, connections, settings.allowed_users());
+    let entrance = Arc::new(entrance);
+    let peer = settings.config.find(&record.peer)?;
+    let config = settings.source(peer, record.port)?;
+    // Before the peer is contacted, so that a failure here costs the peer nothing.
+    let keeper = keeper::start()?;
+    let source = match Source::connect_with(&config, None, &mut |text| carriage.say(text)) {
+        Ok(source) => Arc::new(source),
+        Err(RelayError::Session(error @ SessionError::Connect { .. }))
+            if settings.config.unreachable == Policy::Forward =>
+        {
+            let why = format!("{:#}", anyhow::Error::from(error));
+            carriage.say(&format!("goes in the clear: {why}"));
+            return forward_all(carriage, || entrance.next(), &why);
+        }
+        Err(error) => {
+            // QEMU must see its sockets close now; those that still wait at the door, too.
+            entrance.refuse_waiting();
+            return Err(error.into());
+        }
+    };
+    source.kept_by(keeper);
+    source.accept_on(entrance.clone())?;
+    let handle = source.handle();
+    let stopping = handle.clone();
+    carriage.stop_by(move || stopping.stop());
+    let progress = |record: &mut Record| {
+        record.plain = source.counters().plain.load(Ordering::Relaxed);
+        record.transferred = source.session().bytes_out.load(Ordering::Relaxed);
+        let over = handle.is_over();
+        record.phase = if over { Phase::Ending } else { Phase::Active };
+        // The relay accepts nothing any more: what comes now is another migration's.
+        record.holds_port = !over;
+    };
+    let cpu = process_cpu();
+    let report = || {
+        let cpu = process_cpu() - cpu;
+        json!({ "status": "completed", "cpu-seconds": { "source": cpu } }).to_string().into_bytes()
+    };
+    let result = carriage.while_telling(progress, || source.run(|text| carriage.say(text), report));
+    match result {
+        Ok(end) if end.return_path => Ok(Outcome { status: Status::Completed, cause: None }),
+        Ok(_) => Ok(Outcome {
+            status: Status::Unconfirmed,
+            cause: Some("the source QEMU used no return path".into()),
+        }),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Carries connections that are no migration in the clear.
+pub(super) fn forward_strangers(
+    carriage: &Carriage,
+    connections: Vec<TcpStream>,
+) -> anyhow::Result<Outcome> {
+    let waiting = Mutex::new(connections);
+    let next = || {
+        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.pop().ok_or_else(|| io::Error::from(ErrorKind::WouldBlock))
+    };
+    forward_all(carriage, next, "it is no migration")
+}
+
+fn forward_all(
+    carriage: &Carriage,
+    next: impl Fn() -> io::Result<TcpStream>,
+    why: &str,
+) -> anyhow::Result<Outcome> {
+    let record = carriage.carrier.record();
+    let peer = carriage.settings.config.find(&record.peer)?;
+    let to = peer.address_with(record.port);
+    let copied = AtomicU64::new(0);
+    let progress = |record: &mut Record| {
+        record.plain = copied.load(Ordering::Relaxed);
+        record.transferred = record.plain;
+        record.phase = Phase::Active;
+    };
+    carriage
+        .while_telling(progress, || forward(next, &to, &copied))
+        .with_context(|| format!("cannot forward to {to}, because {why}"))?;
+    Ok(Outcome { status: Status::Forwarded, cause: Some(why.into()) })
+}

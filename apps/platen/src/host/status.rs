@@ -1,0 +1,180 @@
+//! The control socket, and the commands that show what the service does.
+
+use super::settings::Settings;
+use super::switchboard::Carriers;
+use super::ServiceArgs;
+use crate::device::control;
+use crate::say::{printable, show};
+use anyhow::Context;
+use host::{now, Record, Role};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const STATUS: &str = "status";
+const LIST: &str = "list";
+
+/// The control socket of the service.
+pub(super) fn socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("control.sock")
+}
+
+/// Counters of a service since its start.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    /// Doors that are open now.
+    pub(super) doors: AtomicU64,
+    /// Connections reset because of their user, or because too many waited.
+    pub(super) refused: AtomicU64,
+    /// Connections that were no migration.
+    pub(super) strangers: AtomicU64,
+}
+
+/// The service's status.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct HostStatus {
+    /// Name of this host in the configuration.
+    pub(super) name: String,
+    /// Doors that are open.
+    pub(super) doors: u64,
+    /// Migrations that have begun since the service started, of either role.
+    pub(super) begun: u64,
+    /// Connections to a door that were reset because of their user, or because too many waited.
+    pub(super) refused: u64,
+    /// Connections to a door that were no migration.
+    pub(super) strangers: u64,
+    /// Migrations that run.
+    pub(super) running: Vec<Record>,
+    /// The last hundred migrations that have ended; empty in `platen list`.
+    pub(super) history: Vec<Record>,
+}
+
+/// Answers a request to the control socket.
+pub(super) fn answer(question: &str, carriers: &Carriers, counters: &Counters) -> Option<String> {
+    if ![STATUS, LIST].contains(&question) {
+        return None;
+    }
+    let history = match question {
+        STATUS => carriers.registry.history().unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let status = HostStatus {
+        name: carriers.settings.me().name.clone(),
+        doors: load(&counters.doors),
+        begun: load(&carriers.begun),
+        refused: load(&counters.refused),
+        strangers: load(&counters.strangers),
+        running: carriers.registry.running(),
+        history,
+    };
+    serde_json::to_string(&status).ok()
+}
+
+fn ask(args: &ServiceArgs, question: &str) -> anyhow::Result<(String, HostStatus)> {
+    let settings = Settings::new(args)?;
+    let text = control::ask(&socket(&settings.config.run_dir), question)
+        .context("the service of this host (`platen host`)")?;
+    let status = serde_json::from_str(&text).context("the service's answer")?;
+    Ok((text, status))
+}
+
+/// `platen host status`.
+pub(super) fn status(args: &ServiceArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let (text, status) = ask(args, STATUS)?;
+    show(&if json { text } else { described(&status) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `platen list`.
+pub(super) fn list(args: &ServiceArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let (text, status) = ask(args, LIST)?;
+    show(&if json { text } else { table(&status.running) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn described(status: &HostStatus) -> String {
+    let mut out = format!(
+        "host {}: {} doors; since the start {} migrations begun, {} connections refused, {} that were no migration\n",
+        printable(&status.name),
+        status.doors,
+        status.begun,
+        status.refused,
+        status.strangers
+    );
+    let _ = writeln!(out, "\nrunning: {}", status.running.len());
+    out.push_str(&table(&status.running));
+    let _ = writeln!(out, "\nended: {}", status.history.len());
+    out.push_str(&table(&status.history));
+    out
+}
+
+/// One line for each migration.
+fn table(records: &[Record]) -> String {
+    if records.is_empty() {
+        return String::new();
+    }
+    let mut out = format!(
+        "{:<22} {:<11} {:<16} {:>5} {:<16} {:<11} {:>9} {:>6} {:>8}  {}\n",
+        "ID", "ROLE", "PEER", "PORT", "VM", "STATE", "MB SENT", "RATIO", "SECONDS", "CAUSE"
+    );
+    for record in records {
+        let role = if record.role == Role::Source { "source" } else { "destination" };
+        // Both are words of an enumeration, with no other letters.
+        let word = |value: serde_json::Result<String>| {
+            value.unwrap_or_default().trim_matches('"').to_owned()
+        };
+        let state = match record.status {
+            Some(status) => word(serde_json::to_string(&status)),
+            None => word(serde_json::to_string(&record.phase)),
+        };
+        let until = record.ended.unwrap_or_else(now);
+        let ratio = record.plain as f64 / record.transferred.max(1) as f64;
+        let _ = writeln!(
+            out,
+            "{:<22} {role:<11} {:<16} {:>5} {:<16} {state:<11} {:>9.1} {ratio:>6.2} {:>8.1}  {}",
+            record.id,
+            printable(&record.peer),
+            record.port,
+            printable(record.vm.as_deref().unwrap_or("-")),
+            record.transferred as f64 / 1e6,
+            until.saturating_sub(record.began) as f64 / 1e3,
+            printable(record.cause.as_deref().unwrap_or("")),
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::{Phase, Status};
+
+    #[test]
+    fn a_line_says_what_became_of_a_migration() {
+        let record = Record {
+            id: "1-2-3".into(),
+            peer: "b".into(),
+            port: 49152,
+            vm: Some("g\u{1b}1".into()),
+            phase: Phase::Ended,
+            began: 1000,
+            ended: Some(3500),
+            plain: 3_000_000,
+            transferred: 1_000_000,
+            status: Some(Status::Failed),
+            cause: Some("the reason".into()),
+            ..Record::default()
+        };
+        let text = table(&[record]);
+        let line = text.lines().nth(1).unwrap();
+        for words in ["1-2-3", "source", " b ", "49152", "failed", "1.0", "3.00", "2.5", "reason"] {
+            assert!(line.contains(words), "{words}: {text}");
+        }
+        assert!(!text.contains('\u{1b}'));
+        assert!(table(&[]).is_empty());
+    }
+}

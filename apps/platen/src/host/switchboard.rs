@@ -1,0 +1,186 @@
+//! The service's processes: starts a carrier for each migration, and finds the carrier of a link.
+
+use super::settings::{port_of, Settings};
+use crate::say::say;
+use anyhow::Context;
+use host::{
+    new_id, now, of_connection, of_listener, Channel, Door, Job, Order, Record, Registry, Role,
+    Task,
+};
+use relay::{Promise, Switchboard};
+use rustix::fd::{AsFd, BorrowedFd};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the last migration with a port may take to give it back: its end is under way when the
+/// next one begins.
+const PORT_FREE: Duration = Duration::from_secs(2);
+/// How long a carrier that starts may take to read its orders.
+const ORDERS: Duration = Duration::from_secs(10);
+/// Pause before a look at something that has to change.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The processes of a service.
+pub(super) struct Carriers {
+    pub(super) settings: Settings,
+    pub(super) registry: Arc<Registry>,
+    /// Held from the look whether a port is free until it is taken.
+    opening: Mutex<()>,
+    /// Migrations begun, of either role.
+    pub(super) begun: AtomicU64,
+}
+
+impl Carriers {
+    pub(super) fn new(settings: Settings, registry: Arc<Registry>) -> Arc<Self> {
+        let (opening, begun) = (Mutex::new(()), AtomicU64::new(0));
+        Arc::new(Self { settings, registry, opening, begun })
+    }
+
+    /// Starts the carrier of a migration that leaves this host, or of one that goes past platen.
+    pub(super) fn leave(
+        &self,
+        door: &Door,
+        task: Task,
+        listener: Option<&TcpListener>,
+        connections: &[TcpStream],
+    ) -> anyhow::Result<()> {
+        let vm = connections
+            .first()
+            .and_then(|first| of_connection(first.peer_addr().ok()?, first.local_addr().ok()?));
+        let record = Record {
+            role: Role::Source,
+            peer: door.peer.clone(),
+            port: door.port,
+            vm,
+            holds_port: listener.is_some(),
+            ..self.record()
+        };
+        self.start(task, record, listener, connections)
+    }
+
+    fn record(&self) -> Record {
+        Record { id: new_id(), began: now(), ..Record::default() }
+    }
+
+    fn start(
+        &self,
+        task: Task,
+        mut record: Record,
+        listener: Option<&TcpListener>,
+        connections: &[TcpStream],
+    ) -> anyhow::Result<()> {
+        let (ours, theirs) = Channel::pair().context("no socket for a carrier")?;
+        // By its own file, so that an upgrade does not matter; `ps` shows the name.
+        let mut child = Command::new("/proc/self/exe")
+            .arg0("platen")
+            .arg("carry")
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_PID")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            // The terminal's signals to the service (Ctrl-C) must not reach it.
+            .process_group(0)
+            .spawn()
+            .context("cannot start a carrier")?;
+        record.pid = child.id();
+        let title = record.title();
+        let reap = move || drop(child.wait());
+        // A carrier that is not waited for stays in the process table.
+        let _ = std::thread::Builder::new().name("wait".into()).spawn(reap);
+        let (config, me) = (self.settings.config.clone(), self.settings.me().name.clone());
+        let job = Job { config, me, record: record.clone(), task };
+        for connection in connections {
+            send(&ours, &Order::Connection, Some(connection.as_fd()))?;
+        }
+        if let Some(listener) = listener {
+            send(&ours, &Order::Listener, Some(listener.as_fd()))?;
+        }
+        send(&ours, &Order::Carry(Box::new(job)), None)?;
+        self.registry.add(ours, record)?;
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        say(&format!("{title} begins"));
+        Ok(())
+    }
+
+    /// Starts the carrier of a migration that comes to this host; the error is for the peer's user.
+    fn come(&self, promise: Promise) -> Result<(), String> {
+        let range = &self.settings.me().ports;
+        let named = promise.hello.name.as_deref().unwrap_or_default();
+        let port = port_of(named).filter(|port| range.contains(*port)).ok_or_else(|| {
+            format!(
+                "'{}' is no door of this host: its doors are door:{} to door:{}",
+                named.escape_debug(),
+                range.0.start(),
+                range.0.end()
+            )
+        })?;
+        let until = Instant::now() + PORT_FREE;
+        let opening = loop {
+            let opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.registry.has_port(Role::Destination, None, port) {
+                break opening;
+            }
+            drop(opening);
+            if Instant::now() >= until {
+                return Err(format!("a migration to port {port} of this host is in progress"));
+            }
+            std::thread::sleep(LOOK);
+        };
+        let deliver = SocketAddr::from((self.settings.me().deliver(), port));
+        let names = &promise.owner.names;
+        let known = self
+            .settings
+            .others()
+            .find(|host| names.iter().any(|name| *name == host.name || name == host.address()));
+        let record = Record {
+            role: Role::Destination,
+            peer: known.map_or_else(|| promise.owner.to_string(), |host| host.name.clone()),
+            port,
+            vm: of_listener(deliver),
+            session: Some(promise.hello.session.clone()),
+            holds_port: true,
+            ..self.record()
+        };
+        let task = Task::Destination(promise.into());
+        let started = self.start(task, record, None, &[]);
+        drop(opening);
+        started.map_err(|error| format!("the other host's service cannot carry it: {error:#}"))
+    }
+}
+
+/// Sends an order to a carrier that may still be starting.
+fn send(channel: &Channel, order: &Order, fd: Option<BorrowedFd<'_>>) -> anyhow::Result<()> {
+    let until = Instant::now() + ORDERS;
+    loop {
+        match channel.send(order, fd) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < until => {
+                std::thread::sleep(LOOK);
+            }
+            sent => return sent.context("the carrier does not take its orders"),
+        }
+    }
+}
+
+impl Switchboard for Carriers {
+    fn holds(&self, session: &str) -> bool {
+        self.registry.has_session(session)
+    }
+
+    fn hand_on(&self, session: &str, socket: TcpStream, peer: &str) -> Result<(), TcpStream> {
+        self.registry.hand_on(session, socket, peer)
+    }
+
+    fn open(&self, promise: Promise) -> Result<(), String> {
+        self.come(promise)
+    }
+
+    fn notice(&self, text: &str) {
+        say(text);
+    }
+}

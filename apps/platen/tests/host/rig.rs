@@ -1,0 +1,452 @@
+//! Two services on one machine: each has addresses of 127.0.0.0/8 that no other test has.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use stream::synth::Style;
+
+/// Nothing here takes this long unless it hangs.
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(240);
+/// The two hosts.
+pub(crate) const A: usize = 0;
+pub(crate) const B: usize = 1;
+const NAMES: [&str; 2] = ["a", "b"];
+pub(crate) const SHUT_OK: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
+/// A migration without a return path: the file header and the end-of-stream tag.
+pub(crate) const UNCONFIRMED: &[u8] = b"QEVM\0\0\0\x03\0";
+const PAGE: usize = 4096;
+
+/// Waits until it is so.
+pub(crate) fn until(mut done: impl FnMut() -> bool) {
+    let limit = Instant::now() + WATCHDOG;
+    while !done() {
+        assert!(Instant::now() < limit, "it does not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_millis()).unwrap()
+}
+
+/// The migrations of a status with this outcome.
+pub(crate) fn status_of(status: &Value, outcome: &str) -> usize {
+    let history = status["history"].as_array().unwrap();
+    history.iter().filter(|record| record["status"] == outcome).count()
+}
+
+/// Half-compressible pages of a VM, different for each `count`.
+fn pages(count: usize) -> Vec<Vec<u8>> {
+    let mut state = count as u64 * 2 + 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[3]
+    };
+    (0..count).map(|_| (0..PAGE).map(|at| if at % 2 == 0 { next() } else { 7 }).collect()).collect()
+}
+
+pub(crate) fn main_stream(count: usize) -> Vec<u8> {
+    stream::synth::main_stream(Style::Qemu72, PAGE, pages(count))
+}
+
+pub(crate) fn multifd_streams(count: usize, channels: u8) -> (Vec<u8>, Vec<Vec<u8>>) {
+    stream::synth::multifd_streams(Style::Qemu72, PAGE, channels, pages(count))
+}
+
+/// Writes on a thread, which may have to wait for a reader. The socket may be closed meanwhile.
+pub(crate) fn write_all(socket: &TcpStream, bytes: Vec<u8>) -> JoinHandle<()> {
+    let mut socket = socket.try_clone().unwrap();
+    std::thread::spawn(move || drop(socket.write_all(&bytes)))
+}
+
+pub(crate) fn read_exactly(mut socket: &TcpStream, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    socket.read_exact(&mut bytes).expect("the connection goes on");
+    bytes
+}
+
+/// All that comes; a reset ends it like a close.
+pub(crate) fn read_all(mut socket: &TcpStream) -> Vec<u8> {
+    let (mut all, mut piece) = (Vec::new(), vec![0; 65536]);
+    while let Ok(got @ 1..) = socket.read(&mut piece) {
+        all.extend_from_slice(&piece[..got]);
+    }
+    all
+}
+
+/// Waits for the end of a connection; whether it was a reset.
+pub(crate) fn is_reset(mut socket: &TcpStream) -> bool {
+    matches!(socket.read(&mut [0; 1]), Err(error) if error.kind() == ErrorKind::ConnectionReset)
+}
+
+/// The destination reads the stream and confirms, and the source hears it.
+pub(crate) fn finish(source: &TcpStream, mut destination: &TcpStream, stream: &[u8]) {
+    let got = read_exactly(destination, stream.len());
+    assert!(got == stream, "the stream differs");
+    destination.write_all(&SHUT_OK).unwrap();
+    assert_eq!(read_exactly(source, 8), SHUT_OK);
+    let _ = source.shutdown(std::net::Shutdown::Both);
+}
+
+/// A platen that runs, and what it says.
+pub(crate) struct Platen {
+    child: Child,
+    lines: Receiver<String>,
+    said: Vec<String>,
+}
+
+impl Platen {
+    fn start(args: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_platen"))
+            .args(args)
+            .envs(environment.iter().copied())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let errors = BufReader::new(child.stderr.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in errors.lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Self { child, lines, said: Vec::new() }
+    }
+
+    /// Waits for a line with these words.
+    pub(crate) fn says(&mut self, words: &str) {
+        while !self.said.last().is_some_and(|line| line.contains(words)) {
+            let Ok(line) = self.lines.recv_timeout(WATCHDOG) else {
+                panic!("'{words}' is not said: {:#?}", self.said);
+            };
+            self.said.push(line);
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Its exit status, and what it has said. Its carriers may still have its standard error.
+    pub(crate) fn ends(mut self) -> (Option<i32>, String) {
+        let limit = Instant::now() + WATCHDOG;
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(Instant::now() < limit, "it does not end: {:#?}", self.said),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(500)) {
+            self.said.push(line);
+        }
+        (status.code(), self.said.join("\n"))
+    }
+
+    pub(crate) fn terminates(self) -> (Option<i32>, String) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.ends()
+    }
+}
+
+impl Drop for Platen {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(args: &[&str]) -> (Option<i32>, String) {
+    let out = Command::new(env!("CARGO_BIN_EXE_platen")).args(args).output().unwrap();
+    let said = [out.stdout, out.stderr].concat();
+    (out.status.code(), String::from_utf8_lossy(&said).into_owned())
+}
+
+/// A network between A and B that can be cut.
+#[derive(Clone, Default)]
+struct Proxy(Arc<Mutex<Vec<TcpStream>>>);
+
+impl Proxy {
+    fn start(&self, at: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) {
+        let (listener, sockets) = (TcpListener::bind(at).unwrap(), self.0.clone());
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = TcpStream::connect(to) else { continue };
+                for (from, into) in [(&client, &server), (&server, &client)] {
+                    let (mut from, mut into) =
+                        (from.try_clone().unwrap(), into.try_clone().unwrap());
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut into);
+                        let _ = into.shutdown(std::net::Shutdown::Both);
+                    });
+                }
+                sockets.lock().unwrap().extend([client, server]);
+            }
+        });
+    }
+}
+
+/// Configuration, certificates and folders of both hosts.
+pub(crate) struct Rig {
+    folder: tempfile::TempDir,
+    /// The second and third number of all addresses.
+    net: (u8, u8),
+    proxy: Option<Proxy>,
+}
+
+impl Drop for Rig {
+    /// Carriers outlive their services; they end with the test.
+    fn drop(&mut self) {
+        for pid in self.carriers() {
+            let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+        }
+    }
+}
+
+impl Rig {
+    pub(crate) fn new(settings: &str) -> Self {
+        Self::made(settings, None)
+    }
+
+    /// The links to B go through a network that can be cut.
+    pub(crate) fn with_proxy(settings: &str) -> Self {
+        Self::made(settings, Some(Proxy::default()))
+    }
+
+    fn made(settings: &str, proxy: Option<Proxy>) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // Test programs may run at the same time.
+        let unique = (std::process::id() % 900) * 16 + number;
+        let net =
+            (u8::try_from(100 + unique / 250 % 120).unwrap(), u8::try_from(unique % 250).unwrap());
+        let rig = Self { folder: tempfile::tempdir().unwrap(), net, proxy };
+        let mut text =
+            format!("{settings}compress_threads = 2\ntls_dir = \"{}\"\n", rig.at("ca/a").display());
+        for host in [A, B] {
+            let reached =
+                if rig.proxy.is_some() && host == B { rig.ip(1, 9) } else { rig.address(host) };
+            text.push_str(&format!(
+                "[[host]]\nname = \"{}\"\naddress = \"{reached}\"\nlisten = \"{}\"\ndoor = \"{}\"\n\
+                 deliver = \"{}\"\nports = \"{}-{}\"\n",
+                NAMES[host],
+                rig.address(host),
+                rig.door(host),
+                rig.qemu(host),
+                port_of(host, 49152),
+                port_of(host, 49155),
+            ));
+        }
+        std::fs::write(rig.config(), text).unwrap();
+        rig.make_ca("ca");
+        if let Some(proxy) = &rig.proxy {
+            proxy.start((rig.ip(1, 9), 4444), (rig.address(B), 4444));
+        }
+        rig
+    }
+
+    fn make_ca(&self, folder: &str) {
+        let dir = self.at(folder);
+        let dir = dir.to_str().unwrap();
+        for args in
+            [&["cert", "init", "--dir", dir][..], &["cert", "issue", "a", "b", "--dir", dir]]
+        {
+            let (code, said) = run(args);
+            assert_eq!(code, Some(0), "{said}");
+        }
+    }
+
+    /// Gives a host certificates of a CA of its own.
+    pub(crate) fn make_another_ca(&self, host: usize) {
+        self.make_ca("other");
+        let text = std::fs::read_to_string(self.config()).unwrap();
+        let mine = text.replace(
+            &self.at("ca/a").display().to_string(),
+            &self.at("other/a").display().to_string(),
+        );
+        std::fs::write(self.at(&format!("{}.toml", NAMES[host])), mine).unwrap();
+    }
+
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn config(&self) -> String {
+        self.at("platen.toml").to_str().unwrap().to_owned()
+    }
+
+    fn ip(&self, first: u8, host: u8) -> Ipv4Addr {
+        Ipv4Addr::new(127, self.net.0, self.net.1, first * 20 + host)
+    }
+
+    /// The address of a host.
+    pub(crate) fn address(&self, host: usize) -> Ipv4Addr {
+        self.ip(1, u8::try_from(host).unwrap() + 1)
+    }
+
+    /// The door address of a host.
+    pub(crate) fn door(&self, host: usize) -> Ipv4Addr {
+        self.ip(2, u8::try_from(host).unwrap() + 1)
+    }
+
+    /// The address at which a host's QEMUs listen: on two machines this is the door address.
+    fn qemu(&self, host: usize) -> Ipv4Addr {
+        self.ip(3, u8::try_from(host).unwrap() + 1)
+    }
+
+    /// A QEMU of the host. A's ports are ten higher than those given here, which are B's.
+    pub(crate) fn listen_as_qemu(&self, host: usize, port: u16) -> TcpListener {
+        TcpListener::bind((self.qemu(host), port_of(host, port))).unwrap()
+    }
+
+    /// A connection of a QEMU on `host` to the other one's door.
+    pub(crate) fn connect_as_qemu(&self, host: usize, port: u16) -> TcpStream {
+        let to = 1 - host;
+        let socket = TcpStream::connect((self.door(to), port_of(to, port))).unwrap();
+        socket.set_read_timeout(Some(WATCHDOG)).unwrap();
+        socket
+    }
+
+    fn arguments(&self, host: usize) -> Vec<String> {
+        let own = self.at(&format!("{}.toml", NAMES[host]));
+        let config = if own.exists() { own.to_str().unwrap().to_owned() } else { self.config() };
+        let run = self.at(&format!("run-{}", NAMES[host]));
+        let run = run.to_str().unwrap().to_owned();
+        ["--config", &config, "--name", NAMES[host], "--run-dir", &run].map(String::from).into()
+    }
+
+    /// Starts a service, which may refuse.
+    pub(crate) fn spawn(&self, host: usize, environment: &[(&str, &str)]) -> Platen {
+        let arguments = self.arguments(host);
+        let arguments: Vec<&str> =
+            ["host"].into_iter().chain(arguments.iter().map(String::as_str)).collect();
+        Platen::start(&arguments, environment)
+    }
+
+    pub(crate) fn start_with(&self, host: usize, environment: &[(&str, &str)]) -> Platen {
+        let mut service = self.spawn(host, environment);
+        service.says("for other hosts; 4 doors to");
+        service
+    }
+
+    /// Starts a service, and waits until it is up. What it had said before can be waited for.
+    pub(crate) fn start(&self, host: usize) -> Platen {
+        let mut service = self.spawn(host, &[]);
+        let mut said = Vec::new();
+        loop {
+            let line = service.lines.recv_timeout(WATCHDOG).expect("it comes up");
+            let is_up = line.contains("for other hosts; 4 doors to");
+            said.push(line);
+            if is_up {
+                break;
+            }
+        }
+        // Read again from the beginning.
+        let (sender, lines) = mpsc::channel();
+        let later = std::mem::replace(&mut service.lines, lines);
+        said.into_iter().for_each(|line| sender.send(line).unwrap());
+        std::thread::spawn(move || later.iter().for_each(|line| drop(sender.send(line))));
+        service
+    }
+
+    /// `platen relay` to a host's service.
+    pub(crate) fn relay_to(&self, host: usize, name: &str) -> Platen {
+        let peer = format!("{}:4444", self.address(host));
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let listen = format!("unix:{}", self.at(&format!("src-{number}")).display());
+        let tls = self.at("ca/a");
+        let tls = tls.to_str().unwrap();
+        Platen::start(
+            &["relay", "--peer", &peer, "--peer-name", NAMES[host], "--name", name]
+                .into_iter()
+                .chain(["--listen", &listen, "--tls-dir", tls])
+                .collect::<Vec<_>>(),
+            &[],
+        )
+    }
+
+    /// A command about a host's service.
+    pub(crate) fn command(&self, host: usize, words: &[&str]) -> (Option<i32>, String) {
+        let arguments = self.arguments(host);
+        let arguments = arguments.iter().map(String::as_str);
+        run(&words.iter().copied().chain(arguments).collect::<Vec<_>>())
+    }
+
+    fn json(&self, host: usize, words: &[&str]) -> Value {
+        let (code, said) = self.command(host, &[words, &["--json"]].concat());
+        assert_eq!(code, Some(0), "{said}");
+        serde_json::from_str(&said).unwrap()
+    }
+
+    pub(crate) fn status(&self, host: usize) -> Value {
+        self.json(host, &["host", "status"])
+    }
+
+    pub(crate) fn list(&self, host: usize) -> Value {
+        self.json(host, &["list"])
+    }
+
+    /// The last of `count` migrations that have ended.
+    pub(crate) fn ended(&self, host: usize, count: usize) -> Value {
+        let mut last = Value::Null;
+        until(|| {
+            let status = self.status(host);
+            let history = status["history"].as_array().unwrap();
+            last = history.last().cloned().unwrap_or_default();
+            history.len() == count && status["running"].as_array().unwrap().is_empty()
+        });
+        last
+    }
+
+    pub(crate) fn cut_links(&self) {
+        let proxy = self.proxy.as_ref().expect("a rig with a proxy");
+        for socket in proxy.0.lock().unwrap().drain(..) {
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// The carriers whose sockets are in this rig's folders.
+    fn carriers(&self) -> Vec<u64> {
+        let records = NAMES.iter().flat_map(|name| {
+            let folder = self.at(&format!("run-{name}/migrations"));
+            std::fs::read_dir(folder).into_iter().flatten().flatten()
+        });
+        records.filter_map(|entry| running_pid(&entry.path())).collect()
+    }
+
+    pub(crate) fn carriers_are_gone(&self) -> bool {
+        self.carriers().is_empty()
+    }
+}
+
+/// No two hosts have the same ports.
+fn port_of(host: usize, port: u16) -> u16 {
+    if host == A {
+        port + 10
+    } else {
+        port
+    }
+}
+
+/// The process of a record that does not say that it has ended.
+fn running_pid(path: &Path) -> Option<u64> {
+    let record: Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    record["pid"].as_u64().filter(|_| record["phase"] != "ended")
+}

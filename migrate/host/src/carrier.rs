@@ -1,0 +1,128 @@
+//! A carrier's end: its record, for every service that asks, and the links that services bring.
+
+use crate::channel::{Channel, Post};
+use crate::error::HostError;
+use crate::order::Order;
+use crate::record::{now, Phase, Record, Status};
+use crate::registry::{folder, socket_of, write_record};
+use rustix::fd::AsFd;
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Links with the address of the other host.
+type Links = Sender<(TcpStream, String)>;
+
+/// The process that carries a migration, as services see it.
+#[derive(Debug)]
+pub struct Carrier {
+    folder: PathBuf,
+    /// The door's listening socket, which a new service gets.
+    door: Option<TcpListener>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    record: Record,
+    /// More than one while one service takes over from another.
+    services: Vec<Arc<Channel>>,
+}
+
+impl Carrier {
+    /// Makes this process a carrier: `service` has started it, others can reach it from now on.
+    ///
+    /// # Errors
+    /// The folder below `run_dir` cannot be used.
+    pub fn start(
+        run_dir: &Path,
+        record: Record,
+        service: Channel,
+        door: Option<TcpListener>,
+        links: Links,
+    ) -> Result<Arc<Self>, HostError> {
+        let folder = folder(run_dir)?;
+        let socket = socket_of(&folder, &record.id);
+        let failed = || HostError::system(format!("cannot listen at {}", socket.display()));
+        // First the record: a socket without one would not be found.
+        write_record(&folder, &record)
+            .map_err(HostError::system(format!("cannot write to {}", folder.display())))?;
+        let post = Post::listen(&socket).map_err(failed())?;
+        let state = Mutex::new(State { record, services: Vec::new() });
+        let carrier = Arc::new(Self { folder, door, state });
+        carrier.follow(service, links.clone()).map_err(failed())?;
+        let accepting = carrier.clone();
+        let accept = move || {
+            while let Ok(service) = post.accept() {
+                let _ = accepting.follow(service, links.clone());
+            }
+        };
+        spawn("services", accept).map_err(failed())?;
+        Ok(carrier)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells a service how the migration stands, and takes its links until it has gone.
+    fn follow(&self, service: Channel, links: Links) -> io::Result<()> {
+        let service = Arc::new(service);
+        {
+            let mut state = self.lock();
+            service.send(&state.record, self.door.as_ref().map(AsFd::as_fd))?;
+            state.services.push(service.clone());
+        }
+        spawn("service", move || {
+            while let Ok(Some((order, descriptor))) = service.receive::<Order>() {
+                if let (Order::Link(peer), Some(link)) = (order, descriptor) {
+                    let _ = links.send((link.into(), peer));
+                }
+            }
+        })
+    }
+
+    /// Changes the record, and tells the services if that was a change.
+    pub fn update(&self, change: impl FnOnce(&mut Record)) {
+        let mut state = self.lock();
+        let before = state.record.clone();
+        change(&mut state.record);
+        if state.record != before {
+            let State { record, services } = &mut *state;
+            // One that does not read, or has gone, asks again if it comes back.
+            services.retain(|service| {
+                let sent = service.send(record, None);
+                !matches!(sent, Err(error) if error.kind() != io::ErrorKind::WouldBlock)
+            });
+        }
+    }
+
+    /// The record now.
+    pub fn record(&self) -> Record {
+        self.lock().record.clone()
+    }
+
+    /// Records the outcome. Call this last.
+    pub fn end(&self, status: Status, cause: Option<String>) {
+        self.update(|record| {
+            record.phase = Phase::Ended;
+            record.holds_port = false;
+            record.ended = Some(now());
+            record.status = Some(status);
+            record.cause = cause;
+        });
+        let mut state = self.lock();
+        // Then the end of the channel, at which the service reads the record.
+        let _ = write_record(&self.folder, &state.record);
+        let _ = std::fs::remove_file(socket_of(&self.folder, &state.record.id));
+        for service in state.services.drain(..) {
+            let _ = rustix::net::shutdown(&*service, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
+}

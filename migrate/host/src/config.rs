@@ -1,0 +1,360 @@
+//! `/etc/platen/platen.toml`: the same file on every host.
+
+use crate::error::HostError;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// Where the configuration is.
+pub const DEFAULT_CONFIG: &str = "/etc/platen/platen.toml";
+/// The most hosts.
+const MAX_HOSTS: usize = 64;
+/// The most doors on a host: a listening socket each.
+const MAX_DOORS: usize = 4096;
+/// The least `max_bandwidth`: the handshakes of a session's links need some of it, too.
+const LEAST_BANDWIDTH: u64 = 128 << 10;
+/// The most bytes of `run_dir`: the path of a carrier's socket has at most 107.
+const MAX_RUN_DIR: usize = 60;
+
+/// The configuration. A key that is left out has its default; an unknown key is an error.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// TCP port on which the service of each host listens for the services of the others.
+    pub port: u16,
+    /// What happens to a migration to a host whose service cannot be reached: `refuse` ends it at
+    /// once; `forward` connects to the same port of the host's address, without encryption.
+    pub unreachable: Policy,
+    /// What happens to a connection to a door that does not begin as a QEMU migration, or writes
+    /// nothing for 10 s: `refuse` or `forward`, as for `unreachable`.
+    pub stranger: Policy,
+    /// Names or numbers of the users who may connect to a door, beside root and the user of the
+    /// service. Names that this host does not have are ignored.
+    pub allow_users: Vec<String>,
+    /// Folder of the sockets and records of migrations.
+    pub run_dir: PathBuf,
+    /// Folder with this host's ca.pem, cert.pem and key.pem, which `platen cert` makes.
+    pub tls_dir: PathBuf,
+    /// Codec: none, lz4, zlib, zstd, qatzip or auto.
+    pub codec: String,
+    /// Compression level of a named codec.
+    pub level: Option<i32>,
+    /// Number of compression threads of a migration, 1 to 255; the number of CPUs, at most 8, if it
+    /// is left out.
+    pub compress_threads: Option<u16>,
+    /// Number of decompression threads of a migration, 1 to 255; the number of CPUs, at most 8, if
+    /// it is left out.
+    pub decompress_threads: Option<u16>,
+    /// CPU time that the source end of a migration may use on average, in CPUs, with codec auto.
+    pub max_cpu: Option<f64>,
+    /// Bytes that a migration sends per second at most, 131072 or more; as many as the link takes
+    /// if it is left out.
+    pub max_bandwidth: Option<u64>,
+    /// Number of TCP connections of a migration between the hosts, 1 to 64.
+    pub links: u16,
+    /// Seconds to wait for the other host after every link to it is lost, 0 to 3600.
+    pub resume_timeout: u64,
+    /// Page size of the guests in bytes: 4096, 16384 or 65536.
+    pub page_size: u32,
+    /// The hosts.
+    pub host: Vec<HostEntry>,
+}
+
+/// A host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostEntry {
+    /// Name of the host: its host name, and a name in its certificate.
+    pub name: String,
+    /// Name or address at which the other hosts reach it; `name` if it is left out.
+    #[serde(default)]
+    pub address: Option<String>,
+    /// Its door address: a loopback address other than 127.0.0.1 that no other host has.
+    pub door: Ipv4Addr,
+    /// Ports from which its libvirt chooses one for each VM that comes, FIRST-LAST; no two hosts
+    /// may share one. `platen host doors on` tells libvirt. The other hosts' services listen on
+    /// them at `door`.
+    // libvirt takes no port on which anything listens on its own host, at whatever address. So the
+    // doors to other hosts must not be on the ports of this one.
+    pub ports: PortRange,
+    /// Address on which its service listens for other hosts; all its addresses if it is left out.
+    #[serde(default)]
+    pub listen: Option<IpAddr>,
+    /// Loopback address at which its own QEMUs listen; `door` if it is left out.
+    #[serde(default)]
+    pub deliver: Option<Ipv4Addr>,
+}
+
+/// What happens to a connection that platen does not carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// It is reset.
+    Refuse,
+    /// It goes to the host in the clear.
+    Forward,
+}
+
+/// Ports, FIRST-LAST.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortRange(pub RangeInclusive<u16>);
+
+impl PortRange {
+    /// Whether a port is one of them.
+    pub fn contains(&self, port: u16) -> bool {
+        self.0.contains(&port)
+    }
+}
+
+impl Serialize for PortRange {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{}-{}", self.0.start(), self.0.end()))
+    }
+}
+
+impl<'de> Deserialize<'de> for PortRange {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let parsed = text.split_once('-').and_then(|(first, last)| {
+            let range = first.parse::<u16>().ok()?..=last.parse::<u16>().ok()?;
+            (*range.start() > 0 && !range.is_empty()).then_some(range)
+        });
+        let wrong = || format!("'{text}' is not FIRST-LAST, for example 49152-49215");
+        parsed.map(PortRange).ok_or_else(|| serde::de::Error::custom(wrong()))
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            port: 4444,
+            unreachable: Policy::Refuse,
+            stranger: Policy::Refuse,
+            // The users as which Debian's and Fedora's libvirt run QEMU.
+            allow_users: vec!["libvirt-qemu".into(), "qemu".into()],
+            run_dir: "/run/platen/host".into(),
+            tls_dir: tls::DEFAULT_DIR.into(),
+            codec: "auto".into(),
+            level: None,
+            compress_threads: None,
+            decompress_threads: None,
+            max_cpu: None,
+            max_bandwidth: None,
+            links: 4,
+            resume_timeout: 30,
+            page_size: 4096,
+            host: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Parses and checks the text of a configuration.
+    ///
+    /// # Errors
+    /// Names the key and what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, HostError> {
+        let config: Self =
+            toml::from_str(text).map_err(|error| HostError::Syntax(Box::new(error)))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), HostError> {
+        let ensure = |good: bool, key: &str, detail: &dyn Fn() -> String| match good {
+            true => Ok(()),
+            false => Err(HostError::Value { key: key.into(), detail: detail() }),
+        };
+        ensure(self.port > 0, "port", &|| "0 is no port".into())?;
+        ensure((1..=64).contains(&self.links), "links", &|| {
+            format!("{} is not a number from 1 to 64", self.links)
+        })?;
+        ensure(self.resume_timeout <= 3600, "resume_timeout", &|| {
+            format!("{} is not a number of seconds from 0 to 3600", self.resume_timeout)
+        })?;
+        ensure([4096, 16384, 65536].contains(&self.page_size), "page_size", &|| {
+            format!("{} is not 4096, 16384 or 65536", self.page_size)
+        })?;
+        for (key, threads) in [
+            ("compress_threads", self.compress_threads),
+            ("decompress_threads", self.decompress_threads),
+        ] {
+            ensure(threads.is_none_or(|threads| (1..=255).contains(&threads)), key, &|| {
+                format!("{} is not a number from 1 to 255", threads.unwrap_or_default())
+            })?;
+        }
+        let rate = self.max_bandwidth.unwrap_or(LEAST_BANDWIDTH);
+        ensure(rate >= LEAST_BANDWIDTH, "max_bandwidth", &|| {
+            format!("{rate} is less than {LEAST_BANDWIDTH} bytes per second")
+        })?;
+        let cpu = self.max_cpu.unwrap_or(1.0);
+        ensure((0.05..=4096.0).contains(&cpu), "max_cpu", &|| {
+            format!("{cpu} is not a number of CPUs from 0.05 to 4096")
+        })?;
+        let run_dir = self.run_dir.as_os_str().len();
+        ensure(self.run_dir.is_absolute() && run_dir <= MAX_RUN_DIR, "run_dir", &|| {
+            format!(
+                "{} is not an absolute path of at most {MAX_RUN_DIR} bytes",
+                self.run_dir.display()
+            )
+        })?;
+        self.check_hosts()
+    }
+
+    fn check_hosts(&self) -> Result<(), HostError> {
+        let wrong = |host: &HostEntry, key: &str, detail: String| {
+            Err(HostError::Value { key: format!("{key} of host '{}'", host.name), detail })
+        };
+        let hosts = self.host.len();
+        let ports: usize = self.host.iter().map(|host| host.ports.0.len()).sum();
+        if hosts == 0 || hosts > MAX_HOSTS {
+            let detail = format!("there are {hosts}, allowed are 1 to {MAX_HOSTS}");
+            return Err(HostError::Value { key: "[[host]]".into(), detail });
+        }
+        if ports > MAX_DOORS {
+            let detail = format!(
+                "the hosts have {ports} ports, allowed are {MAX_DOORS}: give each fewer, as many as \
+                 VMs may come to it at a time"
+            );
+            return Err(HostError::Value { key: "ports of [[host]]".into(), detail });
+        }
+        let (mut names, mut doors) = (HashSet::new(), HashSet::new());
+        for (at, host) in self.host.iter().enumerate() {
+            if host.name.is_empty() || host.name.len() > 255 {
+                return wrong(host, "name", "a name has 1 to 255 bytes".into());
+            }
+            if !names.insert(&host.name) {
+                return wrong(host, "name", "another host has the same name".into());
+            }
+            if !host.door.is_loopback() || host.door == Ipv4Addr::LOCALHOST {
+                let detail = format!(
+                    "{} is not a loopback address other than 127.0.0.1: give one like 127.80.0.2",
+                    host.door
+                );
+                return wrong(host, "door", detail);
+            }
+            if !doors.insert(host.door) {
+                return wrong(host, "door", format!("another host has {}, too", host.door));
+            }
+            let shares = |other: &&HostEntry| {
+                let (ours, theirs) = (&host.ports.0, &other.ports.0);
+                ours.start() <= theirs.end() && theirs.start() <= ours.end()
+            };
+            if let Some(other) = self.host[..at].iter().find(shares) {
+                let detail = format!("host '{}' has some of them, too", other.name);
+                return wrong(host, "ports", detail);
+            }
+            if host.ports.contains(self.port) {
+                return wrong(host, "ports", format!("{} is `port`", self.port));
+            }
+            if let Some(deliver) = host.deliver.filter(|deliver| !deliver.is_loopback()) {
+                let detail = format!("{deliver} is not a loopback address");
+                return wrong(host, "deliver", detail);
+            }
+        }
+        Ok(())
+    }
+
+    /// The host of that name: its full name, or else its name before the first dot.
+    ///
+    /// # Errors
+    /// There is none, or more than one.
+    pub fn find(&self, name: &str) -> Result<&HostEntry, HostError> {
+        let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+        let exact = self.host.iter().find(|host| host.name == name);
+        let mut alike = self.host.iter().filter(|host| short(&host.name) == short(name));
+        let found = exact.or_else(|| alike.next().filter(|_| alike.next().is_none()));
+        found.ok_or_else(|| {
+            let known: Vec<_> = self.host.iter().map(|host| host.name.as_str()).collect();
+            HostError::Unknown { name: name.into(), known: known.join(", ") }
+        })
+    }
+}
+
+impl HostEntry {
+    /// The name or address at which other hosts reach it.
+    pub fn address(&self) -> &str {
+        self.address.as_deref().unwrap_or(&self.name)
+    }
+
+    /// HOST:PORT, with brackets around an IPv6 address.
+    pub fn address_with(&self, port: u16) -> String {
+        match self.address().parse::<IpAddr>() {
+            Ok(IpAddr::V6(address)) => format!("[{address}]:{port}"),
+            _ => format!("{}:{port}", self.address()),
+        }
+    }
+
+    /// The address at which its own QEMUs listen.
+    pub fn deliver(&self) -> Ipv4Addr {
+        self.deliver.unwrap_or(self.door)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: &str = "[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\nports = \"49152-49215\"\n\
+                       [[host]]\nname = \"b.example\"\ndoor = \"127.80.0.2\"\nports = \"49216-49279\"\n\
+                       address = \"fe80::2\"\n";
+
+    fn said(text: &str) -> String {
+        Config::parse(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_shortest_configuration_names_hosts_and_their_doors() {
+        let config = Config::parse(TWO).unwrap();
+        let b = config.find("b").unwrap();
+        assert_eq!((b.name.as_str(), b.address_with(7)), ("b.example", "[fe80::2]:7".into()));
+        assert_eq!(config.find("a.example").unwrap().address_with(7), "a:7");
+        let error = config.find("c").unwrap_err().to_string();
+        assert!(error.contains("'c'") && error.contains("a, b.example"), "{error}");
+        // The service gives it to its carriers as JSON.
+        let again: Config = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
+        assert_eq!(again, config);
+    }
+
+    #[test]
+    fn a_short_name_that_two_hosts_share_is_none() {
+        let text = TWO.replace("\"a\"", "\"b.org\"");
+        assert!(Config::parse(&text).unwrap().find("b").is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_its_key() {
+        for (line, words) in [
+            ("speed = 1", "speed"),
+            ("port = 0", "port"),
+            ("port = 49152", "`port`"),
+            ("unreachable = \"maybe\"", "refuse"),
+            ("links = 65", "1 to 64"),
+            ("page_size = 1", "65536"),
+            ("max_cpu = 0.0", "0.05"),
+            ("resume_timeout = 3601", "3600"),
+            ("compress_threads = 0", "compress_threads"),
+            ("run_dir = \"x\"", "absolute"),
+        ] {
+            let error = said(&format!("{line}\n{TWO}"));
+            assert!(error.contains(words), "{line}: {error}");
+        }
+        assert!(said("").contains("[[host]]"));
+        for (from, to, words) in [
+            ("127.80.0.1", "127.0.0.1", "other than"),
+            ("127.80.0.1", "10.0.0.1", "loopback"),
+            ("127.80.0.1", "127.80.0.2", "another host has 127.80.0.2"),
+            ("\"a\"", "\"b.example\"", "the same name"),
+            ("\"a\"", "\"\"", "1 to 255"),
+            ("49152-49215", "9-8", "49152-49215"),
+            ("49152-49215", "0-8", "FIRST-LAST"),
+            ("49152-49215", "1-4097", "4161 ports"),
+            ("49152-49215", "49152-49216", "'a' has some of them"),
+        ] {
+            let error = said(&TWO.replace(from, to));
+            assert!(error.contains(words), "{to}: {error}");
+        }
+    }
+}

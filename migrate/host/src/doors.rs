@@ -1,0 +1,388 @@
+//! The doors: listening sockets at the door addresses of the other hosts, and the connections there
+//! until the service knows what they are.
+//!
+//! A door is *lent* while a carrier has its listening socket: then only the carrier accepts there.
+
+use crate::entrance::reset;
+use crate::error::HostError;
+use crate::peer_user::AllowedUsers;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::net::{recv, RecvFlags};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+use stream::Kind;
+
+/// How long a connection may be silent: QEMU writes its header as soon as it is connected.
+const SPEECHLESS: Duration = Duration::from_secs(10);
+/// How often a connection is looked at whose bytes do not tell yet what it is.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Connections that may wait at one door: as many as QEMU opens.
+const MAX_WAITING: usize = 264;
+/// How often a door that could not be opened is tried again.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// The name of a door: a host, and the port that stands for a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Door {
+    /// Name of the other host.
+    pub peer: String,
+    /// Port.
+    pub port: u16,
+}
+
+/// What becomes of the connections. Called from the thread that runs [`Doors::turn`].
+pub trait Doorkeeper {
+    /// Whether a carrier has the door's listening socket now.
+    fn is_lent(&self, door: &Door) -> bool;
+    /// A migration begins with these connections: a carrier gets them, and the door.
+    fn migration(&mut self, door: &Door, listener: &TcpListener, connections: Vec<TcpStream>);
+    /// A connection that is no migration, with the reason.
+    fn stranger(&mut self, door: &Door, connection: TcpStream, why: &str);
+    /// A connection was reset, for this reason.
+    fn refused(&mut self, door: &Door, why: &str);
+    /// A door cannot be opened, for this reason; it is tried again, and this is said once.
+    fn shut(&mut self, door: &Door, why: &str);
+}
+
+/// All doors of a host.
+#[derive(Debug)]
+pub struct Doors {
+    doors: Vec<Gate>,
+    allowed: AllowedUsers,
+}
+
+/// A door with its state.
+#[derive(Debug)]
+struct Gate {
+    door: Door,
+    address: SocketAddr,
+    listener: Option<TcpListener>,
+    /// When it may be tried to open it; it could not be.
+    again: Option<Instant>,
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    socket: TcpStream,
+    since: Instant,
+    /// It has bytes that do not tell what it is: poll would return at once.
+    spoke: bool,
+}
+
+/// What a waiting connection is.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    Migration,
+    /// A multifd channel, whose main connection has not spoken yet, or too few bytes.
+    Undecided,
+    Silent,
+    Stranger(String),
+    Gone,
+}
+
+impl Doors {
+    /// Doors at these addresses and ports. `open` are listening sockets that carriers have
+    /// from a service before this one. The others open at the first [`turn`](Self::turn).
+    pub fn new(
+        hosts: impl IntoIterator<Item = (String, Ipv4Addr, RangeInclusive<u16>)>,
+        mut open: Vec<(Door, TcpListener)>,
+        allowed: AllowedUsers,
+    ) -> Self {
+        let mut doors = Vec::new();
+        for (peer, address, ports) in hosts {
+            for port in ports {
+                let door = Door { peer: peer.clone(), port };
+                let found = open.iter().position(|(known, _)| *known == door);
+                let listener = found.map(|at| open.swap_remove(at).1);
+                let address = SocketAddr::from((address, port));
+                doors.push(Gate { door, address, listener, again: None, waiting: Vec::new() });
+            }
+        }
+        Self { doors, allowed }
+    }
+
+    /// The number of doors that are open.
+    pub fn open(&self) -> usize {
+        self.doors.iter().filter(|gate| gate.listener.is_some()).count()
+    }
+
+    /// Waits for at most `patience`, and hands what has come to `keeper`.
+    ///
+    /// # Errors
+    /// The kernel refuses to wait.
+    pub fn turn(
+        &mut self,
+        patience: Duration,
+        keeper: &mut impl Doorkeeper,
+    ) -> Result<(), HostError> {
+        let now = Instant::now();
+        for gate in self.doors.iter_mut().filter(|gate| gate.listener.is_none()) {
+            gate.open(now, keeper);
+        }
+        let lent: Vec<bool> = self.doors.iter().map(|gate| keeper.is_lent(&gate.door)).collect();
+        let undecided = self.doors.iter().any(|gate| gate.waiting.iter().any(|one| one.spoke));
+        let patience = if undecided { patience.min(LOOK_AGAIN) } else { patience };
+        self.wait(&lent, patience)?;
+        let allowed = &self.allowed;
+        for (gate, lent) in self.doors.iter_mut().zip(lent) {
+            if !lent {
+                gate.accept(allowed, keeper);
+            }
+            gate.sort(keeper);
+        }
+        Ok(())
+    }
+
+    fn wait(&self, lent: &[bool], patience: Duration) -> Result<(), HostError> {
+        let listeners = self.doors.iter().zip(lent).filter(|(_, lent)| !**lent);
+        let listeners = listeners.filter_map(|(gate, _)| gate.listener.as_ref());
+        let waiting = self.doors.iter().flat_map(|gate| &gate.waiting).filter(|one| !one.spoke);
+        let mut fds: Vec<_> = listeners
+            .map(|listener| PollFd::new(listener, PollFlags::IN))
+            .chain(waiting.map(|one| PollFd::new(&one.socket, PollFlags::IN)))
+            .collect();
+        let wait = Timespec {
+            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(patience.subsec_nanos()),
+        };
+        match poll(&mut fds, Some(&wait)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => {
+                Err(HostError::system("cannot wait for connections at the doors")(error.into()))
+            }
+        }
+    }
+}
+
+impl Gate {
+    fn open(&mut self, now: Instant, keeper: &mut impl Doorkeeper) {
+        if self.again.is_some_and(|again| now < again) {
+            return;
+        }
+        let opened = TcpListener::bind(self.address)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .and_then(|listener| {
+                // QEMU opens up to 257 connections in a row.
+                rustix::net::listen(&listener, 512)?;
+                Ok(listener)
+            });
+        match opened {
+            Ok(listener) => (self.listener, self.again) = (Some(listener), None),
+            Err(error) => {
+                if self.again.is_none() {
+                    keeper.shut(&self.door, &format!("cannot listen on {}: {error}", self.address));
+                }
+                self.again = Some(now + AGAIN);
+            }
+        }
+    }
+
+    fn accept(&mut self, allowed: &AllowedUsers, keeper: &mut impl Doorkeeper) {
+        let Some(listener) = &self.listener else { return };
+        // The rest waits for the next turn: one door must not keep the others waiting.
+        for _ in 0..MAX_WAITING {
+            let (socket, there) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                // None waits, or this process has no descriptor left: the connection stays.
+                Err(_) => return,
+            };
+            if let Err(why) = allowed.check(self.address, there) {
+                reset(socket);
+                keeper.refused(&self.door, &why);
+                continue;
+            }
+            if self.waiting.len() >= MAX_WAITING {
+                // QEMU's connections write at once, so the oldest is the least likely to be QEMU's.
+                reset(self.waiting.remove(0).socket);
+                keeper.refused(&self.door, "too many connections wrote nothing");
+            }
+            self.waiting.push(Waiting { socket, since: Instant::now(), spoke: false });
+        }
+    }
+
+    /// Finds out what the waiting connections are.
+    fn sort(&mut self, keeper: &mut impl Doorkeeper) {
+        let mut at = 0;
+        while at < self.waiting.len() {
+            let one = &mut self.waiting[at];
+            match look(&one.socket) {
+                Look::Migration => {
+                    let all = self.waiting.drain(..).map(|one| one.socket).collect();
+                    let Some(listener) = &self.listener else { return };
+                    keeper.migration(&self.door, listener, all);
+                    return;
+                }
+                Look::Stranger(why) => {
+                    keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
+                }
+                Look::Gone => drop(self.waiting.remove(at)),
+                found if one.since.elapsed() >= SPEECHLESS => {
+                    let what = if found == Look::Silent { "nothing" } else { "no migration" };
+                    let why = format!("it wrote {what} for {} s", SPEECHLESS.as_secs());
+                    keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
+                }
+                found => {
+                    one.spoke = found == Look::Undecided;
+                    at += 1;
+                }
+            }
+        }
+    }
+}
+
+fn look(socket: &TcpStream) -> Look {
+    let mut first = [0; 8];
+    let got = match recv(socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((_, 0)) => return Look::Gone,
+        Ok((_, got)) => got,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Look::Silent,
+        Err(_) => return Look::Gone,
+    };
+    match stream::classify(&first[..got]) {
+        None | Some(Kind::Multifd) => Look::Undecided,
+        Some(Kind::Main | Kind::Recovery) => Look::Migration,
+        Some(_) if first.starts_with(&[0x16, 0x03]) => Look::Stranger(
+            "it begins with TLS: turn TLS off in libvirt (platen secures the links between the \
+             hosts itself)"
+                .into(),
+        ),
+        Some(_) => Look::Stranger(format!("it begins with {:02x?}", &first[..got])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::fs::MetadataExt;
+
+    const PEER: Ipv4Addr = Ipv4Addr::new(127, 80, 78, 2);
+
+    #[derive(Default)]
+    struct Keeper {
+        migrations: Vec<(Door, Vec<TcpStream>)>,
+        strangers: Vec<(TcpStream, String)>,
+        refused: Vec<String>,
+        shut: Vec<String>,
+        lent: bool,
+    }
+
+    impl Doorkeeper for Keeper {
+        fn is_lent(&self, _: &Door) -> bool {
+            self.lent
+        }
+        fn migration(&mut self, door: &Door, _: &TcpListener, all: Vec<TcpStream>) {
+            self.migrations.push((door.clone(), all));
+        }
+        fn stranger(&mut self, _: &Door, connection: TcpStream, why: &str) {
+            self.strangers.push((connection, why.into()));
+        }
+        fn refused(&mut self, _: &Door, why: &str) {
+            self.refused.push(why.into());
+        }
+        fn shut(&mut self, _: &Door, why: &str) {
+            self.shut.push(why.into());
+        }
+    }
+
+    fn doors(port: u16, users: &[u32]) -> (Doors, Keeper) {
+        let mut doors =
+            Doors::new([("b".into(), PEER, port..=port)], Vec::new(), AllowedUsers(users.into()));
+        let mut keeper = Keeper::default();
+        doors.turn(Duration::ZERO, &mut keeper).unwrap();
+        assert_eq!(doors.open(), 1, "{:?}", keeper.shut);
+        (doors, keeper)
+    }
+
+    fn me() -> u32 {
+        std::fs::metadata("/proc/self").unwrap().uid()
+    }
+
+    /// Turns until `done`.
+    fn turn(doors: &mut Doors, keeper: &mut Keeper, done: impl Fn(&Keeper) -> bool) {
+        let until = Instant::now() + Duration::from_secs(120);
+        while !done(keeper) {
+            assert!(Instant::now() < until, "it does not happen");
+            doors.turn(Duration::from_millis(50), keeper).unwrap();
+        }
+    }
+
+    #[test]
+    fn all_connections_of_a_migration_are_handed_over_in_their_order() {
+        let (mut doors, mut keeper) = doors(50_001, &[me()]);
+        let connect = || TcpStream::connect((PEER, 50_001)).unwrap();
+        let (mut main, mut channel, preempt) = (connect(), connect(), connect());
+        // The channel's bytes come first.
+        channel.write_all(&0x1122_3344_u32.to_be_bytes()).unwrap();
+        doors.turn(Duration::from_millis(100), &mut keeper).unwrap();
+        doors.turn(Duration::from_millis(100), &mut keeper).unwrap();
+        assert!(keeper.migrations.is_empty());
+        main.write_all(b"QEVM\0\0\0\x03").unwrap();
+        turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+        let (door, sockets) = &keeper.migrations[0];
+        assert_eq!((door.peer.as_str(), door.port), ("b", 50_001));
+        let there = sockets.iter().map(|socket| socket.peer_addr().unwrap());
+        let here = [&main, &channel, &preempt].map(|socket| socket.local_addr().unwrap());
+        assert_eq!(there.collect::<Vec<_>>(), here);
+        // Nothing was read.
+        let mut first = [0; 8];
+        { &sockets[0] }.read_exact(&mut first).unwrap();
+        assert_eq!(&first, b"QEVM\0\0\0\x03");
+        // The carrier has the door now: the next connection is not the service's.
+        keeper.lent = true;
+        let mut late = connect();
+        late.write_all(b"QEVM\0\0\0\x03").unwrap();
+        for _ in 0..3 {
+            doors.turn(Duration::from_millis(20), &mut keeper).unwrap();
+        }
+        assert_eq!(keeper.migrations.len(), 1);
+        keeper.lent = false;
+        turn(&mut doors, &mut keeper, |keeper| keeper.migrations.len() == 2);
+    }
+
+    #[test]
+    fn what_is_no_migration_is_told_apart_and_nothing_of_it_read() {
+        let (mut doors, mut keeper) = doors(50_002, &[me()]);
+        let mut client = TcpStream::connect((PEER, 50_002)).unwrap();
+        client.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        turn(&mut doors, &mut keeper, |keeper| !keeper.strangers.is_empty());
+        let (socket, why) = &mut keeper.strangers[0];
+        assert!(why.contains("47, 45, 54"), "{why}");
+        let mut got = [0; 18];
+        socket.read_exact(&mut got).unwrap();
+        assert!(keeper.migrations.is_empty());
+    }
+
+    #[test]
+    fn a_user_who_may_not_migrate_is_reset_at_once() {
+        let (mut doors, mut keeper) = doors(50_003, &[me() + 1]);
+        let mut client = TcpStream::connect((PEER, 50_003)).unwrap();
+        turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
+        assert!(keeper.refused[0].contains("allow_users"), "{:?}", keeper.refused);
+        let error = client.read(&mut [0; 1]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn a_door_that_another_has_is_said_once_and_opened_later() {
+        let other = TcpListener::bind((PEER, 50_004)).unwrap();
+        let mut doors =
+            Doors::new([("b".into(), PEER, 50_004..=50_004)], Vec::new(), AllowedUsers::default());
+        let mut keeper = Keeper::default();
+        for _ in 0..3 {
+            doors.turn(Duration::ZERO, &mut keeper).unwrap();
+            std::thread::sleep(AGAIN);
+        }
+        assert_eq!(keeper.shut.len(), 1, "{:?}", keeper.shut);
+        drop(other);
+        let until = Instant::now() + Duration::from_secs(60);
+        while doors.open() == 0 {
+            assert!(Instant::now() < until);
+            doors.turn(Duration::from_millis(50), &mut keeper).unwrap();
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The name of the VM behind a socket: the QEMU that has it says so on its command line.
+//!
+//! Best effort, for messages: a service that is not root sees no other user's descriptors.
+
+use crate::peer_user::{connection_owner, listener_owner};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+
+/// The VM of the QEMU that has the socket with that own address, connected to `other`.
+pub fn of_connection(own: SocketAddr, other: SocketAddr) -> Option<String> {
+    of_inode(connection_owner(own, other).ok()??.inode)
+}
+
+/// The VM of the QEMU that listens there.
+pub fn of_listener(address: SocketAddr) -> Option<String> {
+    of_inode(listener_owner(address).ok()??.inode)
+}
+
+fn of_inode(inode: u64) -> Option<String> {
+    let socket = format!("socket:[{inode}]");
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    processes
+        .map(|process| process.path())
+        .filter(|process| {
+            let comm = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            // The kernel cuts names to 15 bytes; distributions also say qemu-kvm and kvm.
+            comm.starts_with("qemu") || comm.starts_with("kvm")
+        })
+        .filter_map(|process| name(&fs::read(process.join("cmdline")).ok()?).zip(Some(process)))
+        .find(|(_, process)| has_socket(process, &socket))
+        .map(|(name, _)| name)
+}
+
+fn has_socket(process: &Path, socket: &str) -> bool {
+    let Ok(descriptors) = fs::read_dir(process.join("fd")) else { return false };
+    descriptors
+        .flatten()
+        .any(|fd| fs::read_link(fd.path()).is_ok_and(|link| link.as_os_str() == socket))
+}
+
+/// The VM's name on a command line of QEMU: `-name NAME` or `-name guest=NAME,...`.
+fn name(command: &[u8]) -> Option<String> {
+    let mut words = command.split(|byte| *byte == 0);
+    words.find(|word| *word == b"-name")?;
+    let given = String::from_utf8_lossy(words.next()?).into_owned();
+    let first = given.split(',').next()?;
+    let name = first.strip_prefix("guest=").unwrap_or(first);
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_is_that_of_the_command_line() {
+        let of = |command: &str| name(command.replace(' ', "\0").as_bytes());
+        assert_eq!(of("qemu -name guest=g1,debug-threads=on -S"), Some("g1".into()));
+        assert_eq!(of("qemu -S -name web"), Some("web".into()));
+        assert_eq!(of("qemu -S"), None);
+        assert_eq!(of("qemu -name"), None);
+    }
+}

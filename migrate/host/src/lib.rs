@@ -1,0 +1,67 @@
+//! The migrations that a host carries, as its service (`platen host`) sees them.
+//!
+//! Each other host has a *door address* here: a loopback address that stands for it. The service
+//! listens there, on the ports from which that host's libvirt chooses one for each VM. On the other host its own
+//! QEMU listens at that same address. So the address of a connection names the host, and its port
+//! the VM:
+//!
+//! ```text
+//!  host A                                              host B
+//!  QEMU ─► 127.80.0.2:49152 (doors)                    127.80.0.2:49152 ◄─ ... QEMU listens
+//!             │ connections, listening socket                    ▲
+//!             ▼                                                  │
+//!          carrier: a source relay ═══════ links ═══════► carrier: a destination relay
+//!             │ records                                          │ records
+//!             ▼                                                  ▼
+//!          registry ◄── service                        service ──► registry
+//! ```
+//!
+//! A *carrier* is a process that carries one migration. It outlives the service: it has the door's
+//! listening socket while its migration runs, so that it alone accepts QEMU's further connections
+//! (multifd, postcopy) and knows how many there are (W18). A service that starts finds the carriers
+//! again by their sockets in the registry's folder.
+//!
+//! | module | |
+//! |---|---|
+//! | [`config`](Config) | `/etc/platen/platen.toml` |
+//! | `doors` | the listening sockets; who connects, and with what |
+//! | `peer_user`, `guest` | the user and the VM behind a connection |
+//! | `channel`, `order`, `record` | what service and carriers tell each other |
+//! | `registry`, `carrier` | the service's and the carrier's end of that |
+//! | `entrance`, `forward` | a carrier's connections, and those that go past platen |
+//! | `qemu_conf` | our lines in libvirt's configuration |
+//!
+//! **What fails.** A connection of a user who may not migrate, one that is no migration, and one to
+//! a host that cannot be reached is reset at once, or goes on in the clear, as configured. A carrier
+//! that is killed leaves its VM in the state of `docs/wire.md`, and a record that says so.
+//!
+//! **Limits.** 64 hosts, 4096 doors, 264 waiting connections at a door, 100 records of migrations
+//! that have ended.
+
+mod carrier;
+mod channel;
+mod config;
+mod doors;
+mod entrance;
+mod error;
+mod forward;
+mod guest;
+mod order;
+mod peer_user;
+mod qemu_conf;
+mod record;
+mod registry;
+
+pub use carrier::Carrier;
+pub use channel::Channel;
+pub use config::{Config, HostEntry, Policy, PortRange, DEFAULT_CONFIG};
+pub use doors::{Door, Doorkeeper, Doors};
+pub use entrance::{reset, DoorEntrance};
+pub use error::HostError;
+pub use forward::forward;
+pub use guest::{of_connection, of_listener};
+pub use order::{Job, Order, SessionOrder, Task};
+pub use peer_user::{connection_owner, AllowedUsers, Owner};
+pub use qemu_conf::{doors_off, doors_on, QEMU_CONF};
+pub use record::{now, Phase, Record, Role, Status};
+pub use registry::{new_id, Found, Registry};

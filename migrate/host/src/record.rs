@@ -1,0 +1,96 @@
+//! What is known of a migration.
+
+use serde::{Deserialize, Serialize};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The end of a migration that this host is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// The VM leaves this host.
+    #[default]
+    Source,
+    /// The VM comes to this host.
+    Destination,
+}
+
+/// How far a migration is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// The other host is being reached.
+    #[default]
+    Opening,
+    /// Bytes of the VM go over.
+    Active,
+    /// The outcome is certain; the other host may still have to hear of it.
+    Ending,
+    /// It is over.
+    Ended,
+}
+
+/// The outcome of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Status {
+    /// The destination has confirmed it.
+    Completed,
+    /// The whole stream was delivered, and without a return path nobody has heard whether the
+    /// destination runs the VM.
+    Unconfirmed,
+    /// It went past platen in the clear, as configured.
+    Forwarded,
+    /// It failed.
+    Failed,
+}
+
+/// A migration that runs, or one that has ended. A reader accepts records of other versions.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Record {
+    /// Identifier on this host; later ones sort behind earlier ones.
+    pub id: String,
+    /// `source` or `destination`.
+    pub role: Role,
+    /// Name of the other host.
+    pub peer: String,
+    /// Port of the door.
+    pub port: u16,
+    /// Name of the VM, if its QEMU could be found.
+    pub vm: Option<String>,
+    /// Process that carries it.
+    pub pid: u32,
+    /// `opening`, `active`, `ending` or `ended`.
+    pub phase: Phase,
+    /// Begin, milliseconds since 1970.
+    pub began: u64,
+    /// End, milliseconds since 1970.
+    pub ended: Option<u64>,
+    /// Bytes of QEMU's migration stream so far.
+    pub plain: u64,
+    /// Bytes on the network so far.
+    pub transferred: u64,
+    /// `completed`, `unconfirmed`, `forwarded` or `failed`.
+    pub status: Option<Status>,
+    /// Why it failed.
+    pub cause: Option<String>,
+    /// Session of a destination, by which its links are known.
+    pub session: Option<String>,
+    /// Whether the port is its own: another migration with that port has to wait.
+    pub holds_port: bool,
+}
+
+impl Record {
+    /// The migration in words, for messages.
+    pub fn title(&self) -> String {
+        let vm = self.vm.as_ref().map_or(String::new(), |vm| format!("of {vm} "));
+        let way = if self.role == Role::Source { "to" } else { "from" };
+        format!("migration {} {vm}{way} {} (port {})", self.id, self.peer, self.port)
+    }
+}
+
+/// Milliseconds since 1970.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

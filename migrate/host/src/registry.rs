@@ -1,0 +1,375 @@
+//! The service's end of its carriers: which run, their links, and what became of the others.
+//!
+//! The folder holds two files per migration: `ID.json`, its record as it began or ended, and
+//! `ID.sock`, at which its carrier can be reached. A record that does not say `ended` and whose
+//! socket nobody answers is that of a carrier that was killed.
+
+use crate::channel::Channel;
+use crate::doors::Door;
+use crate::error::HostError;
+use crate::order::Order;
+use crate::record::{now, Phase, Record, Role, Status};
+use rustix::fd::AsFd;
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder};
+use std::io::{self, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Records of ended migrations that are stored.
+const HISTORY: usize = 100;
+/// The largest record that is read.
+const MAX_RECORD: u64 = 64 << 10;
+
+/// The migrations of this host.
+#[derive(Debug)]
+pub struct Registry {
+    folder: PathBuf,
+    carriers: Mutex<HashMap<String, Known>>,
+    /// Told of each migration that has ended.
+    ended: fn(&Record),
+}
+
+#[derive(Debug)]
+struct Known {
+    channel: Arc<Channel>,
+    record: Record,
+}
+
+/// What a service that starts finds.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Doors that carriers have.
+    pub doors: Vec<(Door, TcpListener)>,
+    /// Migrations that run.
+    pub running: usize,
+}
+
+/// A new identifier: later ones sort behind earlier ones.
+pub fn new_id() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) % 1000;
+    format!("{:013}-{}-{count:03}", now(), std::process::id())
+}
+
+/// The path of a carrier's socket.
+pub(crate) fn socket_of(folder: &Path, id: &str) -> PathBuf {
+    folder.join(format!("{id}.sock"))
+}
+
+/// Writes a record, whole or not at all.
+pub(crate) fn write_record(folder: &Path, record: &Record) -> io::Result<()> {
+    let mut file = tempfile::Builder::new().prefix(".record-").tempfile_in(folder)?;
+    file.write_all(&serde_json::to_vec(record)?)?;
+    file.persist(folder.join(format!("{}.json", record.id))).map(drop).map_err(|error| error.error)
+}
+
+fn read_record(path: &Path) -> Option<Record> {
+    let size = fs::metadata(path).ok().filter(fs::Metadata::is_file)?.len();
+    (size <= MAX_RECORD)
+        .then(|| fs::read(path).ok())?
+        .and_then(|text| serde_json::from_slice(&text).ok())
+}
+
+/// The folder of the records below `run_dir`, made if it is missing, for this user alone.
+///
+/// # Errors
+/// It cannot be made, or belongs to another user.
+pub(crate) fn folder(run_dir: &Path) -> Result<PathBuf, HostError> {
+    let folder = run_dir.join("migrations");
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&folder)
+        .map_err(HostError::system(format!("cannot make the folder {}", folder.display())))?;
+    let found = fs::metadata(&folder)
+        .map_err(HostError::system(format!("cannot look at {}", folder.display())))?;
+    let user = rustix::process::geteuid().as_raw();
+    if found.uid() != user || found.mode() & 0o022 != 0 {
+        let what = format!(
+            "{} belongs to user {} with mode {:o}, and this is user {user}: give the service a run_dir \
+             of its own",
+            folder.display(),
+            found.uid(),
+            found.mode() & 0o7777
+        );
+        return Err(HostError::system(what)(io::ErrorKind::PermissionDenied.into()));
+    }
+    Ok(folder)
+}
+
+impl Registry {
+    /// The registry in a folder below `run_dir`. `ended` is told of each migration that has ended.
+    ///
+    /// # Errors
+    /// The folder cannot be made or used.
+    pub fn open(run_dir: &Path, ended: fn(&Record)) -> Result<Arc<Self>, HostError> {
+        let folder = folder(run_dir)?;
+        Ok(Arc::new(Self { folder, carriers: Mutex::default(), ended }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.carriers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds the carriers of a service before this one again.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or the system refuses threads.
+    pub fn find_again(self: &Arc<Self>) -> Result<Found, HostError> {
+        let mut found = Found::default();
+        for record in self.stored()? {
+            if record.phase == Phase::Ended {
+                continue;
+            }
+            let channel = Channel::connect(&socket_of(&self.folder, &record.id));
+            let first = channel.and_then(|channel| Ok((channel.receive::<Record>()?, channel)));
+            match first {
+                Ok((Some((now, listener)), channel)) => {
+                    let door = Door { peer: now.peer.clone(), port: now.port };
+                    if let Some(listener) = listener.map(TcpListener::from) {
+                        found.doors.push((door, listener));
+                    }
+                    found.running += 1;
+                    self.add(channel, now)?;
+                }
+                _ => self.bury(&record),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Adds a carrier, and follows it until it has gone.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn add(self: &Arc<Self>, channel: Channel, record: Record) -> Result<(), HostError> {
+        let (id, channel) = (record.id.clone(), Arc::new(channel));
+        let known = Known { channel: channel.clone(), record };
+        self.lock().insert(id.clone(), known);
+        let registry = self.clone();
+        let follow = move || {
+            // A message that this version does not understand tells nothing; the end does.
+            while let Ok(Some((record, _))) = channel.receive::<Record>() {
+                if let Some(known) = registry.lock().get_mut(&id) {
+                    known.record = record;
+                }
+            }
+            registry.gone(&id);
+        };
+        let thread = std::thread::Builder::new().name("carrier".into()).spawn(follow);
+        thread.map(drop).map_err(HostError::system("cannot start a thread"))
+    }
+
+    /// A carrier has gone, in order or not.
+    fn gone(&self, id: &str) {
+        let Some(known) = self.lock().remove(id) else { return };
+        match read_record(&self.folder.join(format!("{id}.json"))) {
+            Some(record) if record.phase == Phase::Ended => (self.ended)(&record),
+            _ => self.bury(&known.record),
+        }
+        self.prune();
+    }
+
+    /// Records the end of a carrier that could not do so itself.
+    fn bury(&self, record: &Record) {
+        let cause = "the process that carried it was killed: look at both hosts for the VM";
+        let record = Record {
+            phase: Phase::Ended,
+            ended: Some(now()),
+            status: Some(Status::Failed),
+            cause: Some(cause.into()),
+            ..record.clone()
+        };
+        let _ = fs::remove_file(socket_of(&self.folder, &record.id));
+        let _ = write_record(&self.folder, &record);
+        (self.ended)(&record);
+    }
+
+    /// Whether a migration of this role has the port now.
+    pub fn has_port(&self, role: Role, peer: Option<&str>, port: u16) -> bool {
+        self.lock().values().any(|known| {
+            let record = &known.record;
+            record.role == role
+                && record.port == port
+                && peer.is_none_or(|peer| record.peer == peer)
+                && record.holds_port
+        })
+    }
+
+    /// Whether a carrier has this session.
+    pub fn has_session(&self, session: &str) -> bool {
+        self.lock().values().any(|known| known.record.session.as_deref() == Some(session))
+    }
+
+    /// Gives a link to the carrier of its session.
+    ///
+    /// # Errors
+    /// The link, if no carrier takes it.
+    pub fn hand_on(&self, session: &str, link: TcpStream, peer: &str) -> Result<(), TcpStream> {
+        let channel = {
+            let carriers = self.lock();
+            let found = carriers
+                .values()
+                .find(|known| known.record.session.as_deref() == Some(session))
+                .map(|known| known.channel.clone());
+            found
+        };
+        match channel.map(|channel| channel.send(&Order::Link(peer.into()), Some(link.as_fd()))) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(link),
+        }
+    }
+
+    /// The migrations that run, in the order of their begin.
+    pub fn running(&self) -> Vec<Record> {
+        let mut running: Vec<_> = self.lock().values().map(|known| known.record.clone()).collect();
+        running.sort_by(|a, b| a.id.cmp(&b.id));
+        running
+    }
+
+    /// The last migrations that have ended, in the order of their begin.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn history(&self) -> Result<Vec<Record>, HostError> {
+        let mut all = self.stored()?;
+        all.retain(|record| record.phase == Phase::Ended);
+        let surplus = all.len().saturating_sub(HISTORY);
+        Ok(all.split_off(surplus))
+    }
+
+    /// All records in the folder, in the order of their begin.
+    fn stored(&self) -> Result<Vec<Record>, HostError> {
+        let failed = || HostError::system(format!("cannot read {}", self.folder.display()));
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.folder).map_err(failed())? {
+            let path = entry.map_err(failed())?.path();
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            if path.extension().is_some_and(|end| end == "json") && !name.starts_with('.') {
+                // The name is what sorts, and what is removed.
+                all.extend(read_record(&path).map(|record| Record { id: name, ..record }));
+            }
+        }
+        all.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(all)
+    }
+
+    /// Removes the oldest records.
+    fn prune(&self) {
+        let Ok(mut all) = self.stored() else { return };
+        all.retain(|record| record.phase == Phase::Ended);
+        let surplus = all.len().saturating_sub(HISTORY);
+        for record in &all[..surplus] {
+            let _ = fs::remove_file(self.folder.join(format!("{}.json", record.id)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::carrier::Carrier;
+    use std::sync::mpsc;
+    use std::time::{Duration, Instant};
+
+    fn silent(_: &Record) {}
+
+    fn wait(done: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(120);
+        while !done() {
+            assert!(Instant::now() < until, "it does not happen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn record() -> Record {
+        let session = Some("5".repeat(32));
+        let (peer, port) = ("b".to_owned(), 49152);
+        Record { id: new_id(), peer, port, session, holds_port: true, ..Record::default() }
+    }
+
+    #[test]
+    fn a_second_service_finds_the_carrier_its_door_and_its_end() {
+        let run = tempfile::tempdir().unwrap();
+        let first = Registry::open(run.path(), silent).unwrap();
+        let (ours, theirs) = Channel::pair().unwrap();
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = door.local_addr().unwrap();
+        let (links, taken) = mpsc::channel();
+        let begin = record();
+        first.add(ours, begin.clone()).unwrap();
+        let carrier =
+            Carrier::start(run.path(), begin.clone(), theirs.into(), Some(door), links).unwrap();
+        carrier.update(|record| record.phase = Phase::Active);
+        wait(|| first.running().iter().any(|record| record.phase == Phase::Active));
+        assert!(first.has_port(Role::Source, Some("b"), 49152));
+        assert!(!first.has_port(Role::Source, Some("c"), 49152));
+        assert!(!first.has_port(Role::Destination, None, 49152));
+
+        let second = Registry::open(run.path(), silent).unwrap();
+        let found = second.find_again().unwrap();
+        assert_eq!(found.running, 1);
+        assert_eq!(found.doors[0].0, Door { peer: "b".into(), port: 49152 });
+        assert_eq!(found.doors[0].1.local_addr().unwrap(), address);
+        // A link reaches it by its session.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let link = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let from = link.local_addr().unwrap();
+        let link = second.hand_on(&"6".repeat(32), link, "10.0.0.1:1").unwrap_err();
+        second.hand_on(&"5".repeat(32), link, "10.0.0.1:1").unwrap();
+        let (link, peer) = taken.recv().unwrap();
+        assert_eq!((link.local_addr().unwrap(), peer.as_str()), (from, "10.0.0.1:1"));
+
+        carrier.end(Status::Failed, Some("a reason".into()));
+        drop(carrier);
+        wait(|| second.running().is_empty() && first.running().is_empty());
+        let history = second.history().unwrap();
+        assert_eq!(history.len(), 1);
+        assert_eq!(history[0].cause.as_deref(), Some("a reason"));
+        assert!(history[0].ended.is_some());
+    }
+
+    #[test]
+    fn a_carrier_that_was_killed_is_recorded_by_the_service() {
+        let run = tempfile::tempdir().unwrap();
+        let registry = Registry::open(run.path(), silent).unwrap();
+        let (ours, theirs) = Channel::pair().unwrap();
+        let begin = record();
+        write_record(&registry.folder, &begin).unwrap();
+        registry.add(ours, begin.clone()).unwrap();
+        drop(theirs);
+        wait(|| registry.running().is_empty());
+        let history = registry.history().unwrap();
+        assert!(history[0].cause.as_ref().unwrap().contains("killed"), "{history:?}");
+
+        // The same when no service was there to see it.
+        let unseen = record();
+        write_record(&registry.folder, &unseen).unwrap();
+        assert_eq!(registry.find_again().unwrap().running, 0);
+        let history = registry.history().unwrap();
+        assert_eq!(history.len(), 2);
+        assert_eq!(history[1].status, Some(Status::Failed));
+    }
+
+    #[test]
+    fn the_last_hundred_are_stored() {
+        let run = tempfile::tempdir().unwrap();
+        let registry = Registry::open(run.path(), silent).unwrap();
+        for number in 0..130 {
+            let id = format!("{number:013}-1-000");
+            write_record(&registry.folder, &Record { id, phase: Phase::Ended, ..record() })
+                .unwrap();
+        }
+        let history = registry.history().unwrap();
+        assert_eq!((history.len(), history[0].id.as_str()), (100, "0000000000030-1-000"));
+        registry.prune();
+        assert_eq!(fs::read_dir(&registry.folder).unwrap().count(), 100);
+        // What is no record is no reason to fail.
+        fs::write(registry.folder.join("x.json"), "{").unwrap();
+        assert_eq!(registry.history().unwrap().len(), 100);
+    }
+}

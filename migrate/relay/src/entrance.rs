@@ -1,0 +1,50 @@
+//! The place where the source QEMU's connections arrive: a relay's own socket, or what its
+//! application has.
+
+use crate::qemu_socket::QemuSocket;
+use crate::unix::Listening;
+use rustix::fd::{AsFd, BorrowedFd};
+use std::io;
+
+/// The place where the source QEMU's connections arrive.
+pub trait Entrance: Send + Sync {
+    /// Makes [`accept`](Self::accept) return without waiting.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn prepare(&self) -> io::Result<()>;
+    /// The next connection; `WouldBlock` when none waits.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn accept(&self) -> io::Result<QemuSocket>;
+    /// Is readable when a connection waits, except for those that were there at the beginning.
+    fn readiness(&self) -> BorrowedFd<'_>;
+    /// Whether QEMU's connections still arrive here.
+    fn is_ours(&self) -> bool;
+    /// The address, for messages.
+    fn address(&self) -> String;
+}
+
+impl Entrance for Listening {
+    fn prepare(&self) -> io::Result<()> {
+        self.listener.set_nonblocking(true)
+    }
+
+    fn accept(&self) -> io::Result<QemuSocket> {
+        let (socket, _) = self.listener.accept()?;
+        Ok(socket.into())
+    }
+
+    fn readiness(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    fn is_ours(&self) -> bool {
+        Listening::is_ours(self)
+    }
+
+    fn address(&self) -> String {
+        Listening::address(self).to_string()
+    }
+}

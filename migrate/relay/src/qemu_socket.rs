@@ -1,0 +1,227 @@
+//! The connections to QEMU: unix sockets, or TCP on this host. And the addresses at which the
+//! destination QEMU listens.
+
+use crate::error::RelayError;
+use crate::unix::UnixAddress;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use rustix::net::connect_unspec;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// How long a TCP connection on this host may take. It waits only for a full backlog.
+const CONNECT: Duration = Duration::from_millis(500);
+/// How long a reset may take to arrive behind the end of the other end's bytes. Where it comes later,
+/// a migration without a return path is called unconfirmed and not failed.
+const RESET_NS: i64 = 100_000_000;
+/// How long threads that wait in the socket may take to leave it after its shutdown.
+const LEAVE: Duration = Duration::from_millis(500);
+
+/// A connection to QEMU.
+#[derive(Debug)]
+pub enum QemuSocket {
+    /// A unix socket.
+    Unix(UnixStream),
+    /// TCP, to an address of this host.
+    Tcp(TcpStream),
+}
+
+impl QemuSocket {
+    /// Ends both directions in order.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match self {
+            Self::Unix(socket) => socket.shutdown(how),
+            Self::Tcp(socket) => socket.shutdown(how),
+        }
+    }
+
+    /// Ends both directions, and a write in which QEMU waits.
+    ///
+    /// The shutdown of a unix socket ends the other end's writes. That of a TCP socket only tells
+    /// the other end that no more bytes come: while our receive buffer is full, its write goes on
+    /// waiting. A reset ends it.
+    pub(crate) fn abort(&self) {
+        let _ = self.shutdown(Shutdown::Both);
+        let Self::Tcp(socket) = self else { return };
+        let until = Instant::now() + LEAVE;
+        // EBUSY: another thread is still inside a call on this socket, which the shutdown ends.
+        while connect_unspec(socket) == Err(Errno::BUSY) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Sets whether calls return instead of waiting.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        match self {
+            Self::Unix(socket) => socket.set_nonblocking(nonblocking),
+            Self::Tcp(socket) => socket.set_nonblocking(nonblocking),
+        }
+    }
+
+    /// Whether the other end, which has closed, had bytes unread. A unix socket says so with the
+    /// end of its bytes; TCP with a reset, which may be under way.
+    pub(crate) fn is_reset(&self) -> bool {
+        let Self::Tcp(socket) = self else { return false };
+        let mut fds = [PollFd::new(socket, PollFlags::empty())];
+        let wait = Timespec { tv_sec: 0, tv_nsec: RESET_NS };
+        matches!(poll(&mut fds, Some(&wait)), Ok(1..)) && fds[0].revents().contains(PollFlags::ERR)
+    }
+}
+
+impl From<UnixStream> for QemuSocket {
+    fn from(socket: UnixStream) -> Self {
+        Self::Unix(socket)
+    }
+}
+
+impl From<TcpStream> for QemuSocket {
+    fn from(socket: TcpStream) -> Self {
+        // Small messages (return path, device state) must not wait for an acknowledgement.
+        let _ = socket.set_nodelay(true);
+        Self::Tcp(socket)
+    }
+}
+
+impl AsFd for QemuSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(socket) => socket.as_fd(),
+            Self::Tcp(socket) => socket.as_fd(),
+        }
+    }
+}
+
+impl Read for &QemuSocket {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match self {
+            QemuSocket::Unix(socket) => { socket }.read(out),
+            QemuSocket::Tcp(socket) => { socket }.read(out),
+        }
+    }
+}
+
+impl Write for &QemuSocket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            QemuSocket::Unix(socket) => { socket }.write(bytes),
+            QemuSocket::Tcp(socket) => { socket }.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The address at which the destination QEMU listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum QemuAddress {
+    /// `unix:PATH`.
+    Unix(UnixAddress),
+    /// `tcp:HOST:PORT`, an address of this host.
+    Tcp(SocketAddr),
+}
+
+impl From<UnixAddress> for QemuAddress {
+    fn from(address: UnixAddress) -> Self {
+        Self::Unix(address)
+    }
+}
+
+impl fmt::Display for QemuAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(address) => address.fmt(f),
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+impl QemuAddress {
+    /// Refuses a path at which a file other than a socket exists.
+    ///
+    /// # Errors
+    /// The path names a file, a directory, ... .
+    pub fn check_target(&self) -> Result<(), RelayError> {
+        match self {
+            Self::Unix(address) => address.check_target(),
+            Self::Tcp(_) => Ok(()),
+        }
+    }
+
+    /// Makes one attempt to connect.
+    pub(crate) fn connect(&self) -> Result<QemuSocket, RelayError> {
+        match self {
+            Self::Unix(address) => address.connect(Duration::ZERO, || false).map(QemuSocket::from),
+            Self::Tcp(address) => TcpStream::connect_timeout(address, CONNECT)
+                .map(QemuSocket::from)
+                .map_err(|source| RelayError::Deliver { address: self.to_string(), source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+    use std::net::TcpListener;
+
+    fn pair() -> (TcpStream, QemuSocket) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let qemu = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (qemu, listener.accept().unwrap().0.into())
+    }
+
+    /// QEMU is in a write, and nobody reads: a shutdown alone would leave it there.
+    #[test]
+    fn an_aborted_connection_ends_the_write_that_waits_in_it() {
+        let (mut qemu, ours) = pair();
+        let (sender, wrote) = std::sync::mpsc::channel();
+        let writer = std::thread::spawn(move || {
+            let bytes = vec![7; 1 << 20];
+            let error = loop {
+                match qemu.write_all(&bytes) {
+                    Ok(()) => drop(sender.send(())),
+                    Err(error) => break error,
+                }
+            };
+            error.kind()
+        });
+        // Until it does not get on.
+        while wrote.recv_timeout(Duration::from_millis(300)).is_ok() {}
+        ours.abort();
+        let kind = writer.join().unwrap();
+        assert!(matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{kind:?}");
+    }
+
+    #[test]
+    fn one_that_closes_with_bytes_unread_is_told_from_one_that_has_read_them() {
+        let (qemu, ours) = pair();
+        drop(qemu);
+        assert_eq!({ &ours }.read(&mut [0; 1]).unwrap(), 0);
+        assert!(!ours.is_reset());
+        // Bytes for a socket that is closed.
+        { &ours }.write_all(&[7; 10]).unwrap();
+        assert!(ours.is_reset());
+    }
+
+    #[test]
+    fn a_port_without_a_listener_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = QemuAddress::Tcp(listener.local_addr().unwrap());
+        drop(listener);
+        let error = address.connect().unwrap_err();
+        assert!(error.is_absence(), "{error:?}");
+        assert!(error.to_string().contains(&address.to_string()), "{error}");
+    }
+}

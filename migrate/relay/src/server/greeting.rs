@@ -1,0 +1,129 @@
+//! The steps of opening a link that every server takes: pass, TLS, the checks of a hello, answers.
+
+use codec::Codec;
+use session::{
+    write_preamble, Grants, Hello, Link, Pass, SessionError, Welcome, MAX_LINKS, PASS_BYTES,
+};
+use std::io::Read;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+use tls::{Acceptor, TlsError};
+
+/// The shortest time-out of a socket: zero would be none.
+const A_MOMENT: Duration = Duration::from_millis(1);
+
+const DECODED: [Codec; 5] = [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz];
+
+/// Makes the next read of `socket` end at `deadline`.
+pub(super) fn limit(socket: &TcpStream, deadline: Instant) -> std::io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    socket.set_read_timeout(Some(left.max(A_MOMENT)))
+}
+
+/// Whether the connection begins as a pass does. Nothing by `deadline`, or another byte, is no
+/// pass: the handshake finds out.
+pub(super) fn may_have_pass(socket: &TcpStream, deadline: Instant) -> bool {
+    let mut first = [0; 1];
+    let got = limit(socket, deadline).and_then(|()| socket.peek(&mut first));
+    matches!(got, Ok(1)) && Pass::may_begin_with(first[0])
+}
+
+/// Reads the pass in front of a TLS handshake, if there is one (W5a).
+pub(super) fn read_pass(
+    socket: &TcpStream,
+    peer: &str,
+    deadline: Instant,
+) -> Result<Option<Pass>, SessionError> {
+    if !may_have_pass(socket, deadline) {
+        return Ok(None);
+    }
+    let bad = |detail: String| SessionError::Hello { peer: peer.into(), detail };
+    let mut bytes = [0; PASS_BYTES];
+    let mut done = 0;
+    while done < PASS_BYTES {
+        let got = limit(socket, deadline).and_then(|()| { socket }.read(&mut bytes[done..]));
+        done += match got {
+            Ok(got @ 1..) if Instant::now() < deadline => got,
+            _ => {
+                return Err(bad(format!(
+                    "only {done} of the {PASS_BYTES} bytes of its pass came in time"
+                )))
+            }
+        };
+    }
+    let pass = Pass::from_bytes(&bytes);
+    pass.map(Some).ok_or_else(|| bad("it begins with neither a pass nor a handshake".into()))
+}
+
+/// Runs the TLS handshake, unless this end was told to do without.
+pub(super) fn secure(
+    acceptor: Option<&Acceptor>,
+    socket: TcpStream,
+    peer: &str,
+    deadline: Instant,
+) -> Result<Link, SessionError> {
+    let Some(acceptor) = acceptor else { return Ok(socket.into()) };
+    match acceptor.accept(&socket, peer, deadline) {
+        Ok(channel) => Ok(Link::secured(socket, channel)),
+        Err(error) => {
+            if matches!(error, TlsError::Plain { .. }) {
+                let reason = "this end takes TLS only: start the other without --insecure, with certificates \
+                              of this end's CA (`platen cert`)";
+                refuse(&mut socket.into(), peer, reason);
+            }
+            Err(error.into())
+        }
+    }
+}
+
+/// Answers a peer whose hello could not be read, if it understands an answer: one of another
+/// version does, and one that starts with TLS although this end has none.
+pub(super) fn answer_unreadable(link: &mut Link, peer: &str, error: SessionError) -> SessionError {
+    if matches!(
+        &error,
+        SessionError::Version { .. } | SessionError::Magic { first: [22, 3, ..], .. }
+    ) {
+        refuse(link, peer, &error.to_string());
+    }
+    error
+}
+
+/// Refuses a hello that cannot open a session; the error is a message for the peer.
+pub(super) fn check_opening(hello: &Hello, page_size: u32) -> Result<(), String> {
+    if hello.page_size != page_size {
+        return Err(format!(
+            "the source has page size {}, this end {page_size}: give both the same --page-size, that of the guest",
+            hello.page_size
+        ));
+    }
+    if hello.ask || hello.link != 0 || hello.links == 0 || hello.links > MAX_LINKS {
+        return Err(format!("link {} of {} cannot open a session", hello.link, hello.links));
+    }
+    if hello.session.len() != 32 || !hello.session.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err("the session identifier is not made of 32 hex digits".into());
+    }
+    match hello.codecs.iter().find(|name| !DECODED.iter().any(|codec| codec.name() == **name)) {
+        Some(name) => Err(format!("this end does not know the codec '{name}'")),
+        None => Ok(()),
+    }
+}
+
+/// The welcome of a session; `pass`: this end takes passes (W5a).
+pub(super) fn welcome(grants: Grants, token: &str, pass: bool) -> Welcome {
+    Welcome {
+        token: token.to_string(),
+        pass,
+        chunk_bytes: u32::try_from(grants.chunk_bytes).unwrap_or(u32::MAX),
+        stream_frames: grants.stream_frames,
+        shared_frames: grants.shared_frames,
+        codecs: DECODED.iter().map(|codec| codec.name().to_string()).collect(),
+        ..Welcome::default()
+    }
+}
+
+/// Tells a peer why it is refused.
+pub(super) fn refuse(link: &mut Link, peer: &str, reason: &str) {
+    let welcome = Welcome { error: Some(reason.to_string()), ..Welcome::default() };
+    // The peer may have closed the connection.
+    let _ = write_preamble(link, peer, &welcome);
+}

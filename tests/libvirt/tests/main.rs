@@ -1,0 +1,251 @@
+//! `platen host` under two real libvirt daemons, one scenario after the other with one guest.
+//!
+//! ```text
+//! cargo test -p libvirt-tests --test libvirt -- [FILTER...] [--quick] [--list]
+//! ```
+//!
+//! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
+//! of `make test`. Needs what `scripts/fetch-libvirt` unpacks, root, and the binary of the same
+//! profile. `PLATEN_KEEP=1` leaves the logs.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Result};
+use libvirt_tests::{Lab, Side};
+use vm_tests::{cleanup, platen};
+
+/// A test: a claim, and the code that checks it. Each begins and ends with a guest that runs.
+struct Scenario {
+    name: &'static str,
+    quick: bool,
+    run: fn(&mut Lab) -> Result<()>,
+}
+
+const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "libvirt_migrates_there_and_back_without_a_flag",
+        quick: true,
+        run: there_and_back,
+    },
+    Scenario { name: "libvirt_migrates_with_parallel_connections", quick: true, run: parallel },
+    Scenario { name: "libvirt_aborts_and_the_guest_stays", quick: true, run: abort },
+    Scenario {
+        name: "services_killed_and_the_link_cut_in_mid_migration",
+        quick: true,
+        run: services_killed,
+    },
+    Scenario {
+        name: "a_service_that_does_not_run_is_a_failure_at_once",
+        quick: true,
+        run: no_service,
+    },
+    Scenario { name: "libvirt_migrates_ten_times_there_and_back", quick: false, run: ten_times },
+    Scenario { name: "libvirt_migrates_by_postcopy", quick: false, run: postcopy },
+    Scenario {
+        name: "libvirt_migrates_persistently_and_with_a_bandwidth",
+        quick: false,
+        run: persistent,
+    },
+    Scenario {
+        name: "a_killed_destination_qemu_leaves_the_guest_at_its_source",
+        quick: false,
+        run: destination_killed,
+    },
+    Scenario { name: "a_link_that_is_down_for_ten_seconds", quick: false, run: link_down },
+];
+
+fn main() -> ExitCode {
+    let (flags, filters): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|word| word.starts_with('-'));
+    let quick = flags.iter().any(|flag| flag == "--quick");
+    let wanted = |scenario: &&Scenario| {
+        (filters.is_empty() || filters.iter().any(|filter| scenario.name.contains(filter.as_str())))
+            && (!quick || scenario.quick)
+    };
+    let chosen: Vec<&Scenario> = SCENARIOS.iter().filter(wanted).collect();
+    if flags.iter().any(|flag| flag == "--list") {
+        chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
+        return ExitCode::SUCCESS;
+    }
+    if let Some(why) = Lab::missing() {
+        eprintln!("libvirt: {} scenarios cannot run: {why}", chosen.len());
+        return ExitCode::FAILURE;
+    }
+    match run(&chosen) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(failed) => {
+            println!("{failed} of {} scenarios failed", chosen.len());
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("libvirt: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(chosen: &[&Scenario]) -> Result<usize> {
+    cleanup::install()?;
+    println!("binary under test: {}", platen::binary()?.display());
+    let begin = Instant::now();
+    let mut lab = Lab::new()?;
+    println!("two hosts and a guest after {:.1} s", begin.elapsed().as_secs_f64());
+    let mut failed = 0;
+    for scenario in chosen {
+        let begin = Instant::now();
+        let result = (scenario.run)(&mut lab);
+        let took = begin.elapsed().as_secs_f64();
+        match result {
+            Ok(()) => println!("test {} ... ok ({took:.1} s)", scenario.name),
+            Err(error) => {
+                failed += 1;
+                println!(
+                    "test {} ... FAILED ({took:.1} s)\n  {error:#}\n{}",
+                    scenario.name,
+                    lab.logs()
+                );
+                // Where the guest is, is not known any more.
+                break;
+            }
+        }
+    }
+    Ok(failed)
+}
+
+/// Bytes after which a migration is in its middle: the guest has 64 MiB that are not zero.
+const MIDDLE: u64 = 16 << 20;
+/// MiB a second: slow enough for something to happen in mid-migration.
+const SLOW: [&str; 2] = ["--bandwidth", "12"];
+
+fn there_and_back(lab: &mut Lab) -> Result<()> {
+    lab.migrate(&[])?;
+    lab.migrate(&["--p2p"])
+}
+
+fn parallel(lab: &mut Lab) -> Result<()> {
+    lab.migrate(&["--parallel", "--parallel-connections", "4"])
+}
+
+/// The number of ended migrations at both.
+fn counts(lab: &Lab) -> Result<[usize; 2]> {
+    Ok([lab.service(Side::A).count()?, lab.service(Side::B).count()?])
+}
+
+fn abort(lab: &mut Lab) -> Result<()> {
+    let before = counts(lab)?;
+    let migration = lab.begin(&SLOW)?;
+    lab.service(lab.at).wait_for_bytes(MIDDLE)?;
+    lab.host(lab.at).virsh(&["domjobabort", "g1"])?;
+    let (well, said) = migration.ends()?;
+    ensure!(!well, "an aborted migration succeeded: {said}");
+    for side in [Side::A, Side::B] {
+        let record = lab.service(side).ended(before[side as usize] + 1)?;
+        ensure!(record["status"] == "failed", "{record}");
+        ensure!(!record["cause"].as_str().unwrap_or_default().is_empty(), "{record}");
+    }
+    lab.check_guest()?;
+    // The next one works.
+    lab.migrate(&[])
+}
+
+fn services_killed(lab: &mut Lab) -> Result<()> {
+    let before = counts(lab)?;
+    let migration = lab.begin(&SLOW)?;
+    lab.service(lab.at).wait_for_bytes(MIDDLE)?;
+    for side in [Side::A, Side::B] {
+        lab.kill_service(side)?;
+        lab.start_service(side)?;
+        let said = lab.service(side).said()?;
+        ensure!(said.contains("migrations of a service before this one go on"), "{said}");
+    }
+    // The new service hands the new links to the process that has the session.
+    cut(lab, Duration::from_secs(4))?;
+    lab.arrive(migration, before)
+}
+
+/// Cuts the link for so long, with every connection on it.
+fn cut(lab: &Lab, time: Duration) -> Result<()> {
+    lab.host(Side::B).set_link(false)?;
+    std::thread::sleep(time);
+    lab.host(Side::B).set_link(true)
+}
+
+fn link_down(lab: &mut Lab) -> Result<()> {
+    let before = counts(lab)?;
+    let migration = lab.begin(&SLOW)?;
+    lab.service(lab.at).wait_for_bytes(MIDDLE)?;
+    cut(lab, Duration::from_secs(10))?;
+    lab.arrive(migration, before)
+}
+
+fn no_service(lab: &mut Lab) -> Result<()> {
+    // At the source nobody listens at the door; at the destination the service refuses links.
+    for side in [lab.at, lab.at.other()] {
+        lab.kill_service(side)?;
+        let begin = Instant::now();
+        let (well, said) = lab.begin(&[])?.ends()?;
+        ensure!(!well, "a migration without a service succeeded: {said}");
+        ensure!(begin.elapsed() < Duration::from_secs(60), "it hung: {said}");
+        lab.check_guest()?;
+        lab.start_service(side)?;
+    }
+    let service = lab.service(lab.at);
+    let record = service.ended(service.count()?)?;
+    let cause = record["cause"].as_str().unwrap_or_default().to_owned();
+    ensure!(cause.contains("cannot connect to"), "the cause is {record}");
+    lab.migrate(&[])
+}
+
+fn ten_times(lab: &mut Lab) -> Result<()> {
+    for _ in 0..10 {
+        lab.migrate(&[])?;
+        lab.migrate(&[])?;
+    }
+    Ok(())
+}
+
+fn persistent(lab: &mut Lab) -> Result<()> {
+    lab.migrate(&["--persistent", "--undefinesource", "--bandwidth", "40"])?;
+    lab.migrate(&["--persistent", "--undefinesource", "--p2p"])
+}
+
+/// QEMU's user may use userfaultfd for as long as this lives.
+struct Userfaultfd(String);
+
+impl Userfaultfd {
+    const FILE: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+
+    fn allowed() -> Result<Self> {
+        let before = std::fs::read_to_string(Self::FILE)?;
+        std::fs::write(Self::FILE, "1")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Userfaultfd {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Self::FILE, self.0.trim());
+    }
+}
+
+fn postcopy(lab: &mut Lab) -> Result<()> {
+    let _allowed = Userfaultfd::allowed()?;
+    lab.migrate(&["--postcopy", "--postcopy-after-precopy"])
+}
+
+fn destination_killed(lab: &mut Lab) -> Result<()> {
+    let before = counts(lab)?;
+    let migration = lab.begin(&SLOW)?;
+    lab.service(lab.at).wait_for_bytes(MIDDLE)?;
+    let there = lab.host(lab.at.other());
+    let pid = std::fs::read_to_string(there.file("/run/libvirt/qemu/g1.pid"))?;
+    let out =
+        there.command(&["/bin/bash", "-c", &format!("kill -KILL {}", pid.trim())]).output()?;
+    ensure!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let (well, said) = migration.ends()?;
+    ensure!(!well, "the migration succeeded: {said}");
+    lab.service(lab.at).ended(before[lab.at as usize] + 1)?;
+    lab.check_guest()?;
+    lab.migrate(&[])
+}
