@@ -47,6 +47,9 @@ Y
 exec chroot . /bin/bash /init
 "#;
 
+/// The first folder in PATH on a host: programs that libvirt runs in place of the usual ones.
+const FILTERS: &str = "/filters";
+
 /// A host.
 #[derive(Debug)]
 pub struct Host {
@@ -92,7 +95,8 @@ impl Host {
         fs::write(
             etc.join("libvirt/qemu.conf"),
             "security_driver = \"none\"\nuser = \"libvirt-qemu\"\ngroup = \"libvirt-qemu\"\n\
-             cgroup_controllers = [ ]\nstdio_handler = \"file\"\n",
+             cgroup_controllers = [ ]\nstdio_handler = \"file\"\n\
+             save_image_format = \"gzip\"\n",
         )?;
         fs::write(etc.join("hostname"), format!("{name}\n"))?;
         fs::write(etc.join("hosts"), "127.0.0.1 localhost\n10.77.0.1 hosta\n10.77.0.2 hostb\n")?;
@@ -134,7 +138,8 @@ impl Host {
         command
             .args(["-t", &self.pid.to_string()])
             .args(["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wdns=/"])
-            .args(["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C"])
+            .args(["env", "-i", &format!("PATH={FILTERS}:/usr/sbin:/usr/bin:/sbin:/bin")])
+            .args(["HOME=/root", "LC_ALL=C"])
             .args(words)
             .stdin(Stdio::null());
         command
@@ -158,6 +163,34 @@ impl Host {
         let (well, said) = self.run(&[&["virsh", "-q"], words].concat())?;
         ensure!(well, "virsh {} on {}: {said}", words.join(" "), self.name);
         Ok(said.trim().to_owned())
+    }
+
+    /// Makes `binary` the host's `gzip`. The program has this machine's libraries, because the
+    /// host's system may be older.
+    pub(crate) fn install_filter(&self, binary: &Path) -> Result<()> {
+        let folder = self.file(FILTERS);
+        fs::create_dir_all(&folder)?;
+        let linked = Command::new("ldd").arg(binary).output().context("ldd")?;
+        let linked = String::from_utf8_lossy(&linked.stdout).into_owned();
+        let mut loader = None;
+        for path in linked.split_whitespace().filter(|word| word.starts_with('/')) {
+            let path = Path::new(path);
+            let name = path.file_name().context("a library has a name")?;
+            fs::copy(path, folder.join(name))?;
+            let is_loader = name.to_string_lossy().starts_with("ld-linux");
+            loader = loader.or(is_loader.then(|| name.to_owned()));
+        }
+        let loader = loader.context("the program has no loader")?;
+        fs::copy(binary, folder.join("platen"))?;
+        let script = format!(
+            "#!/bin/sh\nexec {FILTERS}/{} --library-path {FILTERS} --argv0 gzip {FILTERS}/platen \
+             \"$@\"\n",
+            loader.display()
+        );
+        fs::write(folder.join("gzip"), script)?;
+        let (well, said) = self.run(&["chmod", "-R", "755", FILTERS])?;
+        ensure!(well, "chmod: {said}");
+        Ok(())
     }
 
     /// Starts libvirtd, and waits until it answers.

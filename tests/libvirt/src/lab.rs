@@ -99,6 +99,7 @@ impl Lab {
             // the host's own path shows it.
             lab.doors_on(side)?;
             lab.start_service(side)?;
+            lab.host(side).install_filter(&lab.binary)?;
             lab.host(side).start_libvirt()?;
         }
         lab.boot()?;

@@ -29,6 +29,11 @@ const SCENARIOS: &[Scenario] = &[
         run: there_and_back,
     },
     Scenario { name: "libvirt_migrates_with_parallel_connections", quick: true, run: parallel },
+    Scenario {
+        name: "libvirt_saves_and_restores_by_platen_as_gzip",
+        quick: true,
+        run: save_and_restore,
+    },
     Scenario { name: "libvirt_aborts_and_the_guest_stays", quick: true, run: abort },
     Scenario {
         name: "services_killed_and_the_link_cut_in_mid_migration",
@@ -125,6 +130,28 @@ fn there_and_back(lab: &mut Lab) -> Result<()> {
 
 fn parallel(lab: &mut Lab) -> Result<()> {
     lab.migrate(&["--parallel", "--parallel-connections", "4"])
+}
+
+/// `virsh save` and `restore`, where libvirt's gzip is platen.
+fn save_and_restore(lab: &mut Lab) -> Result<()> {
+    let host = lab.host(lab.at);
+    host.virsh(&["save", "g1", "/tmp/g1.save"])?;
+    ensure!(!host.runs("g1")?, "g1 runs after its save");
+    let path = host.file("/tmp/g1.save");
+    let mut saved = std::fs::read(&path)?;
+    let ours = b"\x1f\x8b\x08\x04\0\0\0\0\0\x03\x08\0PL";
+    let members = saved.windows(ours.len()).filter(|bytes| bytes == ours).count();
+    ensure!(members > 64, "{members} members of platen's for more than 64 MiB");
+    let size = saved.len();
+    let middle = size / 2;
+    saved[middle] ^= 0x10;
+    std::fs::write(host.file("/tmp/damaged.save"), saved)?;
+    let (well, said) = host.run(&["virsh", "-q", "restore", "/tmp/damaged.save"])?;
+    ensure!(!well && !host.runs("g1")?, "a damaged image was restored: {said}");
+    host.virsh(&["restore", "/tmp/g1.save"])?;
+    lab.check_guest()?;
+    println!("  an image of {} MiB in {members} members", size >> 20);
+    lab.migrate(&[])
 }
 
 /// The number of ended migrations at both.
