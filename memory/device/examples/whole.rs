@@ -21,7 +21,8 @@ fn main() {
     };
     let mut page = [0; PAGE];
     for index in 0..pages {
-        page.chunks_exact_mut(4).for_each(|word| word.copy_from_slice(&random().to_le_bytes()[..4]));
+        page.chunks_exact_mut(4)
+            .for_each(|word| word.copy_from_slice(&random().to_le_bytes()[..4]));
         worker.put(index, Codec::Raw.to_wire(), &page).expect("memory");
     }
     let mut reader = PageReader::new(&store);
