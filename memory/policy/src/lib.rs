@@ -46,6 +46,7 @@
 
 mod channel;
 mod error;
+mod heap;
 mod pressure;
 mod requests;
 mod settings;
@@ -63,6 +64,7 @@ use std::sync::Arc;
 use store::Store;
 
 pub use error::StartError;
+pub use heap::memory;
 pub use requests::{AskError, Asked, Outcome};
 pub use settings::{Pressure, Settings, SettingsError};
 pub use stats::{Field, PolicyStats};

@@ -6,8 +6,6 @@ use codec::Codec;
 use serde::{Deserialize, Deserializer, Serialize};
 use store::{MAX_AGE, MAX_MEMBERS};
 
-use crate::{sweep, training};
-
 /// The section. A key that is left out has its default; an unknown key is an error.
 ///
 /// The defaults are for a host that has other work. The policy recompresses a page after ten idle
@@ -306,14 +304,6 @@ impl Settings {
     /// Whether dictionaries are trained.
     pub fn trains(&self) -> bool {
         self.enabled && self.dictionary == "auto"
-    }
-
-    /// The most heap memory of a policy, in bytes, without writeback. `new`: codec and level of new
-    /// pages, if there is a trainer. 0 for wrong settings and for a disabled policy.
-    pub fn memory(&self, new: Option<codec::Settings>) -> usize {
-        let (true, Ok(codec)) = (self.enabled, self.codec()) else { return 0 };
-        let training = new.filter(|new| self.trains() && new.codec() == Codec::Zstd);
-        sweep::memory(codec, self.group) + training.map_or(0, training::memory)
     }
 
     /// Codec and level.

@@ -33,7 +33,7 @@ fn a_policy_takes_what_is_said_and_half_of_that_at_least() {
             let trainer = Trainer { settings: new, start: Box::new(drop), stop: Box::new(|| ()) };
             let before = heap();
             let policy = Policy::start_with(&store, &settings, trains.then_some(trainer)).unwrap();
-            let (took, said) = (heap() - before, settings.memory(trains.then_some(new)));
+            let (took, said) = (heap() - before, policy::memory(&settings, trains.then_some(new)));
             println!("{codec} {level}, groups of {group}, trains {trains}: {took} of {said}");
             assert!(
                 took <= said && took >= said / 2,
@@ -44,5 +44,5 @@ fn a_policy_takes_what_is_said_and_half_of_that_at_least() {
         drop(device);
     }
     let off = Settings { enabled: false, ..Settings::default() };
-    assert_eq!(off.memory(None), 0);
+    assert_eq!(policy::memory(&off, None), 0);
 }

@@ -76,7 +76,8 @@ pub(crate) struct ServeArgs {
     pub(crate) qat_libraries: Option<PathBuf>,
     /// Memory that compressed pages and their tables may use, in bytes; 0 is no limit. A write that
     /// needs more fails with ENOSPC. Connections (3 MiB each), codec contexts and buffers are not
-    /// part of it [default: no limit; with --swap 7/8 of the memory of the host or of the cgroup]
+    /// part of it [default: 7/8 of the memory of the cgroup, with --swap also of the host; without
+    /// either no limit]
     #[arg(long, value_name = "SIZE")]
     pub(crate) mem_limit: Option<Size>,
     /// Number of threads that help with large requests, 0 to 32 [default: the number of CPUs less
@@ -102,7 +103,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", requires = "ublk")]
     pub(crate) buffers: Option<Size>,
     /// Memory that the server allocates ahead of writes, in bytes, less while the host is short of
-    /// memory [default: 64M; with --swap 1/16 of the host's memory, 8M to 512M]
+    /// memory [default: 64M, at most 1/16 of the cgroup's limit; with --swap 1/16 of the host's
+    /// memory, 8M to 512M]
     #[arg(long, value_name = "SIZE")]
     pub(crate) reserve: Option<Size>,
     /// Make the block device a swap area and swap to it. Without --ublk the kernel's NBD client

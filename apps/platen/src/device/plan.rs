@@ -81,11 +81,17 @@ impl<'a> Plan<'a> {
     }
 
     pub(super) fn store_options(&self) -> store::Options {
+        self.store_options_within(swap::memory_limit())
+    }
+
+    /// `cgroup`: the limit of this process's cgroup. A server that reaches it is killed.
+    fn store_options_within(&self, cgroup: Option<u64>) -> store::Options {
         let mut options = store::Options::default();
-        match (self.args.mem_limit, self.args.swap) {
-            (Some(Size(limit)), _) => options.mem_limit = limit,
-            (None, true) => options.mem_limit = default_limit(memory()),
-            (None, false) => {}
+        match (self.args.mem_limit, self.args.swap, cgroup) {
+            (Some(Size(limit)), _, _) => options.mem_limit = limit,
+            (None, true, _) => options.mem_limit = default_limit(memory()),
+            (None, false, Some(limit)) => options.mem_limit = default_limit(limit),
+            (None, false, None) => {}
         }
         options.grow_to = self.pages;
         if self.args.swap && self.policy.backing_dev.is_none() {
@@ -94,7 +100,9 @@ impl<'a> Plan<'a> {
         match (self.args.reserve, self.args.swap) {
             (Some(Size(reserve)), _) => options.reserve = reserve,
             (None, true) => options.reserve = share_of_memory(16, 8 << 20, 512 << 20),
-            (None, false) => {}
+            (None, false) => {
+                options.reserve = options.reserve.min(cgroup.map_or(u64::MAX, |limit| limit / 16));
+            }
         }
         if self.args.swap {
             // The kernel tries another page when one cannot be written, and reads wait behind the
@@ -147,7 +155,7 @@ impl<'a> Plan<'a> {
             false => 0,
         };
         // It frees memory when memory is short.
-        let policy = self.policy.memory(self.trains().then_some(self.codec));
+        let policy = policy::memory(&self.policy, self.trains().then_some(self.codec));
         BASE_HEAP + policy + requests + heap + dictionaries
     }
 
@@ -267,17 +275,18 @@ fn default_limit(memory: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
     use device::Device;
     use store::Store;
 
+    #[derive(clap::Parser)]
+    struct Serve {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
     #[test]
     fn swap_without_a_limit_leaves_an_eighth_of_memory_to_the_rest() {
-        use clap::Parser;
-        #[derive(Parser)]
-        struct Serve {
-            #[command(flatten)]
-            args: ServeArgs,
-        }
         let options = |words: &str| {
             let words = format!("serve --size 1G --nbd unix:/x {words}");
             let Serve { args } = Serve::try_parse_from(words.split(' ')).unwrap();
@@ -289,8 +298,22 @@ mod tests {
         assert!(swap.mem_limit < total_memory());
         assert_eq!(options("--swap --mem-limit 3G").mem_limit, 3 << 30);
         assert_eq!(options("--swap --mem-limit 0").mem_limit, 0);
-        let disk = options("--workers 1");
-        assert_eq!((disk.mem_limit, disk.whole_part), (0, 0));
+    }
+
+    #[test]
+    fn a_disk_without_a_limit_has_that_of_its_cgroup() {
+        let options = |words: &str, cgroup| {
+            let words = format!("serve --size 1G --nbd unix:/x {words}");
+            let Serve { args } = Serve::try_parse_from(words.trim().split(' ')).unwrap();
+            let args = Box::leak(Box::new(args));
+            Plan::new(args, None).unwrap().store_options_within(cgroup)
+        };
+        let free = options("", None);
+        assert_eq!((free.mem_limit, free.whole_part, free.reserve), (0, 0, 64 << 20));
+        let limited = options("", Some(48 << 20));
+        assert_eq!((limited.mem_limit, limited.reserve), (42 << 20, 3 << 20));
+        let told = options("--mem-limit 1G --reserve 9M", Some(48 << 20));
+        assert_eq!((told.mem_limit, told.reserve), (1 << 30, 9 << 20));
     }
 
     #[test]

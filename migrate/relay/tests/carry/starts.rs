@@ -205,7 +205,7 @@ impl Lost {
     }
 
     /// The receiver is still there for the question, and ends when it has answered.
-    fn gets_an_answer(self) {
+    fn gets_its_answer(self) {
         self.waits_for("answering for up to");
         let error = dial(&self.address.to_string(), None, &self.asking).unwrap_err();
         assert!(matches!(error, SessionError::Over { committed: false, .. }), "{error}");
@@ -221,7 +221,7 @@ fn a_receiver_for_one_migration_answers_for_one_that_was_lost() {
         lost.cut();
         // The receiver has given up.
         assert_eq!(read_rest(&lost.destination), b"");
-        lost.gets_an_answer();
+        lost.gets_its_answer();
     });
 }
 
@@ -233,7 +233,7 @@ fn a_receiver_for_one_migration_answers_for_one_that_ended_during_an_outage() {
         lost.cut();
         lost.waits_for("waiting up to");
         lost.destination.shutdown(Shutdown::Both).unwrap();
-        lost.gets_an_answer();
+        lost.gets_its_answer();
     });
 }
 
@@ -253,7 +253,7 @@ fn a_receiver_for_one_migration_answers_for_one_whose_source_was_not_reached() {
         }
         lost.session.fail(SessionError::Local { reason: "the test".into() });
         flood.join().unwrap();
-        lost.gets_an_answer();
+        lost.gets_its_answer();
     });
 }
 
@@ -265,7 +265,7 @@ fn a_receiver_for_one_migration_answers_a_source_that_ended_it_in_doubt() {
         let note = br#"{"reason":"the test","committed":false,"asks":true}"#;
         let header = Header::free(FrameType::Abort, u32::try_from(note.len()).unwrap());
         lost.link.write_all(&[&header.to_bytes()[..], note].concat()).unwrap();
-        lost.gets_an_answer();
+        lost.gets_its_answer();
     });
 }
 

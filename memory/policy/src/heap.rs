@@ -1,0 +1,13 @@
+//! The heap memory of a policy, which a stand-by server has in advance.
+
+use codec::Codec;
+
+use crate::{sweep, training, Settings};
+
+/// The most heap memory of a policy, in bytes, without writeback. `new`: codec and level of new
+/// pages, if there is a trainer. 0 for wrong settings and for a disabled policy.
+pub fn memory(settings: &Settings, new: Option<codec::Settings>) -> usize {
+    let (true, Ok(codec)) = (settings.enabled, settings.codec()) else { return 0 };
+    let training = new.filter(|new| settings.trains() && new.codec() == Codec::Zstd);
+    sweep::memory(codec, settings.group) + training.map_or(0, training::memory)
+}
