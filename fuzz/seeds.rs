@@ -99,7 +99,7 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
         token: None,
         page_size: 4096,
         name: Some("vm".into()),
-        setup: Some(Setup { channels: 2, return_path: true }),
+        setup: Some(Setup { channels: 2, ..Setup::with_return_path() }),
         codecs: vec!["zstd".into(), "lz4".into()],
         delta_cache: 1 << 28,
         ask: false,
