@@ -107,11 +107,11 @@ impl Ending {
         for action in step.actions {
             let done = match action {
                 Action::StopAt(wanted) => {
-                    let set = settings.set_parameters(qmp, self.parameters(wanted));
-                    if set.is_err() {
+                    let set = self.stop_at(wanted, qmp, settings, &parameters[DOWNTIME]);
+                    if !matches!(set, Ok(true)) {
                         self.controller.not_set();
                     }
-                    set
+                    set.map(drop)
                 }
                 Action::Throttle(percent) => settings.set_parameters(qmp, throttle(percent)),
                 Action::StartPostcopy => qmp.migrate_start_postcopy().map_err(Into::into),
@@ -128,6 +128,21 @@ impl Ending {
             }
         }
         cancel
+    }
+
+    /// Sets QEMU's threshold. False if somebody else has set its downtime-limit since it was `seen`:
+    /// the next observation adopts that.
+    fn stop_at(
+        &self,
+        wanted: Switchover,
+        qmp: &mut Qmp,
+        settings: &mut Before,
+        seen: &Value,
+    ) -> anyhow::Result<bool> {
+        if qmp.query_parameters()?[DOWNTIME] != *seen {
+            return Ok(false);
+        }
+        settings.set_parameters(qmp, self.parameters(wanted)).map(|()| true)
     }
 
     fn tell(&mut self, decision: &Decision, note: impl Fn(&str)) {

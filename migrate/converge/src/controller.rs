@@ -36,6 +36,8 @@ pub struct Controller {
     factor: u32,
     /// QEMU's downtime-limit, unless somebody else has set it; `None` if that is not known.
     limit: Option<Duration>,
+    /// The same before the last [`Action::StopAt`].
+    former_limit: Option<Duration>,
     /// Per cent asked for, and when.
     throttle: (u8, Duration),
     /// QEMU has not applied it yet.
@@ -64,6 +66,7 @@ impl Controller {
             set: None,
             factor: 1,
             limit: Some(limit),
+            former_limit: None,
             throttle: (0, Duration::ZERO),
             awaits_throttle: false,
             steps: 0,
@@ -81,9 +84,9 @@ impl Controller {
         self.max
     }
 
-    /// Says that QEMU has refused the last [`Action::StopAt`].
+    /// Says that the last [`Action::StopAt`] was not done.
     pub fn not_set(&mut self) {
-        (self.set, self.limit) = (None, None);
+        (self.set, self.limit) = (None, self.former_limit);
     }
 
     /// Decides after an observation.
@@ -280,6 +283,7 @@ impl Controller {
     }
 
     fn set(&mut self, wanted: Switchover, step: &mut Step) {
+        self.former_limit = self.limit;
         (self.set, self.limit) = (Some(wanted), Some(wanted.downtime_limit));
         step.actions.push(Action::StopAt(wanted));
     }

@@ -10,7 +10,7 @@
 
 mod model;
 
-use converge::{Limits, Postcopy, Remedy, Stuck, Why};
+use converge::{Action, Controller, Limits, Phase, Postcopy, Remedy, Sample, Stuck, Why};
 use model::{migrate, Outcome, World};
 use std::time::Duration;
 
@@ -221,4 +221,35 @@ fn a_limit_that_somebody_else_sets_is_the_limit() {
     let limits = Limits { throttle: true, ..ALLOWED };
     let outcome = migrate(world, Some(limits), 120.0);
     assert_eq!(outcome.throttle, 0, "slowed for a downtime that cannot be had");
+}
+
+/// The caller finds the operator's limit in QEMU instead of setting one, or QEMU refuses.
+#[test]
+fn a_limit_that_is_set_between_two_looks_is_seen_at_the_next() {
+    let sample = |step: u64, ms: u64| Sample {
+        at: Duration::from_millis(250 * step),
+        phase: Phase::Precopy,
+        total: 1 << 30,
+        remaining: 1 << 29,
+        syncs: 1,
+        sent: 25_000_000 * step,
+        data: 25_000_000 * step,
+        drain: 0.0,
+        wire: 10_000_000 * step,
+        dirty_rate: None,
+        bandwidth: Some(1e8),
+        delay: Duration::from_millis(20),
+        throttle: 0,
+        downtime_limit: Some(Duration::from_millis(ms)),
+        max_bandwidth: None,
+    };
+    let mut controller = Controller::new(ALLOWED, Duration::from_millis(300), true);
+    let step = controller.step(&sample(1, 300));
+    assert!(matches!(step.actions[..], [Action::StopAt(_)]), "{step:?}");
+    controller.not_set();
+    let step = controller.step(&sample(2, 300));
+    assert!(!step.decisions.iter().any(|one| matches!(one.why, Why::LimitChanged { .. })));
+    controller.not_set();
+    controller.step(&sample(3, 40));
+    assert_eq!(controller.max_downtime(), Duration::from_millis(40));
 }
