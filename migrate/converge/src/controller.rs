@@ -126,17 +126,13 @@ impl Controller {
 
     fn check_deadline(&mut self, sample: &Sample, step: &mut Step) {
         let Some(after) = self.limits.deadline.filter(|after| sample.at >= *after) else { return };
-        match sample.phase {
-            Phase::Setup | Phase::Precopy if !self.is_postcopy => {
-                self.is_cancelled = true;
-                step.actions.push(Action::Cancel);
-                step.note(sample, Why::Deadline { after });
-            }
-            _ if !self.is_late => {
-                self.is_late = true;
-                step.note(sample, Why::TooLate { after });
-            }
-            _ => {}
+        if sample.phase.may_be_cancelled() && !self.is_postcopy {
+            self.is_cancelled = true;
+            step.actions.push(Action::Cancel);
+            step.note(sample, Why::Deadline { after });
+        } else if !self.is_late {
+            self.is_late = true;
+            step.note(sample, Why::TooLate { after });
         }
     }
 

@@ -223,10 +223,9 @@ fn a_limit_that_somebody_else_sets_is_the_limit() {
     assert_eq!(outcome.throttle, 0, "slowed for a downtime that cannot be had");
 }
 
-/// The caller finds the operator's limit in QEMU instead of setting one, or QEMU refuses.
-#[test]
-fn a_limit_that_is_set_between_two_looks_is_seen_at_the_next() {
-    let sample = |step: u64, ms: u64| Sample {
+/// A sample of a steady migration: the number `step`, with a downtime-limit of `ms`.
+fn sample(step: u64, ms: u64) -> Sample {
+    Sample {
         at: Duration::from_millis(250 * step),
         phase: Phase::Precopy,
         total: 1 << 30,
@@ -242,7 +241,27 @@ fn a_limit_that_is_set_between_two_looks_is_seen_at_the_next() {
         throttle: 0,
         downtime_limit: Some(Duration::from_millis(ms)),
         max_bandwidth: None,
-    };
+    }
+}
+
+#[test]
+fn a_migration_that_waits_for_leave_is_cancelled_and_one_that_hands_over_is_not() {
+    let limits = Limits { deadline: Some(Duration::from_secs(1)), ..ALLOWED };
+    let phases = ["setup", "active", "pre-switchover", "device", "postcopy-active", "completed"];
+    let cancels = phases.map(|status| {
+        let mut controller = Controller::new(limits, Duration::from_millis(300), true);
+        let sample = Sample { phase: Phase::of(status), ..sample(8, 300) };
+        let step = controller.step(&sample);
+        let again = controller.step(&Sample { at: 2 * sample.at, ..sample });
+        assert!(again.decisions.is_empty(), "{status}: said twice");
+        step.actions.contains(&Action::Cancel)
+    });
+    assert_eq!(cancels, [true, true, true, false, false, false]);
+}
+
+/// The caller finds the operator's limit in QEMU instead of setting one, or QEMU refuses.
+#[test]
+fn a_limit_that_is_set_between_two_looks_is_seen_at_the_next() {
     let mut controller = Controller::new(ALLOWED, Duration::from_millis(300), true);
     let step = controller.step(&sample(1, 300));
     assert!(matches!(step.actions[..], [Action::StopAt(_)]), "{step:?}");
