@@ -108,8 +108,8 @@ impl Ending {
             let done = match action {
                 Action::StopAt(wanted) => {
                     let set = self.stop_at(wanted, qmp, settings, &parameters[DOWNTIME]);
-                    if !matches!(set, Ok(true)) {
-                        self.controller.not_set();
+                    if let Ok(false) = set {
+                        self.controller.not_done(action);
                     }
                     set.map(drop)
                 }
@@ -121,6 +121,7 @@ impl Ending {
                 }
             };
             if let Err(error) = done {
+                self.controller.not_done(action);
                 // QEMU hands over at this moment, or has ended: its own status says so.
                 if self.explain || action == Action::StartPostcopy {
                     note(&format!("{error:#}"));

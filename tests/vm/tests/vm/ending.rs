@@ -50,11 +50,11 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// A link that carries less than the guest dirties: some two thousand pages a second, compressed.
-const THIN: Rate = Rate::Mbit(30);
+/// A link that carries less than the guest dirties: some three thousand pages a second, compressed.
+const THIN: Rate = Rate::Mbit(40);
 /// The guest rewrites more pages a second than that. Slowed by 91 % it rewrites a third of them: it
 /// makes up for 40 ms whenever its CPU runs.
-const TOO_MUCH: (u64, u64, u64) = (4000, 100, 16);
+const TOO_MUCH: (u64, u64, u64) = (5000, 100, 16);
 
 /// A migration of a guest that does not converge by itself.
 struct Endless {
