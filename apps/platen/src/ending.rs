@@ -107,11 +107,11 @@ impl Ending {
         for action in step.actions {
             let done = match action {
                 Action::StopAt(wanted) => {
-                    let set = settings.set_parameters(qmp, self.parameters(wanted));
-                    if set.is_err() {
-                        self.controller.not_set();
+                    let set = self.stop_at(wanted, qmp, settings, &parameters[DOWNTIME]);
+                    if let Ok(false) = set {
+                        self.controller.not_done(action);
                     }
-                    set
+                    set.map(drop)
                 }
                 Action::Throttle(percent) => settings.set_parameters(qmp, throttle(percent)),
                 Action::StartPostcopy => qmp.migrate_start_postcopy().map_err(Into::into),
@@ -121,6 +121,7 @@ impl Ending {
                 }
             };
             if let Err(error) = done {
+                self.controller.not_done(action);
                 // QEMU hands over at this moment, or has ended: its own status says so.
                 if self.explain || action == Action::StartPostcopy {
                     note(&format!("{error:#}"));
@@ -128,6 +129,21 @@ impl Ending {
             }
         }
         cancel
+    }
+
+    /// Sets QEMU's threshold. False if somebody else has set its downtime-limit since it was `seen`:
+    /// the next observation adopts that.
+    fn stop_at(
+        &self,
+        wanted: Switchover,
+        qmp: &mut Qmp,
+        settings: &mut Before,
+        seen: &Value,
+    ) -> anyhow::Result<bool> {
+        if qmp.query_parameters()?[DOWNTIME] != *seen {
+            return Ok(false);
+        }
+        settings.set_parameters(qmp, self.parameters(wanted)).map(|()| true)
     }
 
     fn tell(&mut self, decision: &Decision, note: impl Fn(&str)) {

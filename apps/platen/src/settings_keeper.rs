@@ -123,7 +123,7 @@ pub(crate) fn run(args: &KeepSettingsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What an attempt to restore leaves.
+/// The result of an attempt to restore.
 #[derive(Debug, PartialEq, Eq)]
 enum Left {
     Restored,

@@ -17,6 +17,8 @@ const APPLIED: Duration = Duration::from_secs(20);
 const STEPS: u32 = 3;
 /// The most by which QEMU's own bandwidth is taken for too small.
 const MOST_FACTOR: u32 = 16;
+/// A migration that stalls for so long, with all that is allowed, does not converge.
+const CERTAIN: Duration = Duration::from_secs(5);
 /// A migration that stalls for so long is reported, whatever is still being tried.
 const REPORTED: Duration = Duration::from_secs(45);
 /// Ends a migration.
@@ -36,12 +38,17 @@ pub struct Controller {
     factor: u32,
     /// QEMU's downtime-limit, unless somebody else has set it; `None` if that is not known.
     limit: Option<Duration>,
+    /// The same before the last [`Action::StopAt`].
+    former_limit: Option<Duration>,
     /// Per cent asked for, and when.
     throttle: (u8, Duration),
     /// QEMU has not applied it yet.
     awaits_throttle: bool,
     steps: u32,
+    /// Since when it has stalled.
     stalled: Option<Duration>,
+    /// When what was left first did not become less.
+    first_flat: Option<Duration>,
     last_window: Option<Window>,
     is_reported: bool,
     is_postcopy: bool,
@@ -64,10 +71,12 @@ impl Controller {
             set: None,
             factor: 1,
             limit: Some(limit),
+            former_limit: None,
             throttle: (0, Duration::ZERO),
             awaits_throttle: false,
             steps: 0,
             stalled: None,
+            first_flat: None,
             last_window: None,
             is_reported: false,
             is_postcopy: false,
@@ -81,9 +90,17 @@ impl Controller {
         self.max
     }
 
-    /// Says that QEMU has refused the last [`Action::StopAt`].
-    pub fn not_set(&mut self) {
-        (self.set, self.limit) = (None, None);
+    /// Says that an action of the last step was not done.
+    pub fn not_done(&mut self, action: Action) {
+        match action {
+            Action::StopAt(_) => (self.set, self.limit) = (None, self.former_limit),
+            // QEMU will not do it later either.
+            Action::StartPostcopy => {
+                self.is_postcopy = false;
+                self.limits.postcopy = Postcopy::Never;
+            }
+            Action::Throttle(_) | Action::Cancel => {}
+        }
     }
 
     /// Decides after an observation.
@@ -123,17 +140,13 @@ impl Controller {
 
     fn check_deadline(&mut self, sample: &Sample, step: &mut Step) {
         let Some(after) = self.limits.deadline.filter(|after| sample.at >= *after) else { return };
-        match sample.phase {
-            Phase::Setup | Phase::Precopy if !self.is_postcopy => {
-                self.is_cancelled = true;
-                step.actions.push(Action::Cancel);
-                step.note(sample, Why::Deadline { after });
-            }
-            _ if !self.is_late => {
-                self.is_late = true;
-                step.note(sample, Why::TooLate { after });
-            }
-            _ => {}
+        if sample.phase.may_be_cancelled() && !self.is_postcopy {
+            self.is_cancelled = true;
+            step.actions.push(Action::Cancel);
+            step.note(sample, Why::Deadline { after });
+        } else if !self.is_late {
+            self.is_late = true;
+            step.note(sample, Why::TooLate { after });
         }
     }
 
@@ -146,7 +159,8 @@ impl Controller {
         self.limit = Some(there);
         self.max = there.clamp(MILLISECOND, LONGEST);
         self.goal = self.max;
-        (self.set, self.stalled, self.is_reported) = (None, None, false);
+        (self.set, self.is_reported) = (None, false);
+        (self.stalled, self.first_flat) = (None, None);
         self.passes.restart(sample);
         step.note(sample, Why::LimitChanged { max: self.max });
     }
@@ -169,6 +183,7 @@ impl Controller {
             (self.stalled, self.factor) = (None, 1);
             return;
         }
+        self.first_flat.get_or_insert(sample.at);
         let needs = needs(window.left, flow);
         if self.goal < self.max {
             let from = self.goal;
@@ -176,9 +191,8 @@ impl Controller {
             self.goal = whole(if needs <= self.max { enough.min(self.max) } else { self.max });
             let to = self.goal;
             step.note(sample, Why::Raised { from, to, left: window.left, needs });
-            if needs <= self.max {
-                return;
-            }
+            // A drain rate that varies, or a calm moment of the guest, may make it enough.
+            return;
         }
         if !is_certain && window.flat < 2 {
             return;
@@ -208,15 +222,16 @@ impl Controller {
             Postcopy::WhenNeeded => {
                 self.start_postcopy(sample, Why::PostcopyNeeded(stuck), step);
             }
-            // The second window shows more of the guest; one that takes long is not waited for.
-            Postcopy::Never if window.is_second => self.report(stuck, sample, step),
+            Postcopy::Never if window.flat >= 2 && is_past(self.stalled, CERTAIN, sample) => {
+                self.report(stuck, sample, step);
+            }
             Postcopy::Never => {}
             // It ends at that time.
             Postcopy::After(_) => {}
         }
     }
 
-    /// What was measured before QEMU applies a throttle says nothing about it.
+    /// Measurements from before QEMU applies a throttle say nothing about it.
     fn check_throttle(&mut self, sample: &Sample) {
         let (percent, since) = self.throttle;
         let is_over = sample.throttle >= percent || sample.at.saturating_sub(since) >= APPLIED;
@@ -247,8 +262,8 @@ impl Controller {
 
     /// Reports a migration that has stalled for long.
     fn report_in_time(&mut self, flow: Flow, sample: &Sample, step: &mut Step) {
-        let (Some(since), Some(window)) = (self.stalled, self.last_window) else { return };
-        let is_time = sample.at.saturating_sub(since) >= REPORTED;
+        let Some(window) = self.last_window else { return };
+        let is_time = window.flat > 0 && is_past(self.first_flat, REPORTED, sample);
         if is_time && !matches!(self.limits.postcopy, Postcopy::After(_)) {
             let stuck = self.stall(window, flow, sample).describe();
             self.report(stuck, sample, step);
@@ -280,7 +295,13 @@ impl Controller {
     }
 
     fn set(&mut self, wanted: Switchover, step: &mut Step) {
+        self.former_limit = self.limit;
         (self.set, self.limit) = (Some(wanted), Some(wanted.downtime_limit));
         step.actions.push(Action::StopAt(wanted));
     }
+}
+
+/// Whether so much time has passed.
+fn is_past(since: Option<Duration>, time: Duration, sample: &Sample) -> bool {
+    since.is_some_and(|since| sample.at.saturating_sub(since) >= time)
 }

@@ -12,7 +12,7 @@ pub struct Decision {
     pub why: Why,
 }
 
-/// What was decided.
+/// The kind of a decision, and its figures.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Why {
@@ -105,11 +105,11 @@ pub struct Stuck {
     pub max: Duration,
     /// Per cent by which the guest is slowed down.
     pub throttle: u8,
-    /// What would end it, each by itself.
+    /// Changes of which each would end it by itself.
     pub would: Vec<Remedy>,
 }
 
-/// What would end a migration.
+/// A change that would end a migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Remedy {
@@ -149,7 +149,8 @@ impl fmt::Display for Stuck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(dirty) = self.dirty {
             write!(f, "the guest dirties {}/s", megabytes(dirty))?;
-            if self.throttle > 0 {
+            // By 1 % every guest is that may be slowed.
+            if self.throttle > 1 {
                 write!(f, " although it is slowed by {} %", self.throttle)?;
             }
             f.write_str(", ")?;

@@ -1,4 +1,5 @@
-//! What the rest of a migration would take, and what would end one that stalls.
+//! The time that the rest of a migration would take, and the changes that would end one that
+//! stalls.
 
 use crate::decision::{Remedy, Stuck};
 use crate::limits::{Limits, Postcopy};

@@ -1,4 +1,4 @@
-//! What the operator allows.
+//! The limits that the operator sets.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub enum Postcopy {
     WhenNeeded,
 }
 
-/// What the operator allows.
+/// The limits that the operator sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The longest downtime.

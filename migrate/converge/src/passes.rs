@@ -1,11 +1,11 @@
-//! What is left after each look of QEMU at the dirty log, and whether that becomes less.
+//! The bytes left after each synchronisation, and whether they become less.
 
 use crate::Sample;
 use std::time::Duration;
 
 /// A window lasts at least this long, and until QEMU has read the dirty log in it.
 const WINDOW: Duration = Duration::from_secs(1);
-/// What is left has become less if it is at most this part of what was left in the window before.
+/// Fewer bytes are left if they are at most this part of those left in the window before.
 const LESS: f64 = 0.9;
 /// The first pass is over once this part of the RAM was sent. QEMU skips pages that it need not
 /// send.

@@ -17,7 +17,7 @@ const PAUSES: f64 = 1.25;
 /// the highest of this time counts.
 const RECENT: Duration = Duration::from_secs(2);
 
-/// What flows.
+/// Rates and delay of a migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Flow {
     /// Bytes of pages per second, zero pages not counted.
@@ -62,7 +62,7 @@ impl Rates {
         }
     }
 
-    /// What flows now; `None` while nothing is known.
+    /// The rates now; `None` while nothing is known.
     pub(crate) fn flow(&self) -> Option<Flow> {
         let last = self.points.back()?;
         let rate = |over: Duration, of: fn(&Point) -> u64| {

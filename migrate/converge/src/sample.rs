@@ -9,6 +9,8 @@ pub enum Phase {
     Setup,
     /// It sends RAM while the VM runs.
     Precopy,
+    /// The VM has stopped, and QEMU waits for leave to hand it over (pause-before-switchover).
+    Waiting,
     /// The VM has stopped, or is about to, and still belongs to the source.
     Switchover,
     /// The destination runs the VM.
@@ -18,12 +20,18 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Whether a cancel disturbs nothing: the migration is not about to end.
+    pub(crate) fn may_be_cancelled(self) -> bool {
+        matches!(self, Self::Setup | Self::Precopy | Self::Waiting)
+    }
+
     /// The phase of a status of QEMU's query-migrate.
     pub fn of(status: &str) -> Self {
         match status {
             "none" | "setup" | "wait-unplug" => Self::Setup,
             "active" => Self::Precopy,
-            "pre-switchover" | "device" => Self::Switchover,
+            "pre-switchover" => Self::Waiting,
+            "device" => Self::Switchover,
             status if status.starts_with("postcopy") => Self::Postcopy,
             _ => Self::Over,
         }

@@ -1,10 +1,10 @@
-//! What the controller wants after an observation.
+//! The result of an observation: actions, and the decisions behind them.
 
 use crate::decision::{Decision, Why};
 use crate::sample::Sample;
 use crate::switchover::Switchover;
 
-/// What is to be done.
+/// An action for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Set these parameters.
@@ -20,7 +20,7 @@ pub enum Action {
 /// The result of a sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// What is to be done, in this order.
+    /// Actions, in the order in which they are to be done.
     pub actions: Vec<Action>,
     /// Why.
     pub decisions: Vec<Decision>,

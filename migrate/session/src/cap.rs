@@ -116,7 +116,7 @@ impl Cap {
     }
 }
 
-/// What a link's bytes cost on its network.
+/// Bytes on the network beside those of the frames.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Overhead {
     headers: u64,

@@ -204,7 +204,7 @@ impl Run {
         self.zeros + self.cold + self.dirty
     }
 
-    /// What the path carries of the pages that are sent now.
+    /// The rate at which the path carries the pages that are sent now.
     fn carries(&self) -> f64 {
         self.drain(if self.cold > 0.0 { self.world.cold_ratio } else { self.world.hot_ratio })
     }

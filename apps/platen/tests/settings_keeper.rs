@@ -1,0 +1,110 @@
+//! The helper process that restores QEMU's migration settings, with a made monitor.
+
+use serde_json::{json, Value};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Nothing here takes this long unless it hangs.
+const WATCHDOG: Duration = Duration::from_secs(240);
+const FORMER: &str = r#"{"capabilities":[["multifd",true]],"parameters":{"downtime-limit":300}}"#;
+
+/// The helper, whose command has told it the former settings and died.
+fn orphan(monitor: &Path) -> Child {
+    let mut helper = Command::new(env!("CARGO_BIN_EXE_platen"))
+        .arg("keep-settings")
+        .arg(format!("unix:{}", monitor.display()))
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = helper.stdin.take().unwrap();
+    pipe.write_all(format!("{FORMER}\n").as_bytes()).unwrap();
+    helper
+}
+
+/// A client of the made monitor, negotiated.
+struct Client {
+    lines: BufReader<UnixStream>,
+    stream: UnixStream,
+}
+
+impl Client {
+    fn accept(listener: &UnixListener) -> Self {
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(WATCHDOG)).unwrap();
+        let mut client = Self { lines: BufReader::new(stream.try_clone().unwrap()), stream };
+        let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
+        client.say(&json!({ "QMP": { "version": version, "capabilities": [] } }));
+        client.hear("qmp_capabilities", json!({}));
+        client
+    }
+
+    fn say(&mut self, message: &Value) {
+        writeln!(self.stream, "{message}").unwrap();
+    }
+
+    /// Expects a command, answers it, and returns its arguments.
+    fn hear(&mut self, expected: &str, answer: Value) -> Value {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        let command: Value = serde_json::from_str(&line).unwrap_or(Value::Null);
+        assert_eq!(command["execute"], expected, "{line}");
+        self.say(&json!({ "return": answer, "id": command["id"] }));
+        command["arguments"].clone()
+    }
+
+    fn hangs_up(mut self) {
+        let mut line = String::new();
+        assert_eq!(self.lines.read_line(&mut line).unwrap(), 0, "it said {line}");
+    }
+}
+
+#[test]
+fn settings_are_restored_after_the_migration_and_until_then_the_monitor_is_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("qmp");
+    let listener = UnixListener::bind(&monitor).unwrap();
+    let helper = orphan(&monitor);
+    for status in ["active", "cancelling"] {
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", json!({ "status": status }));
+        client.hangs_up();
+    }
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "cancelled" }));
+    let known = json!([{ "capability": "multifd", "state": false }]);
+    client.hear("query-migrate-capabilities", known);
+    let set = client.hear("migrate-set-capabilities", json!({}));
+    assert_eq!(set["capabilities"], json!([{ "capability": "multifd", "state": true }]));
+    let set = client.hear("migrate-set-parameters", json!({}));
+    assert_eq!(set, json!({ "downtime-limit": 300 }));
+    client.hangs_up();
+    let output = helper.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("as they were before"), "{said}");
+}
+
+#[test]
+fn a_qemu_that_has_ended_needs_no_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = orphan(&folder.path().join("qmp")).wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn a_migration_that_is_paused_in_postcopy_is_reported_with_the_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("qmp");
+    let listener = UnixListener::bind(&monitor).unwrap();
+    let helper = orphan(&monitor);
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "postcopy-paused" }));
+    client.hangs_up();
+    let output = helper.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("paused in postcopy"), "{said}");
+    assert!(said.contains(FORMER), "{said}");
+}
