@@ -2,6 +2,7 @@
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::sockopt::Timeout;
 use rustix::net::{
     accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with, socketpair, AddressFamily,
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -11,6 +12,7 @@ use serde::{de::DeserializeOwned, Serialize};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
+use std::time::Duration;
 
 /// The largest message. A configuration of 64 hosts has some 20 KiB.
 const MOST: usize = 128 << 10;
@@ -56,6 +58,15 @@ impl Channel {
         Ok(Self(socket))
     }
 
+    /// Makes [`receive`](Self::receive) wait no longer than this for each message.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        rustix::net::sockopt::set_socket_timeout(&self.0, Timeout::Recv, patience)?;
+        Ok(())
+    }
+
     /// Sends a message without waiting.
     ///
     /// # Errors
@@ -84,7 +95,7 @@ impl Channel {
     /// Waits for a message; `None` when the other end has gone.
     ///
     /// # Errors
-    /// The kernel's; a message that is not understood.
+    /// The kernel's; `WouldBlock` after the time of `set_patience`; a message that is not understood.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
         let mut bytes = vec![0; MOST];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

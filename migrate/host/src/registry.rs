@@ -18,9 +18,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Records of ended migrations that are stored.
 const HISTORY: usize = 100;
+/// How long a carrier may take to say how its migration stands.
+const FIRST_WORD: Duration = Duration::from_secs(2);
 /// The largest record that is read.
 const MAX_RECORD: u64 = 64 << 10;
 
@@ -125,19 +128,32 @@ impl Registry {
             if record.phase == Phase::Ended {
                 continue;
             }
-            let channel = Channel::connect(&socket_of(&self.folder, &record.id));
-            let first = channel.and_then(|channel| Ok((channel.receive::<Record>()?, channel)));
-            match first {
-                Ok((Some((now, listener)), channel)) => {
+            let Ok(channel) = Channel::connect(&socket_of(&self.folder, &record.id)) else {
+                self.bury(&record);
+                continue;
+            };
+            let patience = HostError::system("cannot wait for a carrier");
+            channel.set_patience(Some(FIRST_WORD)).map_err(patience)?;
+            let first = channel.receive::<Record>();
+            let forever = HostError::system("cannot wait for a carrier");
+            channel.set_patience(None).map_err(forever)?;
+            let record = match first {
+                Ok(Some((now, listener))) => {
                     let door = Door { peer: now.peer.clone(), port: now.port };
                     if let Some(listener) = listener.map(TcpListener::from) {
                         found.doors.push((door, listener));
                     }
-                    found.running += 1;
-                    self.add(channel, now)?;
+                    now
                 }
-                _ => self.bury(&record),
-            }
+                // Stopped, or out of time: it is heard when it goes on.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => record,
+                _ => {
+                    self.bury(&record);
+                    continue;
+                }
+            };
+            found.running += 1;
+            self.add(channel, record)?;
         }
         Ok(found)
     }
@@ -274,7 +290,7 @@ mod tests {
     use super::*;
     use crate::carrier::Carrier;
     use std::sync::mpsc;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     fn silent(_: &Record) {}
 
@@ -353,6 +369,21 @@ mod tests {
         let history = registry.history().unwrap();
         assert_eq!(history.len(), 2);
         assert_eq!(history[1].status, Some(Status::Failed));
+    }
+
+    #[test]
+    fn a_carrier_that_is_stopped_holds_up_no_service() {
+        let run = tempfile::tempdir().unwrap();
+        let registry = Registry::open(run.path(), silent).unwrap();
+        let begin = record();
+        write_record(&registry.folder, &begin).unwrap();
+        let post = crate::channel::Post::listen(&socket_of(&registry.folder, &begin.id)).unwrap();
+        assert_eq!(registry.find_again().unwrap().running, 1);
+        assert_eq!(registry.running()[0], begin);
+        // It goes on, and is heard.
+        let carrier = post.accept().unwrap();
+        carrier.send(&Record { plain: 7, ..begin }, None).unwrap();
+        wait(|| registry.running()[0].plain == 7);
     }
 
     #[test]

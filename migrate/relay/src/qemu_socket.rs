@@ -7,6 +7,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::connect_unspec;
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -15,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// How long a TCP connection on this host may take. It waits only for a full backlog.
 const CONNECT: Duration = Duration::from_millis(500);
+/// Bytes to QEMU that the kernel may hold before QEMU's own kernel buffer: they count as delivered,
+/// and what is there when the VM stops adds to its downtime.
+const SEND_BUFFER: usize = 256 << 10;
 /// How long a reset may take to arrive behind the end of the other end's bytes. Where it comes later,
 /// a migration without a return path is called unconfirmed and not failed.
 const RESET_NS: i64 = 100_000_000;
@@ -163,9 +167,13 @@ impl QemuAddress {
     pub(crate) fn connect(&self) -> Result<QemuSocket, RelayError> {
         match self {
             Self::Unix(address) => address.connect(Duration::ZERO, || false).map(QemuSocket::from),
-            Self::Tcp(address) => TcpStream::connect_timeout(address, CONNECT)
-                .map(QemuSocket::from)
-                .map_err(|source| RelayError::Deliver { address: self.to_string(), source }),
+            Self::Tcp(address) => {
+                let failed = |source| RelayError::Deliver { address: self.to_string(), source };
+                let socket = TcpStream::connect_timeout(address, CONNECT).map_err(failed)?;
+                let sized = set_socket_send_buffer_size(&socket, SEND_BUFFER);
+                sized.map_err(|error| failed(error.into()))?;
+                Ok(socket.into())
+            }
         }
     }
 }

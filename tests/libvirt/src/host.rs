@@ -127,6 +127,14 @@ impl Host {
         Ok(Self { name, address, folder: folder.into(), pid, child, _group: group })
     }
 
+    /// Ends everything on the host.
+    pub(crate) fn end(&mut self) {
+        // With the namespace's first process everything in the namespace ends. `unshare` ends it,
+        // and is ended only once.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// The number of its first process.
     pub fn pid(&self) -> u32 {
         self.pid
@@ -280,10 +288,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The namespace's first process: with it, everything in the namespace ends.
-        let _ = Command::new("kill").args(["-KILL", &self.pid.to_string()]).status();
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end();
     }
 }
 

@@ -257,9 +257,7 @@ impl Drop for Lab {
         if std::env::var_os("PLATEN_KEEP").is_some() {
             return note(&format!("what was written is in {}", self.folder.display()));
         }
-        for host in &self.hosts {
-            let _ = Command::new("kill").args(["-KILL", &host.pid().to_string()]).status();
-        }
+        self.hosts.iter_mut().for_each(Host::end);
         // The overlay's work folder is free once its namespace has ended.
         let until = Instant::now() + Duration::from_secs(10);
         while fs::remove_dir_all(&self.folder).is_err() && Instant::now() < until {

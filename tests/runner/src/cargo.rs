@@ -7,6 +7,9 @@ use std::process::{Command, Stdio};
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
+/// The test programs that list and run scenarios, and not functions.
+pub(crate) const SCENARIOS: [&str; 3] = ["vm-tests/vm", "vm-tests/swap", "libvirt-tests/libvirt"];
+
 /// A test program.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {

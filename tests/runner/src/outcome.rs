@@ -7,7 +7,7 @@ use crate::job::Job;
 pub(crate) enum Format {
     /// Rust's test harness with `--report-time`: `test NAME ... ok <0.123s>`.
     Libtest,
-    /// `vm` and `swap` of `tests/vm`: `test NAME ... ok (1.2 s)`.
+    /// `vm` and `swap` of `tests/vm`, `libvirt` of `tests/libvirt`: `test NAME ... ok (1.2 s)`.
     Scenarios,
     /// Any text: the job counts as one test.
     Plain,

@@ -11,13 +11,14 @@ use crate::outcome::{Format, Outcome};
 use crate::summary;
 
 /// The parts of `proof`, in the order of their execution.
-pub(crate) const PARTS: [&str; 10] = [
+pub(crate) const PARTS: [&str; 11] = [
     "check",
     "crates",
     "specification",
     "loom",
     "fuzz",
     "vm",
+    "libvirt",
     "swap",
     "demo",
     "demo-memory",
@@ -32,11 +33,15 @@ const SHARDS: usize = 4;
 type Fetched = (&'static str, &'static [&'static str], &'static str);
 
 /// What `make test` and `make proof` need.
-const FETCHED: [Fetched; 3] = [
+const FETCHED: [Fetched; 4] = [
     ("scripts/fetch-qemu", &["10"], "PLATEN_SKIP_QEMU10"),
-    ("scripts/fetch-linux612", &[], "PLATEN_SKIP_SWAP"),
+    ("scripts/fetch-linux612", &[], SKIP_SWAP),
     ("scripts/fetch-qat", &[], "PLATEN_SKIP_QAT"),
+    ("scripts/fetch-libvirt", &[], SKIP_LIBVIRT),
 ];
+
+const SKIP_SWAP: &str = "PLATEN_SKIP_SWAP";
+const SKIP_LIBVIRT: &str = "PLATEN_SKIP_LIBVIRT";
 
 /// What only `make proof` needs.
 const FETCHED_FOR_PROOF: [Fetched; 1] = [("scripts/fetch-qemu", &["11"], "PLATEN_SKIP_QEMU11")];
@@ -76,10 +81,11 @@ pub(crate) fn test() -> Result<bool> {
         if nth % 3 == 0 { &mut first } else { &mut second }.push(job);
     }
     tracks.extend([first, second]);
-    if is_set("PLATEN_SKIP_SWAP") {
-        all.push(without("swap", "PLATEN_SKIP_SWAP"));
-    } else {
-        tracks.push(vec![harness(&programs, "swap", "swap", &["--quick"])?]);
+    for part in ["swap", "libvirt"] {
+        match why_not(part) {
+            Some(why) => all.push(without(part, &why)),
+            None => tracks.push(vec![harness(&programs, part, part, &["--quick"])?]),
+        }
     }
     all.extend(run_tracks(tracks, summary::say)?);
     Ok(summary::print(&all, begin.elapsed()))
@@ -131,11 +137,13 @@ fn proof_jobs(part: &'static str, all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> 
         "loom" => vec![vec![script("scripts/loom", &[])]],
         "fuzz" => vec![vec![script("fuzz/run.sh", &["60"])]],
         "vm" => vec![vec![harness(&build(&["--release"])?, "vm", "vm", &[])?]],
-        "swap" if is_set("PLATEN_SKIP_SWAP") => {
-            all.push(without("swap", "PLATEN_SKIP_SWAP"));
-            vec![]
-        }
-        "swap" => vec![vec![harness(&build(&["--release"])?, "swap", "swap", &[])?]],
+        "swap" | "libvirt" => match why_not(part) {
+            Some(why) => {
+                all.push(without(part, &why));
+                vec![]
+            }
+            None => vec![vec![harness(&build(&["--release"])?, part, part, &[])?]],
+        },
         // The demos, by the commands that a user types.
         _ => vec![vec![script("make", &[part])]],
     })
@@ -152,7 +160,7 @@ fn set_up() -> Result<Done> {
 
 fn fetch(all: &[Fetched]) -> Vec<Job> {
     all.iter()
-        .filter(|(_, _, skip)| !is_set(skip))
+        .filter(|(_, _, skip)| !is_set(skip) && (*skip != SKIP_LIBVIRT || is_root()))
         .map(|(script, arguments, _)| {
             let name = [&[*script], *arguments].concat().join(" ");
             Job::new("set-up", &name, Format::Plain, script, arguments)
@@ -171,8 +179,8 @@ fn build(profile: &[&str]) -> Result<Vec<Program>> {
 
 /// One job for each test program of the crates.
 fn crates(programs: &[Program]) -> Vec<Job> {
-    let is_root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
-    let libtest = |program: &&Program| !["vm-tests/vm", "vm-tests/swap"].contains(&&*program.name);
+    let is_root = is_root();
+    let libtest = |program: &&Program| !cargo::SCENARIOS.contains(&&*program.name);
     programs
         .iter()
         .filter(libtest)
@@ -207,23 +215,38 @@ fn guest_init() -> Job {
         .folder("tests/vm/guest")
 }
 
-/// A job of the whole-VM tests (`vm`) or of the swap guests (`swap`).
+/// A job of the whole-VM tests (`vm`), of the swap guests (`swap`), or under libvirt (`libvirt`).
 fn harness(
     programs: &[Program],
     part: &'static str,
     name: &str,
     arguments: &[&str],
 ) -> Result<Job> {
-    let wanted = format!("vm-tests/{part}");
-    let Some(program) = programs.iter().find(|program| program.name == wanted) else {
-        bail!("cargo has built no {wanted}");
+    let is_wanted = |program: &&Program| {
+        cargo::SCENARIOS.contains(&&*program.name) && program.name.ends_with(&format!("/{part}"))
+    };
+    let Some(program) = programs.iter().find(is_wanted) else {
+        bail!("cargo has built no program of the scenarios of {part}");
     };
     Ok(Job::new(part, name, Format::Scenarios, &program.path, arguments))
 }
 
-/// Stands for a part that the user has opted out of; it counts as skipped.
-fn without(part: &'static str, variable: &str) -> Done {
-    let skipped = vec![(part.to_owned(), format!("{variable} is set"))];
+/// Why a part cannot run, or shall not; `None` if it does.
+fn why_not(part: &str) -> Option<String> {
+    let skip = if part == "swap" { SKIP_SWAP } else { SKIP_LIBVIRT };
+    if is_set(skip) {
+        return Some(format!("{skip} is set"));
+    }
+    (part == "libvirt" && !is_root()).then(|| "it needs root, for namespaces and mounts".into())
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// Stands for a part that does not run, for the reason given; it counts as skipped.
+fn without(part: &'static str, why: &str) -> Done {
+    let skipped = vec![(part.to_owned(), why.to_owned())];
     Done {
         part,
         name: part.to_owned(),

@@ -2,7 +2,7 @@
 
 use super::settings::{port_of, Settings};
 use crate::say::say;
-use anyhow::Context;
+use anyhow::{ensure, Context};
 use host::{
     new_id, now, of_connection, of_listener, Channel, Door, Job, Order, Record, Registry, Role,
     Task,
@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// How long the last migration with a port may take to give it back: its end is under way when the
 /// next one begins.
 const PORT_FREE: Duration = Duration::from_secs(2);
+/// Carriers of this host at a time, those included whose migration is over and whose source may still
+/// ask about it.
+const MAX_CARRIERS: usize = 512;
 /// How long a carrier that starts may take to read its orders.
 const ORDERS: Duration = Duration::from_secs(10);
 /// Pause before a look at something that has to change.
@@ -74,6 +77,8 @@ impl Carriers {
         listener: Option<&TcpListener>,
         connections: &[TcpStream],
     ) -> anyhow::Result<()> {
+        let running = self.registry.running().len();
+        ensure!(running < MAX_CARRIERS, "{running} migrations run or end here, as many as may");
         let (ours, theirs) = Channel::pair().context("no socket for a carrier")?;
         // By its own file, so that an upgrade does not matter; `ps` shows the name.
         let mut child = Command::new("/proc/self/exe")

@@ -46,12 +46,18 @@ pub(crate) fn bounded_by(limit: Duration, body: impl FnOnce() + Send + 'static) 
 }
 
 /// A target, and the result of its session.
-type Ended = (Option<String>, Result<DestinationEnd, RelayError>);
+pub(crate) type Ended = (Option<String>, Result<DestinationEnd, RelayError>);
 
 /// The application around a session, which here only stores the result.
 pub(crate) struct TestHost {
     ended: Mutex<Sender<Ended>>,
     pub(crate) notices: Mutex<Vec<String>>,
+}
+
+impl TestHost {
+    pub(crate) fn new(ended: Sender<Ended>) -> Self {
+        Self { ended: Mutex::new(ended), notices: Mutex::new(Vec::new()) }
+    }
 }
 
 impl Host for TestHost {
@@ -120,8 +126,7 @@ impl Receiving {
             .map(|name| (name.map(str::to_string), UnixAddress::from(path(*name)).into()))
             .collect();
         let (sender, ended) = mpsc::channel();
-        let host =
-            Arc::new(TestHost { ended: Mutex::new(sender), notices: Mutex::new(Vec::new()) });
+        let host = Arc::new(TestHost::new(sender));
         let config = ServerConfig {
             qat,
             targets,

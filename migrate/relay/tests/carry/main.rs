@@ -12,6 +12,7 @@ mod commit;
 mod cutter;
 mod deltas;
 mod flood;
+mod fronts;
 mod harness;
 mod identity;
 mod lost_peer;

@@ -46,7 +46,7 @@ impl Inventory {
             }
         }
         for program in cargo::test_programs(&["--workspace"])? {
-            if ["vm-tests/vm", "vm-tests/swap"].contains(&program.name.as_str()) {
+            if cargo::SCENARIOS.contains(&program.name.as_str()) {
                 let quick = list(&program.path, &["--list", "--quick"])?;
                 for name in list(&program.path, &["--list"])? {
                     let place = if quick.contains(&name) { Place::Test } else { Place::Proof };
