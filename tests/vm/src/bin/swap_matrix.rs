@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Result};
+use anyhow::{bail, ensure, Context, Result};
 use rustix::process::{kill_process, Pid, Signal};
 use vm_tests::swap::{missing, number, Guest, Stage};
 use vm_tests::{cleanup, table};
@@ -93,8 +93,8 @@ fn main() -> Result<()> {
     let mut lost = 0;
     for case in cases {
         println!("{} ...", case.name());
-        let zram = run(&stage, case, false)?;
-        let platen = run(&stage, case, true)?;
+        let zram = run(&stage, case, false).context("with zram")?;
+        let platen = run(&stage, case, true).context("with platen")?;
         let holds = platen.kept >= zram.kept;
         lost += usize::from(!holds);
         let cell = |run: &Held| format!("{} ({})", run.stored, run.ended);
