@@ -183,7 +183,7 @@ fn a_cancel_ends_the_migration_at_both_and_the_next_one_works() {
     assert_eq!(read_all(&destination), b"");
     for (host, words) in [(A, "source QEMU ended"), (B, "source QEMU ended")] {
         let record = rig.ended(host, 1);
-        assert_eq!(record["status"], "failed");
+        assert_eq!((&record["status"], &record["reached"]), (&"failed".into(), &"active".into()));
         assert!(record["cause"].as_str().unwrap().contains(words), "{record}");
     }
     migrates(&rig, A, 49152);
@@ -228,13 +228,15 @@ fn a_destination_qemu_that_dies_ends_the_source_s_write_at_once() {
 #[test]
 fn a_host_that_cannot_be_reached_is_a_failure_at_once_with_its_cause() {
     let rig = Rig::new("");
-    let _a = rig.start(A);
+    let mut a = rig.start(A);
     let source = rig.connect_as_qemu(A, 49152);
     (&source).write_all(b"QEVM\0\0\0\x03").unwrap();
     assert!(is_reset(&source));
     let record = rig.ended(A, 1);
     assert_eq!(record["status"], "failed");
     assert!(record["cause"].as_str().unwrap().contains("cannot connect to"), "{record}");
+    assert_eq!(record["reached"], "opening");
+    a.says("to b (port 49152) failed (phase opening): cannot connect to");
 }
 
 #[test]

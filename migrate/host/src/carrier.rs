@@ -89,6 +89,9 @@ impl Carrier {
         let mut state = self.lock();
         let before = state.record.clone();
         change(&mut state.record);
+        if matches!(state.record.phase, Phase::Opening | Phase::Active) {
+            state.record.reached = state.record.phase;
+        }
         if state.record != before {
             let State { record, services } = &mut *state;
             // One that does not read, or has gone, asks again if it comes back.

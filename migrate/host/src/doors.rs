@@ -24,6 +24,8 @@ const MAX_WAITING: usize = 264;
 /// is there when the VM stops adds to its downtime: with the kernel's own sizes 18 MiB were on their
 /// way between two processes, with this one 5 MiB, which is QEMU's own send buffer (`tcp_wmem`).
 const BUFFER: usize = 256 << 10;
+/// Pause after a connection that could not be accepted.
+const BACK_OFF: Duration = Duration::from_millis(100);
 /// How often a door that could not be opened is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
 
@@ -46,7 +48,8 @@ pub trait Doorkeeper {
     fn stranger(&mut self, door: &Door, connection: TcpStream, why: &str);
     /// A connection was reset, for this reason.
     fn refused(&mut self, door: &Door, why: &str);
-    /// A door cannot be opened, for this reason; it is tried again, and this is said once.
+    /// A door cannot be opened, or a connection there not accepted, for this reason; it is tried
+    /// again.
     fn shut(&mut self, door: &Door, why: &str);
 }
 
@@ -131,11 +134,16 @@ impl Doors {
         let patience = if undecided { patience.min(LOOK_AGAIN) } else { patience };
         self.wait(&lent, patience)?;
         let allowed = &self.allowed;
+        let mut short = false;
         for (gate, lent) in self.doors.iter_mut().zip(lent) {
             if !lent {
-                gate.accept(allowed, keeper);
+                short |= !gate.accept(allowed, keeper);
             }
             gate.sort(keeper);
+        }
+        if short {
+            // The connection still waits, so poll would return at once.
+            std::thread::sleep(BACK_OFF);
         }
         Ok(())
     }
@@ -186,15 +194,20 @@ impl Gate {
         }
     }
 
-    fn accept(&mut self, allowed: &AllowedUsers, keeper: &mut impl Doorkeeper) {
-        let Some(listener) = &self.listener else { return };
+    /// Accepts what waits; false when the system refuses, perhaps only for a moment.
+    fn accept(&mut self, allowed: &AllowedUsers, keeper: &mut impl Doorkeeper) -> bool {
+        let Some(listener) = &self.listener else { return true };
         // The rest waits for the next turn: one door must not keep the others waiting.
         for _ in 0..MAX_WAITING {
             let (socket, there) = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
-                // None waits, or this process has no descriptor left: the connection stays.
-                Err(_) => return,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                // No descriptor or memory is left.
+                Err(error) => {
+                    keeper.shut(&self.door, &format!("a connection cannot be accepted: {error}"));
+                    return false;
+                }
             };
             if let Err(why) = allowed.check(self.address, there) {
                 reset(socket);
@@ -208,6 +221,7 @@ impl Gate {
             }
             self.waiting.push(Waiting { socket, since: Instant::now(), spoke: false });
         }
+        true
     }
 
     /// Finds out what the waiting connections are.

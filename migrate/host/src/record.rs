@@ -14,7 +14,7 @@ pub enum Role {
     Destination,
 }
 
-/// How far a migration is.
+/// The state of a migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
@@ -62,6 +62,8 @@ pub struct Record {
     pub pid: u32,
     /// `opening`, `active`, `ending` or `ended`.
     pub phase: Phase,
+    /// How far it came: `opening`, or `active`.
+    pub reached: Phase,
     /// Begin, milliseconds since 1970.
     pub began: u64,
     /// End, milliseconds since 1970.
@@ -86,6 +88,18 @@ impl Record {
         let vm = self.vm.as_ref().map_or(String::new(), |vm| format!("of {vm} "));
         let way = if self.role == Role::Source { "to" } else { "from" };
         format!("migration {} {vm}{way} {} (port {})", self.id, self.peer, self.port)
+    }
+}
+
+impl Phase {
+    /// Its word in records and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Active => "active",
+            Self::Ending => "ending",
+            Self::Ended => "ended",
+        }
     }
 }
 

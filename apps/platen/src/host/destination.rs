@@ -73,6 +73,10 @@ impl Host for Receiving {
         // What may still follow is the question of a source that has lost its links (W28).
         self.carriage.carrier.update(|record| {
             record.holds_port = false;
+            if destination.has_begun() {
+                // The migration may have been shorter than the time between two looks.
+                record.reached = Phase::Active;
+            }
             record.phase = Phase::Ending;
         });
         let outcome = outcome(destination.has_begun(), result);

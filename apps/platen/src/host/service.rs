@@ -9,6 +9,7 @@ use crate::say::{say, say_panics};
 use anyhow::Context;
 use host::{reset, Door, Doorkeeper, Doors, Policy, Record, Registry, Role, Status, Task};
 use relay::{Front, FrontConfig, UnixAddress};
+use rustix::process::{getrlimit, setrlimit, Resource};
 use session::Grants;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ const SAID: u32 = 10;
 
 pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     say_panics();
+    raise_descriptors();
     let settings = Settings::new(args)?;
     let acceptor = settings.acceptor()?;
     let registry = Registry::open(&settings.config.run_dir, tell)?;
@@ -106,6 +108,14 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     Ok(if broken.load(Ordering::Acquire) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
+/// Allows as many descriptors as may be: each door is one. If there are too few, some doors stay shut,
+/// which is said.
+fn raise_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
 /// Listens for links of other hosts.
 fn listen(settings: &Settings) -> anyhow::Result<TcpListener> {
     let port = settings.config.port;
@@ -128,8 +138,10 @@ fn tell(record: &Record) {
         }
         (Some(Status::Forwarded), Some(cause)) => format!("went in the clear: {cause}"),
         (Some(Status::Forwarded), None) => "went in the clear".into(),
-        (_, Some(cause)) => format!("failed: {cause}"),
-        (_, None) => "failed".into(),
+        (_, cause) => {
+            let cause = cause.as_deref().unwrap_or("its cause is not known");
+            format!("failed (phase {}): {cause}", record.reached.name())
+        }
     };
     let (plain, transferred) = (record.plain, record.transferred);
     let title = record.title();

@@ -44,6 +44,7 @@ pub(super) fn run(
     };
     source.kept_by(keeper);
     source.accept_on(entrance.clone())?;
+    carriage.carrier.update(|record| record.phase = Phase::Active);
     let handle = source.handle();
     let stopping = handle.clone();
     carriage.stop_by(move || stopping.stop());

@@ -123,13 +123,13 @@ fn table(records: &[Record]) -> String {
     );
     for record in records {
         let role = if record.role == Role::Source { "source" } else { "destination" };
-        // Both are words of an enumeration, with no other letters.
+        // A word of an enumeration, with no other letters.
         let word = |value: serde_json::Result<String>| {
             value.unwrap_or_default().trim_matches('"').to_owned()
         };
         let state = match record.status {
             Some(status) => word(serde_json::to_string(&status)),
-            None => word(serde_json::to_string(&record.phase)),
+            None => record.phase.name().to_owned(),
         };
         let until = record.ended.unwrap_or_else(now);
         let ratio = record.plain as f64 / record.transferred.max(1) as f64;
