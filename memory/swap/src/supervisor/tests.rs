@@ -389,14 +389,23 @@ fn a_service_manager_hears_that_all_is_up_and_that_the_supervisor_lives() {
     let path = shell.folder.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
     shell.notify = Some(path.to_str().unwrap().to_owned());
-    shell.up = Some("sleep 3; echo begun >> $NOTE".into());
-    run(&mut shell, "begun").unwrap();
-    manager.set_nonblocking(true).unwrap();
-    let mut heard = Vec::new();
-    let mut bytes = [0; 256];
-    while let Ok(got) = manager.recv(&mut bytes) {
-        heard.push(String::from_utf8_lossy(&bytes[..got]).into_owned());
-    }
+    shell.up = Some("sleep 3".into());
+    let note = shell.note();
+    let hearing = std::thread::spawn(move || {
+        let mut heard = Vec::new();
+        let mut bytes = [0; 256];
+        while heard.last().is_none_or(|last| last != "STOPPING=1") {
+            let got = manager.recv(&mut bytes).unwrap();
+            heard.push(String::from_utf8_lossy(&bytes[..got]).into_owned());
+            if heard.last().is_some_and(|last| last == "READY=1") {
+                // Only then the end is asked for.
+                fs::write(&note, "ready").unwrap();
+            }
+        }
+        heard
+    });
+    run(&mut shell, "ready").unwrap();
+    let heard = hearing.join().unwrap();
     let at = |what: &str| heard.iter().position(|said| said == what);
     assert!(at("WATCHDOG=1") < at("READY=1") && at("WATCHDOG=1").is_some(), "{heard:?}");
     assert!(at("STOPPING=1") > at("READY=1"), "{heard:?}");
