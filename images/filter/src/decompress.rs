@@ -47,7 +47,7 @@ impl Job for Unpack {
 /// # Errors
 ///
 /// [`FilterError`]; `output` then has the plain bytes before the frame at fault, and more only of
-/// a frame that no worker could decode.
+/// a frame of more than 16 MiB.
 pub fn decompress(
     format: Format,
     threads: usize,
@@ -74,6 +74,37 @@ pub fn decompress(
     Ok(this.totals)
 }
 
+/// An output that holds the plain bytes of a frame back until the frame is verified, or until there
+/// are more than memory is to hold.
+struct Held<'a> {
+    output: &'a mut dyn Write,
+    held: Option<Vec<u8>>,
+}
+
+impl Held<'_> {
+    fn release(&mut self) -> std::io::Result<()> {
+        self.held.take().map_or(Ok(()), |held| self.output.write_all(&held))
+    }
+}
+
+impl Write for Held<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match &mut self.held {
+            Some(held) if (held.len() + bytes.len()) as u64 <= MOST_PLAIN => {
+                held.extend_from_slice(bytes);
+                return Ok(bytes.len());
+            }
+            Some(_) => self.release()?,
+            None => {}
+        }
+        self.output.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.output.flush()
+    }
+}
+
 struct Decompress<'a> {
     format: Format,
     source: Source<'a>,
@@ -97,10 +128,14 @@ impl Decompress<'_> {
         self.totals.frames += 1;
         let Some((len, plain_len)) = self.whole_frame()? else {
             self.write(true)?;
+            let mut output = Held { output: &mut *self.output, held: Some(Vec::new()) };
             let done = match self.format {
-                Format::Zstd => zstd::stream(&mut self.source, self.output),
-                Format::Gzip => gzip::stream(&mut self.source, self.output),
+                Format::Zstd => zstd::stream(&mut self.source, &mut output),
+                Format::Gzip => gzip::stream(&mut self.source, &mut output),
             };
+            if done.is_ok() {
+                output.release().map_err(io_error("write"))?;
+            }
             self.totals.written += done.map_err(|error| match error {
                 StreamError::Filter(error) => error,
                 StreamError::Frame(reason) => self.wrong(number, offset, reason),

@@ -16,8 +16,8 @@
 //! # What fails
 //!
 //! [`FilterError`] names the format, the number of the frame and its offset. The output then ends
-//! before the damaged frame: no byte of a frame is written before its checksum is verified, except
-//! for a frame that is too long for the memory.
+//! before the damaged frame: a frame of up to 16 MiB of plain bytes is written once its checksum is
+//! verified. Of a longer one, which platen does not write, bytes are written as they are decoded.
 //!
 //! # Limits
 //!

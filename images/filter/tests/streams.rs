@@ -170,6 +170,26 @@ proptest! {
     }
 }
 
+/// Bytes that do not compress lie in a frame as they are, so a damaged one decodes to wrong bytes.
+#[test]
+fn no_byte_of_a_damaged_frame_is_written() {
+    let mut word = 1_u64;
+    let noise: Vec<u8> = (0..300_000)
+        .flat_map(|_| {
+            word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (word >> 32).to_le_bytes()[..4].to_vec()
+        })
+        .collect();
+    for format in FORMATS {
+        for mut stream in [foreign(format, &noise), packed(format, 2, &noise).0] {
+            let middle = stream.len() / 3;
+            stream[middle] ^= 1;
+            let (result, out) = unpacked(format, &stream);
+            assert!(result.is_err() && out.is_empty(), "{format:?}: {} bytes", out.len());
+        }
+    }
+}
+
 #[test]
 fn a_level_that_does_not_exist_is_refused() {
     for (format, level) in [(Format::Zstd, 20), (Format::Zstd, 0), (Format::Gzip, 13)] {
