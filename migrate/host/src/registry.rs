@@ -166,18 +166,22 @@ impl Registry {
         let (id, channel) = (record.id.clone(), Arc::new(channel));
         let known = Known { channel: channel.clone(), record };
         self.lock().insert(id.clone(), known);
-        let registry = self.clone();
+        let (registry, followed) = (self.clone(), id.clone());
         let follow = move || {
             // A message that this version does not understand tells nothing; the end does.
             while let Ok(Some((record, _))) = channel.receive::<Record>() {
-                if let Some(known) = registry.lock().get_mut(&id) {
+                if let Some(known) = registry.lock().get_mut(&followed) {
                     known.record = record;
                 }
             }
-            registry.gone(&id);
+            registry.gone(&followed);
         };
         let thread = std::thread::Builder::new().name("carrier".into()).spawn(follow);
-        thread.map(drop).map_err(HostError::system("cannot start a thread"))
+        thread.map(drop).map_err(|error| {
+            // Nobody would remove it, and its port would stay taken.
+            self.lock().remove(&id);
+            HostError::system("cannot start a thread")(error)
+        })
     }
 
     /// A carrier has gone, in order or not.
