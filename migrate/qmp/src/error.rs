@@ -111,6 +111,14 @@ pub enum QmpError {
         /// The capability.
         capability: String,
     },
+    /// A migration is over, and QEMU does not release its channels.
+    #[error("QEMU holds the channels of the migration that has {status} for more than {seconds} s; its settings stay as they are: try again later")]
+    Unreleased {
+        /// The migration's status: completed, failed or cancelled.
+        status: String,
+        /// The time waited.
+        seconds: u64,
+    },
     /// A reply without a required field, or with a wrong one.
     #[error("QEMU's reply to {command} cannot be read: {reason}")]
     Reply {

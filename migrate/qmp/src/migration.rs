@@ -1,18 +1,27 @@
 //! Migration over QMP: capabilities, parameters, start, cancel, and the status.
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{json, Value};
 
 use crate::{Qmp, QmpError};
 
+/// Time limit for QEMU to release the channels of a migration that is over.
+const RELEASE: Duration = Duration::from_secs(10);
+/// The pause between two questions whether it has.
+const ASK: Duration = Duration::from_millis(10);
+
 impl Qmp {
-    /// Switches migration capabilities on and off, all in one command.
+    /// Switches migration capabilities on and off, all in one command, as soon as QEMU has released
+    /// the migration before: see [`Qmp::wait_released`].
     ///
     /// A capability that this QEMU lacks counts as off: switching it off is skipped.
     ///
     /// # Errors
     ///
     /// [`QmpError::NoCapability`] for one to be switched on that QEMU lacks; nothing is set then.
+    /// Those of [`Qmp::wait_released`].
     pub fn set_capabilities(&mut self, wanted: &[(&str, bool)]) -> Result<(), QmpError> {
         const QUERY: &str = "query-migrate-capabilities";
         let known: Vec<Capability> = read(QUERY, self.execute(QUERY, None)?)?;
@@ -30,16 +39,56 @@ impl Qmp {
         if list.is_empty() {
             return Ok(());
         }
+        self.wait_released()?;
         let arguments = json!({ "capabilities": list });
         self.execute("migrate-set-capabilities", Some(arguments)).map(drop)
     }
 
-    /// Sets migration parameters, by QEMU's names, all in one command.
+    /// Waits until QEMU has released the channels of a migration that is over; returns at once if
+    /// one is in progress or awaited.
+    ///
+    /// A migration counts as failed as soon as one channel has failed; the others are released
+    /// later. QEMU 7.2 releases what the settings of that moment say: with multifd switched off by
+    /// then, or with fewer channels, it leaves some registered with `yank`, and aborts (assertion in
+    /// `yank_unregister_instance`). The VM is lost with it.
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] for a parameter that QEMU lacks or a value that it refuses.
+    /// [`QmpError::Unreleased`] after 10 s.
+    pub fn wait_released(&mut self) -> Result<(), QmpError> {
+        let until = Instant::now() + RELEASE;
+        while self.is_registered()? {
+            let info = self.query_migrate()?;
+            if !info.is_over() {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                let status = info.status().to_owned();
+                return Err(QmpError::Unreleased { status, seconds: RELEASE.as_secs() });
+            }
+            std::thread::sleep(ASK);
+        }
+        Ok(())
+    }
+
+    /// Whether QEMU has a migration registered with `yank`: from its start to its release.
+    fn is_registered(&mut self) -> Result<bool, QmpError> {
+        const QUERY: &str = "query-yank";
+        let instances: Vec<YankInstance> = read(QUERY, self.execute(QUERY, None)?)?;
+        Ok(instances.iter().any(|instance| instance.kind == "migration"))
+    }
+
+    /// Sets migration parameters, by QEMU's names, all in one command; `multifd-channels` as soon as
+    /// QEMU has released the migration before.
+    ///
+    /// # Errors
+    ///
+    /// [`QmpError::Refused`] for a parameter that QEMU lacks or a value that it refuses. Those of
+    /// [`Qmp::wait_released`].
     pub fn set_parameters(&mut self, parameters: Value) -> Result<(), QmpError> {
+        if parameters.get("multifd-channels").is_some() {
+            self.wait_released()?;
+        }
         self.execute("migrate-set-parameters", Some(parameters)).map(drop)
     }
 
@@ -129,6 +178,13 @@ impl Qmp {
         let Uuid { uuid } = read(QUERY, self.execute(QUERY, None)?)?;
         Ok(uuid)
     }
+}
+
+/// An element of the reply to `query-yank`.
+#[derive(Deserialize)]
+struct YankInstance {
+    #[serde(rename = "type")]
+    kind: String,
 }
 
 /// Whether the guest runs, and the reason if it does not.

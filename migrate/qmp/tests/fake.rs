@@ -380,6 +380,17 @@ fn capabilities_are_checked_before_any_is_set() {
         let (query, _) = peer.hear();
         assert_eq!(query["execute"], "query-migrate-capabilities");
         peer.answer(&query, known.clone());
+        // QEMU would abort if multifd were switched off before it has released its channels.
+        let replies = [
+            ("query-yank", json!([{ "type": "migration" }])),
+            ("query-migrate", json!({ "status": "failed" })),
+            ("query-yank", json!([{ "type": "chardev", "id": "monitor" }])),
+        ];
+        for (command, reply) in replies {
+            let (query, _) = peer.hear();
+            assert_eq!(query["execute"], command);
+            peer.answer(&query, reply);
+        }
         let (set, _) = peer.hear();
         assert_eq!(set["execute"], "migrate-set-capabilities");
         let expected = json!([

@@ -378,5 +378,9 @@ fn links_together_write_no_more_than_the_limit() {
         let most = RATE as f64 * (begin.elapsed().as_secs_f64() + 0.013);
         assert!(bytes as f64 <= most, "{bytes} bytes after {:?}", begin.elapsed());
     }
-    assert!(one.session.bytes_out.load(Ordering::Relaxed) >= bytes);
+    // The writer counts a frame once the kernel has it all, which the reader may see before.
+    while one.session.bytes_out.load(Ordering::Relaxed) < bytes {
+        assert!(begin.elapsed() < LIMIT, "{bytes} bytes are not counted");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

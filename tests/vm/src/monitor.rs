@@ -185,11 +185,18 @@ impl Monitor {
         Ok(self.execute("query-status", json!({}))?["status"].as_str().unwrap_or("?").into())
     }
 
-    /// Turns migration capabilities on or off.
+    /// Turns migration capabilities on or off, once QEMU has released the migration before: QEMU 7.2
+    /// aborts if multifd is switched off earlier.
     ///
     /// # Errors
     /// As [`Monitor::execute`].
     pub fn set_capabilities(&mut self, capabilities: &[(&str, bool)]) -> Result<()> {
+        let over = ["completed", "failed", "cancelled"];
+        while self.execute("query-yank", json!({}))?.to_string().contains("\"migration\"")
+            && over.contains(&self.migration_status()?.as_str())
+        {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let list: Vec<Value> = capabilities
             .iter()
             .map(|(name, state)| json!({"capability": name, "state": state}))
