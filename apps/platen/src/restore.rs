@@ -1,7 +1,9 @@
 //! `platen restore`: loads a saved VM into a QEMU that waits with -incoming defer.
 
 use crate::monitor::{refuse_in_progress, OLDEST};
-use crate::restore_fit::{is_preallocated, machine_differs, refuse_another_image, why_not_instant};
+use crate::restore_fit::{
+    is_preallocated, machine_differs, refuse_another_image, was_paused, why_not_instant,
+};
 use crate::restore_load::load;
 use crate::restore_source::Source;
 use crate::restore_supervisor::Supervisor;
@@ -150,6 +152,10 @@ fn restore(
         let how = PlainOptions { threads: threads(args), reader };
         load(image, qmp, &dir, how, fallback.as_deref())
     } else {
+        if was_paused(image) {
+            // After RUN QEMU starts every VM, unless it was told before not to.
+            qmp.execute("stop", None)?;
+        }
         Supervisor::new(&args.qmp, qmp, images, options(args), dir).begin()
     }
 }

@@ -15,6 +15,12 @@ pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
     Ok((!here.is_empty() && saved != here).then(|| here.to_owned()))
 }
 
+/// Whether the VM was paused when `platen save` saved it. An imported stream does not say that.
+pub(crate) fn was_paused(image: &Image) -> bool {
+    let facts: Value = serde_json::from_slice(&image.state().facts).unwrap_or_default();
+    facts["running"] == false
+}
+
 /// The reason why RAM cannot be loaded while the VM runs; `None` if no reason is known. (QEMU
 /// itself refuses the capability where its host does not provide userfaultfd.)
 pub(crate) fn why_not_instant(qmp: &mut Qmp, image: &Image) -> Result<Option<String>, QmpError> {
@@ -64,6 +70,9 @@ fn socket_prefix(image: &Image) -> String {
 /// Refuses to continue a VM that was restored from another image: it would get wrong pages.
 pub(crate) fn refuse_another_image(qmp: &mut Qmp, image: &Image) -> anyhow::Result<()> {
     let info = qmp.execute("query-migrate", None)?;
+    if info["status"] == "completed" {
+        bail!("this VM has all of its RAM: there is nothing to recover");
+    }
     let sockets = info["socket-address"].as_array();
     let mut names = sockets
         .into_iter()

@@ -1,6 +1,6 @@
 //! Supervises the players of a restore in which the VM runs while its RAM is loaded.
 
-use crate::restore_fit::socket_name;
+use crate::restore_fit::{socket_name, was_paused};
 use crate::restore_player::{ended, Player};
 use crate::restore_source::Source;
 use crate::saved_vm::wait_started;
@@ -33,6 +33,8 @@ pub(crate) struct Supervisor<'a> {
     images: VecDeque<Source<'a>>,
     /// Number of players that have died.
     deaths: u32,
+    /// Whether the guest's CPUs have run, as far as QEMU's events tell.
+    has_run: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -44,7 +46,7 @@ impl<'a> Supervisor<'a> {
         dir: tempfile::TempDir,
     ) -> Self {
         let socket = dir.path().join(socket_name(&images[0].image, 0));
-        Self { address, qmp, dir, options, socket, images, deaths: 0 }
+        Self { address, qmp, dir, options, socket, images, deaths: 0, has_run: false }
     }
 
     /// Restores the VM; returns the report.
@@ -56,6 +58,7 @@ impl<'a> Supervisor<'a> {
     /// Continues a restore whose player has died; returns the report.
     pub(crate) fn go_on(mut self) -> anyhow::Result<Value> {
         self.deaths = 1;
+        self.has_run = true;
         self.recover()?;
         self.supervise(true)
     }
@@ -84,11 +87,10 @@ impl<'a> Supervisor<'a> {
 
     /// Whether QEMU's monitor stays open for [`NOTICED`].
     fn qemu_lives(&mut self) -> bool {
-        // Queued events precede the end of file.
+        // Queued events precede the end of file. QEMU sends RESUME before the guest's CPUs run.
         while let Ok(event) = self.qmp.poll_event(NOTICED) {
-            if event.is_none() {
-                return true;
-            }
+            let Some(event) = event else { return true };
+            self.has_run |= event.name == "RESUME";
         }
         false
     }
@@ -106,7 +108,11 @@ impl<'a> Supervisor<'a> {
                 match event["event"].as_str() {
                     Some("running") if running_ms.is_none() && !resume => {
                         running_ms = Some(begin.elapsed().as_secs_f64() * 1e3);
-                        say("the VM runs; its RAM is loaded while it does");
+                        say(if was_paused(image) {
+                            "the VM is paused, as it was saved; its RAM is loaded, and cont may resume it meanwhile"
+                        } else {
+                            "the VM runs; its RAM is loaded while it does"
+                        });
                     }
                     Some("running") => say("the VM goes on"),
                     Some("loaded") => say("everything is loaded: the image is not needed any more"),
@@ -152,6 +158,10 @@ impl<'a> Supervisor<'a> {
             };
             // This check comes last, since it takes NOTICED while the guest waits.
             if (!goes_on || asked.is_err()) && !self.qemu_lives() {
+                // QEMU ends, instead of waiting for another player, until it has obeyed RUN.
+                if !self.has_run {
+                    bail!("{why}, before the VM ran, and this QEMU has ended; the image is as good as before");
+                }
                 bail!(
                     "{why}: this QEMU has ended. The image is as good as before, but the VM has run: its disks are not \
                      those of the image any more"

@@ -44,7 +44,9 @@ impl Qemu {
             "-name",
             name,
         ]);
-        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
+        for socket in [&socket, &second_monitor(&socket)] {
+            command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
+        }
         command.args(extra).stdin(Stdio::null());
         let child = match command.spawn() {
             Ok(child) => child,
@@ -70,6 +72,39 @@ impl Qemu {
     fn address(&self) -> String {
         format!("unix:{}", self.socket.display())
     }
+
+    /// Saves the VM, which is in `state`.
+    fn save(self, folder: &Path, state: &str) -> Self {
+        let image = folder.join("image").display().to_string();
+        let (_, report) = works(folder, &["save", &image, "--qmp", &self.address()]);
+        assert_eq!((&report["status"], &report["vm"]), (&json!("completed"), &json!(state)));
+        self
+    }
+
+    /// Stops the VM, whose memory then stays as it is. A VM that runs its firmware may ask for all
+    /// of its memory while it is restored, however slow the background is.
+    fn stop(&self) {
+        self.monitor().execute("stop", None).unwrap();
+    }
+
+    /// Waits until the VM is `paused`: only then does QEMU wait for another player if this one dies.
+    /// The restore has the first monitor.
+    fn wait_paused(&self) {
+        let mut monitor = Qmp::connect(&second_monitor(&self.socket), LONG).unwrap();
+        let deadline = Instant::now() + LONG;
+        loop {
+            let state = monitor.query_status().unwrap().status;
+            if state == "paused" {
+                return;
+            }
+            assert!(Instant::now() < deadline, "the VM is {state}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn second_monitor(socket: &Path) -> PathBuf {
+    socket.with_extension("second.qmp")
 }
 
 /// Whether a process listens on this socket: flag `__SO_ACCEPTCON` in the kernel's list.
@@ -120,10 +155,14 @@ const WAITS: [&str; 2] = ["-incoming", "defer"];
 /// Starts and saves a VM; returns it and its image.
 fn saved(folder: &Path) -> Option<(Qemu, String)> {
     let source = Qemu::start(folder, "source", &MACHINE)?;
-    let image = folder.join("image").display().to_string();
-    let (_, report) = works(folder, &["save", &image, "--qmp", &source.address()]);
-    assert_eq!((&report["status"], &report["vm"]), (&json!("completed"), &json!("running")));
-    Some((source, image))
+    Some((source.save(folder, "running"), folder.join("image").display().to_string()))
+}
+
+/// Starts, stops and saves a VM; returns it and its image.
+fn saved_paused(folder: &Path) -> Option<(Qemu, String)> {
+    let source = Qemu::start(folder, "source", &MACHINE)?;
+    source.stop();
+    Some((source.save(folder, "paused"), folder.join("image").display().to_string()))
 }
 
 #[test]
@@ -242,9 +281,13 @@ fn a_paused_vm_stays_paused_and_one_that_is_to_end_ends() {
     let (_, report) = works(folder, &words);
     assert!(report["vm"].as_str().unwrap().contains("gone"), "{report}");
     assert!(source.child.wait().unwrap().success());
-    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
-    let (_, report) = works(folder, &["restore", &image, "--qmp", &waiting.address(), "--load"]);
-    assert_eq!((&report["mode"], &report["vm"]), (&json!("load"), &json!("paused")));
+    for (mode, flags) in [("load", &["--load"][..]), ("instant", &[])] {
+        let waiting = Qemu::start(folder, mode, &[&MACHINE[..], &WAITS].concat()).unwrap();
+        let address = waiting.address();
+        let words = [&["restore", &image, "--qmp", &address][..], flags].concat();
+        let (_, report) = works(folder, &words);
+        assert_eq!((&report["mode"], &report["vm"]), (&json!(mode), &json!("paused")));
+    }
 }
 
 /// Starts `platen save`, and kills it after `wait`.
@@ -327,7 +370,7 @@ fn a_save_killed_at_any_moment_leaves_the_vm_and_no_half_of_an_image() {
     }
     println!("{whole} saves were finished, {none} were not");
     let left = fs::read_dir(folder).unwrap().count();
-    assert_eq!(left, whole + 1, "files beside the images and the monitor's socket");
+    assert_eq!(left, whole + 2, "files beside the images and the monitors' sockets");
 }
 
 /// Whenever a player is killed, the restore reports that the VM has not run, or another player
@@ -338,7 +381,7 @@ fn a_player_killed_at_any_moment_is_replaced_or_the_vm_has_not_run() {
     let folder = dir.path();
     let Some((source, image)) = saved(folder) else { return };
     drop(source);
-    let (mut replaced, mut not_run, mut late) = (0, 0, 0);
+    let (mut replaced, mut not_run, mut ended, mut late) = (0, 0, 0, 0);
     for step in 0..16 {
         let waiting =
             Qemu::start(folder, &format!("waits{step}"), &[&MACHINE[..], &WAITS].concat()).unwrap();
@@ -364,9 +407,14 @@ fn a_player_killed_at_any_moment_is_replaced_or_the_vm_has_not_run() {
             }
         }
         let status = restore.wait().unwrap();
-        assert_eq!(status.success(), !text.contains("before the VM ran"), "{text}");
+        let has_ended = text.contains("this QEMU has ended");
+        assert_eq!(status.success(), !text.contains("before the VM ran") && !has_ended, "{text}");
         if text.contains("before the VM ran") {
             not_run += 1;
+        } else if has_ended {
+            // QEMU has noticed the death before it came to RUN, and ends after it.
+            assert!(text.contains("the VM has run"), "{text}");
+            ended += 1;
         } else {
             assert!(text.contains("the image is not needed any more"), "{text}");
             assert_eq!(comes_to(&waiting, &["running"]), "running");
@@ -377,7 +425,9 @@ fn a_player_killed_at_any_moment_is_replaced_or_the_vm_has_not_run() {
             }
         }
     }
-    println!("{replaced} replaced, {not_run} before the VM ran, {late} killed too late");
+    println!(
+        "{replaced} replaced, {not_run} before the VM ran, {ended} as it ran, {late} too late"
+    );
 }
 
 /// A restore that has not ended.
@@ -396,8 +446,8 @@ impl Drop for Restore {
 }
 
 impl Restore {
-    /// Starts a restore whose background is so slow that it does not end by itself, and waits until
-    /// the VM runs.
+    /// Starts a restore of a paused VM whose background is so slow that it does not end by itself, and
+    /// waits until the VM could run.
     fn held(image: &str, qemu: &Qemu, flags: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_platen"))
             .args(["restore", image, "--qmp", &qemu.address(), "--push-rate", "1"])
@@ -407,7 +457,8 @@ impl Restore {
             .unwrap();
         let lines = std::io::BufReader::new(child.stderr.take().unwrap());
         let mut this = Self { child, lines, text: String::new() };
-        this.wait_for("the VM runs");
+        this.wait_for("the VM is paused");
+        qemu.wait_paused();
         this
     }
 
@@ -445,7 +496,7 @@ fn kill(pid: i32, image: &str) {
 fn an_image_in_use_is_not_restored_again_unless_all_share_it() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
-    let Some((source, image)) = saved(folder) else { return };
+    let Some((source, image)) = saved_paused(folder) else { return };
     drop(source);
     let waits = |name| Qemu::start(folder, name, &[&MACHINE[..], &WAITS].concat()).unwrap();
     let (first, second) = (waits("first"), waits("second"));
@@ -478,7 +529,9 @@ fn an_image_in_use_is_not_restored_again_unless_all_share_it() {
 fn a_vm_that_runs_gets_no_page_of_another_image() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
-    let Some((source, image)) = saved(folder) else { return };
+    let Some((source, image)) = saved_paused(folder) else { return };
+    source.monitor().execute("cont", None).unwrap();
+    source.stop();
     let other = folder.join("other").display().to_string();
     works(folder, &["save", &other, "--qmp", &source.address()]);
     drop(source);
@@ -503,7 +556,8 @@ fn a_vm_that_runs_gets_no_page_of_another_image() {
     let refused = "was not restored from this image";
     fails(folder, &words(&other).each_ref().map(String::as_str), refused);
     works(folder, &words(&copy).each_ref().map(String::as_str));
-    assert_eq!(comes_to(&waiting, &["running"]), "running");
+    assert_eq!(comes_to(&waiting, &["paused"]), "paused");
+    fails(folder, &words(&copy).each_ref().map(String::as_str), "nothing to recover");
 }
 
 #[test]
