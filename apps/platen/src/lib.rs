@@ -29,6 +29,7 @@ mod qat_command;
 mod qat_status;
 mod rate;
 mod receive;
+mod receive_settings;
 #[cfg(test)]
 mod reference;
 mod relay_command;

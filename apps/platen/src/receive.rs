@@ -2,16 +2,16 @@
 
 use crate::args::{shown, ReceiveArgs};
 use crate::cpus::Cpus;
-use crate::monitor::{open_monitor, refuse_colo};
+use crate::monitor::open_monitor;
 use crate::network;
 use crate::qat_command;
+use crate::receive_settings::FormerSettings;
 use crate::report::{process_cpu, Report};
 use crate::say::{say, show};
 use crate::source_end::UNCONFIRMED;
 use anyhow::{bail, Context};
 use qmp::{Qmp, QmpError};
 use relay::{Destination, Host, Server, ServerConfig, UnixAddress};
-use serde_json::json;
 use session::{Grants, Hello, Setup};
 use std::fs::File;
 use std::io::Write;
@@ -27,6 +27,8 @@ const LOADED: Duration = Duration::from_secs(10);
 struct Receiver {
     targets: Vec<(Option<String>, UnixAddress)>,
     monitors: Vec<(Option<String>, UnixAddress)>,
+    /// Of the QEMUs at `monitors`.
+    settings: FormerSettings,
     json: Option<PathBuf>,
     /// Serialises the report file.
     writing: Mutex<()>,
@@ -69,33 +71,6 @@ impl Receiver {
     }
 }
 
-/// Sets a destination QEMU up like the source.
-fn set_up(monitor: &UnixAddress, setup: &Setup) -> anyhow::Result<()> {
-    let mut qmp = open_monitor(monitor)?;
-    let status = qmp.query_status()?.status;
-    if status != "inmigrate" {
-        bail!("monitor {monitor}: the destination QEMU is '{status}', not waiting: start it with -incoming defer");
-    }
-    refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "destination")?;
-    qmp.set_capabilities(&[
-        ("events", true),
-        ("return-path", setup.return_path),
-        ("multifd", setup.channels > 0),
-        ("compress", false),
-        ("zero-copy-send", false),
-    ])?;
-    if setup.postcopy {
-        qmp.set_capabilities(&[("postcopy-ram", true)])?;
-    }
-    let mut parameters = json!({ "max-bandwidth": 0 });
-    if setup.channels > 0 {
-        parameters["multifd-channels"] = json!(setup.channels);
-        parameters["multifd-compression"] = json!("none");
-    }
-    qmp.set_parameters(parameters)?;
-    Ok(())
-}
-
 /// Tells a destination QEMU to listen. It listens for one migration only, so this happens when the
 /// first bytes of one arrive: a source QEMU that refuses to migrate wastes nothing.
 fn start_listening(monitor: &UnixAddress, deliver: &UnixAddress) -> anyhow::Result<()> {
@@ -116,7 +91,8 @@ impl Host for Receiver {
         // A bare relay does not report how QEMU was set up; assume QEMU's default, a single stream
         // with return path.
         let setup = hello.setup.clone().unwrap_or(Setup::with_return_path());
-        set_up(monitor, &setup)
+        self.settings
+            .set_up(target, monitor, &setup)
             .map_err(|error| format!("the destination cannot be set up: {error:#}"))
     }
 
@@ -150,11 +126,14 @@ impl Host for Receiver {
             report.json().into_bytes()
         });
         if let (false, Err(error)) = (destination.has_begun(), &result) {
-            // No migration, so no report.
+            // No migration, so no report. The next one sets QEMU up again.
             return say(&format!("{peer} left before it migrated to {}: {error}", shown(target)));
         }
         let mut report = measured();
         let vm = self.monitor(target).map(|monitor| vm_state(monitor, result.is_ok()));
+        if let Some(monitor) = self.monitor(target) {
+            self.settings.put_back(target, monitor);
+        }
         match &result {
             Ok(end) => {
                 // Without a return path QEMU confirms nothing to a relay, but its monitor may.
@@ -226,6 +205,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
     let receiver = Arc::new(Receiver {
         targets: args.targets().map(|named| (named.name.clone(), named.address.clone())).collect(),
         monitors: of(&args.qmp),
+        settings: FormerSettings::default(),
         json: args.json.clone(),
         writing: Mutex::new(()),
         succeeded: AtomicU64::new(0),
@@ -268,7 +248,12 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
     })
     .context("cannot handle signals")?;
     say(&format!("listening on {}", listener.local_addr()?));
-    server.run(&listener, args.once)?;
+    let served = server.run(&listener, args.once);
+    // Those of migrations that never began.
+    for (target, monitor) in &receiver.monitors {
+        receiver.settings.put_back(target, monitor);
+    }
+    served?;
     if server.strangers() > 0 {
         say(&format!("connections turned away: {}", server.strangers()));
     }

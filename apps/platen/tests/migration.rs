@@ -223,7 +223,10 @@ fn a_relay_out_of_descriptors_says_so_and_ends() {
 #[test]
 fn a_relay_with_too_few_descriptors_for_its_links_does_not_blame_the_peer() {
     let rig = Rig::new("");
-    for limit in 8..64 {
+    let until = Instant::now() + WATCHDOG;
+    let mut limits = 8..64;
+    let mut next = limits.next();
+    while let Some(limit) = next {
         let mut relay = rig.relay(&format!("ulimit -n {limit};"), &format!("src{limit}"));
         loop {
             match relay.lines.recv_timeout(WATCHDOG) {
@@ -236,10 +239,17 @@ fn a_relay_with_too_few_descriptors_for_its_links_does_not_blame_the_peer() {
         }
         let (status, said) = relay.ends();
         assert_eq!(status, Some(1), "{limit}: {said}");
+        // The receiver has not noticed yet that the relay before has ended.
+        if said.contains("a migration to this target is in progress") {
+            assert!(Instant::now() < until, "{limit}: {said}");
+            std::thread::sleep(Duration::from_millis(50));
+            continue;
+        }
         assert!(said.contains("os error 24"), "{limit}: {said}");
         for blame in ["is `platen receive` running", "was lost", "waiting up to"] {
             assert!(!said.contains(blame), "{limit}: {said}");
         }
+        next = limits.next();
     }
     panic!("64 descriptors are not enough");
 }

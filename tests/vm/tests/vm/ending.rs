@@ -64,25 +64,28 @@ struct Endless {
     migrate: Platen,
     /// The source QEMU's settings before.
     before: Value,
+    /// The destination QEMU's settings before.
+    destination_before: Value,
 }
 
 impl Endless {
     fn begin(stage: &mut Stage, spec: &VmSpec, flags: &[&str]) -> Result<Self> {
         let mut vm = stage.vm_of(spec)?;
         Settings::new(&[]).with("max-bandwidth", json!(100 << 20)).apply(&mut vm)?;
-        let destination = stage.lab.incoming_for(&vm)?;
+        let mut destination = stage.lab.incoming_for(&vm)?;
+        let destination_before = settings(&mut destination)?;
         let receive = platen::receive(&stage.lab, &destination, &PATIENCE)?;
         vm.guest.dirty(TOO_MUCH.0, TOO_MUCH.1, TOO_MUCH.2)?;
         let before = settings(&mut vm)?;
         let flags = [&["--explain"], flags, &PATIENCE].concat();
         let migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
-        Ok(Self { vm, destination, receive, migrate, before })
+        Ok(Self { vm, destination, receive, migrate, before, destination_before })
     }
 
     /// Waits until the migration is cancelled; the guest goes on with QEMU's former settings.
     /// Returns what was said, and the report.
     fn ends_cancelled(self, stage: &mut Stage) -> Result<(String, Value)> {
-        let Self { mut vm, mut destination, mut receive, mut migrate, before } = self;
+        let Self { mut vm, mut destination, mut receive, mut migrate, before, .. } = self;
         let said = migrate.fail(NOTICE)?;
         let report = migrate.report()?;
         ensure!(report["status"] == "cancelled", "{report}");
@@ -147,7 +150,7 @@ fn too_long(stage: &mut Stage) -> Result<()> {
 /// The same guest moves with the means that is allowed.
 fn ends(stage: &mut Stage, spec: &VmSpec, flags: &[&str], means: &str) -> Result<()> {
     stage.lab.net.shape(THIN)?;
-    let Endless { mut vm, mut destination, mut receive, mut migrate, before } =
+    let Endless { mut vm, mut destination, mut receive, mut migrate, before, destination_before } =
         Endless::begin(stage, spec, flags)?;
     migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
     receive.platen.succeed(NOTICE)?;
@@ -162,6 +165,7 @@ fn ends(stage: &mut Stage, spec: &VmSpec, flags: &[&str], means: &str) -> Result
         _ => ensure!(said.contains("postcopy begins"), "no word of postcopy: {said}"),
     }
     are_put_back(&mut vm, &before)?;
+    are_put_back(&mut destination, &destination_before)?;
     destination.assert_running()?;
     destination.guest.stop()?;
     destination.guest.verify()?;
@@ -171,7 +175,7 @@ fn ends(stage: &mut Stage, spec: &VmSpec, flags: &[&str], means: &str) -> Result
 
 /// An option that this QEMU cannot follow is refused before anything is changed.
 fn refused(stage: &mut Stage, spec: &VmSpec, flags: &[&str]) -> Result<()> {
-    let Endless { mut vm, mut destination, mut receive, mut migrate, before } =
+    let Endless { mut vm, mut destination, mut receive, mut migrate, before, .. } =
         Endless::begin(stage, spec, flags)?;
     names_the_cause(&migrate.fail(NOTICE)?, &["10.2"])?;
     ensure!(settings(&mut vm)? == before, "the settings are not as before");
@@ -188,7 +192,7 @@ fn killed(stage: &mut Stage) -> Result<()> {
     stage.lab.net.shape(THIN)?;
     let spec = VmSpec::tiny(Qemu::System, MACHINE_7_2);
     let crossed = stage.lab.net.crossed()?;
-    let Endless { mut vm, mut destination, mut receive, mut migrate, before } =
+    let Endless { mut vm, mut destination, mut receive, mut migrate, before, .. } =
         Endless::begin(stage, &spec, &["--throttle", "auto"])?;
     wait_crossed(&stage.lab, crossed + (4 << 20), &mut migrate)?;
     ensure!(settings(&mut vm)? != before, "migrate has changed nothing");
