@@ -46,6 +46,9 @@ impl Former {
     /// Restores the settings, none while a migration may use them. An error names those that could
     /// not be restored.
     pub(crate) fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
+        if self.capabilities.is_empty() && self.parameters.is_empty() {
+            return Ok(());
+        }
         qmp.wait_released().context("QEMU's migration settings are not as they were before")?;
         let list: Vec<_> =
             self.capabilities.iter().map(|(name, on)| (name.as_str(), *on)).collect();
