@@ -11,7 +11,7 @@ use crate::settings::Before;
 use crate::source_end::{listen, Measure, Plan};
 use anyhow::{bail, Context};
 use converge::Postcopy;
-use qmp::{MigrationInfo, Qmp, QmpError};
+use qmp::{MigrationInfo, Qmp};
 use relay::{RelayError, Source, SourceEnd, SourceHandle, UnixAddress};
 use serde_json::json;
 use session::{SessionError, Setup};
@@ -114,7 +114,7 @@ fn migrate(
     .context("cannot handle signals")?;
     let running = start(&source, measure)?;
     ending.begin();
-    if let Err(error) = begin(qmp, &address) {
+    if let Err(error) = qmp.migrate(&address.to_string()) {
         source.handle().end(&format!("the source QEMU refused to migrate: {error}"));
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
         return Err(error).with_context(monitor);
@@ -142,22 +142,6 @@ fn migrate(
             report.status,
             report.error.unwrap_or_default()
         ),
-    }
-}
-
-/// Starts the migration in the source QEMU. For a moment after a failed migration QEMU reports it
-/// as over, but has not released its resources, and therefore refuses the next one.
-fn begin(qmp: &mut Qmp, address: &UnixAddress) -> Result<(), QmpError> {
-    let until = Instant::now() + VERDICT;
-    loop {
-        match qmp.migrate(&address.to_string()) {
-            Err(QmpError::Refused { desc, .. })
-                if desc.contains("duplicate yank instance") && Instant::now() < until =>
-            {
-                std::thread::sleep(Duration::from_millis(100));
-            }
-            result => return result,
-        }
     }
 }
 

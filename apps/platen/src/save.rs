@@ -9,7 +9,7 @@ use crate::settings::{capabilities, Before};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
 use image::{Finished, State, Summary, Writer};
-use qmp::{Qmp, QmpError, RunStatus};
+use qmp::{Qmp, RunStatus};
 use recorder::Recorded;
 use relay::UnixAddress;
 use serde_json::json;
@@ -161,7 +161,7 @@ impl Saving<'_> {
             settings.set_parameter(self.qmp, "downtime-limit", json!(STOP_NOW))?;
         }
         let mut intake = Intake::listen(writer)?;
-        self.begin(intake.uri())?;
+        self.qmp.migrate(intake.uri())?;
         let result = self.watch(&mut intake, settings);
         let recorded = match result {
             Ok(recorded) => recorded,
@@ -185,22 +185,6 @@ impl Saving<'_> {
             "saved": saved,
             "running": self.was_running,
         }))
-    }
-
-    /// Starts the migration. For a moment after a migration QEMU still holds that one's yank
-    /// instance, and refuses the next migration.
-    fn begin(&mut self, uri: &str) -> anyhow::Result<()> {
-        let until = Instant::now() + VERDICT;
-        loop {
-            match self.qmp.migrate(uri) {
-                Err(QmpError::Refused { desc, .. })
-                    if desc.contains("duplicate yank instance") && Instant::now() < until =>
-                {
-                    std::thread::sleep(ASK);
-                }
-                result => return Ok(result?),
-            }
-        }
     }
 
     /// Waits until the whole stream is recorded.

@@ -2,7 +2,7 @@
 
 use crate::settings_keeper::{Former, SettingsKeeper};
 use anyhow::Context;
-use qmp::Qmp;
+use qmp::{Qmp, QmpError};
 use relay::UnixAddress;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -13,6 +13,17 @@ pub(crate) struct Before {
     former: Former,
     /// The process that restores them if this one is killed.
     keeper: Option<SettingsKeeper>,
+}
+
+/// Whether QEMU has set nothing.
+fn is_refusal(error: &QmpError) -> bool {
+    matches!(
+        error,
+        QmpError::Refused { .. }
+            | QmpError::NoCapability { .. }
+            | QmpError::InProgress { .. }
+            | QmpError::Unreleased { .. }
+    )
 }
 
 /// Queries the capabilities, by name.
@@ -35,13 +46,20 @@ impl Before {
         let change: Vec<_> =
             wanted.iter().copied().filter(|&(name, on)| now.get(name) != Some(&on)).collect();
         let noted = &mut self.former.capabilities;
+        let before = noted.len();
         for &(name, on) in &change {
             if now.contains_key(name) && !noted.iter().any(|(noted, _)| noted == name) {
                 noted.push((name.to_owned(), !on));
             }
         }
         self.tell()?;
-        Ok(qmp.set_capabilities(&change)?)
+        let set = qmp.set_capabilities(&change);
+        if set.as_ref().is_err_and(is_refusal) {
+            // What was not changed is not restored over what others set later.
+            self.former.capabilities.truncate(before);
+            self.tell()?;
+        }
+        Ok(set?)
     }
 
     /// Sets a parameter, and records its previous value.
@@ -95,5 +113,52 @@ impl Before {
         if let Some(keeper) = self.keeper {
             keeper.dismiss();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    /// Answers each command, and returns those that came.
+    fn monitor(mut stream: UnixStream) -> Vec<String> {
+        let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
+        let greeting = json!({ "QMP": { "version": version, "capabilities": [] } });
+        writeln!(stream, "{greeting}").unwrap();
+        let mut heard = Vec::new();
+        for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+            let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            let name = command["execute"].as_str().unwrap().to_owned();
+            let answer = match &name[..] {
+                "query-migrate-capabilities" => {
+                    json!([{ "capability": "multifd", "state": false }])
+                }
+                "query-yank" => json!([{ "type": "migration" }]),
+                "query-migrate" => json!({ "status": "active" }),
+                "query-status" => json!({ "status": "running", "running": true }),
+                _ => json!({}),
+            };
+            writeln!(stream, "{}", json!({ "return": answer, "id": command["id"] })).unwrap();
+            heard.push(name);
+        }
+        heard
+    }
+
+    /// Somebody else has begun a migration meanwhile, and sets capabilities of its own.
+    #[test]
+    fn capabilities_that_were_never_changed_are_not_restored() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let monitor = std::thread::spawn(|| monitor(theirs));
+        let mut qmp = Qmp::over(ours, Duration::from_secs(120)).unwrap();
+        let mut settings = Before::default();
+        let error = settings.set(&mut qmp, &[("multifd", true)]).unwrap_err();
+        assert!(format!("{error:#}").contains("in progress"), "{error:#}");
+        settings.put_back(&mut qmp).unwrap();
+        drop(qmp);
+        assert_eq!(monitor.join().unwrap().last().unwrap(), "query-status");
     }
 }

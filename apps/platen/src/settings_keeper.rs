@@ -13,7 +13,7 @@ use qmp::{Qmp, QmpError};
 use relay::UnixAddress;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::io::{BufRead, Write};
+use std::io::{BufRead, ErrorKind, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -43,8 +43,13 @@ pub(crate) struct Former {
 }
 
 impl Former {
-    /// Restores the settings. An error names those that could not be restored.
+    /// Restores the settings, none while a migration may use them. An error names those that could
+    /// not be restored.
     pub(crate) fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
+        if self.capabilities.is_empty() && self.parameters.is_empty() {
+            return Ok(());
+        }
+        qmp.wait_released().context("QEMU's migration settings are not as they were before")?;
         let list: Vec<_> =
             self.capabilities.iter().map(|(name, on)| (name.as_str(), *on)).collect();
         let mut capabilities = Ok(());
@@ -152,8 +157,11 @@ fn attempt(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {
     let later = |error: QmpError| Ok(Left::Later(error.to_string()));
     let mut qmp = match Qmp::connect(args.qmp.path(), MONITOR) {
         Ok(qmp) => qmp,
-        Err(QmpError::Missing { .. } | QmpError::Connect { .. }) => return Ok(Left::Gone),
-        // Somebody else is connected, or QEMU is about to end.
+        Err(QmpError::Missing { .. }) => return Ok(Left::Gone),
+        Err(QmpError::Connect { source, .. }) if source.kind() == ErrorKind::ConnectionRefused => {
+            return Ok(Left::Gone)
+        }
+        // Somebody else is connected, QEMU is about to end, or this process is short of something.
         Err(error) => return later(error),
     };
     let info = match qmp.query_migrate() {
@@ -168,5 +176,8 @@ fn attempt(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {
     if !info.is_over() && status != "none" {
         return Ok(Left::Later(format!("QEMU's migration stays '{status}'")));
     }
-    former.restore(&mut qmp).map(|()| Left::Restored)
+    // Another migration may have begun meanwhile, or QEMU does not answer for a while.
+    former
+        .restore(&mut qmp)
+        .map_or_else(|error| Ok(Left::Later(format!("{error:#}"))), |()| Ok(Left::Restored))
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(240);
-const FORMER: &str = r#"{"capabilities":[["multifd",true]],"parameters":{"downtime-limit":300}}"#;
+const FORMER: &str = r#"{"capabilities":[["multifd",true]],"parameters":{"downtime-limit":300,"multifd-channels":2}}"#;
 
 /// The helper, whose command has told it the former settings and died.
 fn orphan(monitor: &Path) -> Child {
@@ -75,20 +75,52 @@ fn settings_are_restored_after_the_migration_and_until_then_the_monitor_is_free(
     }
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "cancelled" }));
-    let known = json!([{ "capability": "multifd", "state": false }]);
-    client.hear("query-migrate-capabilities", known);
     // QEMU has not released the migration's channels yet: it would abort.
     client.hear("query-yank", json!([{ "type": "migration" }]));
     client.hear("query-migrate", json!({ "status": "cancelled" }));
-    client.hear("query-yank", json!([{ "type": "chardev", "id": "monitor" }]));
+    released(&mut client);
+    let known = json!([{ "capability": "multifd", "state": false }]);
+    client.hear("query-migrate-capabilities", known);
+    released(&mut client);
     let set = client.hear("migrate-set-capabilities", json!({}));
     assert_eq!(set["capabilities"], json!([{ "capability": "multifd", "state": true }]));
+    released(&mut client);
     let set = client.hear("migrate-set-parameters", json!({}));
-    assert_eq!(set, json!({ "downtime-limit": 300 }));
+    assert_eq!(set, json!({ "downtime-limit": 300, "multifd-channels": 2 }));
     client.hangs_up();
     let output = helper.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("as they were before"), "{said}");
+}
+
+/// QEMU has released its migration.
+fn released(client: &mut Client) {
+    client.hear("query-yank", json!([{ "type": "chardev", "id": "monitor" }]));
+}
+
+/// QEMU accepts another number of channels during a migration, and aborts at its end.
+#[test]
+fn a_migration_that_begins_meanwhile_keeps_its_settings_and_they_are_restored_behind_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("qmp");
+    let listener = UnixListener::bind(&monitor).unwrap();
+    let helper = orphan(&monitor);
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "failed" }));
+    client.hear("query-yank", json!([{ "type": "migration" }]));
+    client.hear("query-migrate", json!({ "status": "active" }));
+    client.hear("query-status", json!({ "status": "running", "running": true }));
+    client.hangs_up();
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "completed" }));
+    released(&mut client);
+    client.hear("query-migrate-capabilities", json!([{ "capability": "multifd", "state": false }]));
+    released(&mut client);
+    client.hear("migrate-set-capabilities", json!({}));
+    released(&mut client);
+    client.hear("migrate-set-parameters", json!({}));
+    client.hangs_up();
+    assert!(helper.wait_with_output().unwrap().status.success());
 }
 
 #[test]

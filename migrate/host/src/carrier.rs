@@ -11,6 +11,10 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Pause after a service that could not be accepted.
+const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// Links with the address of the other host.
 type Links = Sender<(TcpStream, String)>;
@@ -54,9 +58,12 @@ impl Carrier {
         let carrier = Arc::new(Self { folder, door, state });
         carrier.follow(service, links.clone()).map_err(failed())?;
         let accepting = carrier.clone();
-        let accept = move || {
-            while let Ok(service) = post.accept() {
-                let _ = accepting.follow(service, links.clone());
+        let accept = move || loop {
+            match post.accept() {
+                Ok(service) => drop(accepting.follow(service, links.clone())),
+                // No descriptor or memory is left, perhaps only for a moment. A carrier that a new
+                // service cannot reach counts as killed, and its port as free.
+                Err(_) => std::thread::sleep(BACK_OFF),
             }
         };
         spawn("services", accept).map_err(failed())?;
@@ -76,9 +83,15 @@ impl Carrier {
             state.services.push(service.clone());
         }
         spawn("service", move || {
-            while let Ok(Some((order, descriptor))) = service.receive::<Order>() {
-                if let (Order::Link(peer), Some(link)) = (order, descriptor) {
-                    let _ = links.send((link.into(), peer));
+            loop {
+                match service.receive::<Order>() {
+                    Ok(Some((Order::Link(peer), Some(link)))) => {
+                        let _ = links.send((link.into(), peer));
+                    }
+                    // An order of another version.
+                    Ok(Some(_)) => {}
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
+                    Ok(None) | Err(_) => break,
                 }
             }
         })

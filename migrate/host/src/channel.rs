@@ -92,10 +92,16 @@ impl Channel {
         Ok(())
     }
 
+    /// Ends both directions, at both ends.
+    pub fn close(&self) {
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+
     /// Waits for a message; `None` when the other end has gone.
     ///
     /// # Errors
-    /// The kernel's; `WouldBlock` after the time of `set_patience`; a message that is not understood.
+    /// The kernel's; `WouldBlock` after the time of `set_patience`; `InvalidData` for a message that
+    /// is not understood, behind which others may follow.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
         let mut bytes = vec![0; MOST];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -121,7 +127,9 @@ impl Channel {
         if len == 0 {
             return Ok(None);
         }
-        Ok(Some((serde_json::from_slice(&bytes[..len])?, descriptor)))
+        let message = serde_json::from_slice(&bytes[..len]);
+        let message = message.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+        Ok(Some((message, descriptor)))
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A door is *lent* while a carrier has its listening socket: then only the carrier accepts there.
 
-use crate::entrance::reset;
+use crate::entrance::{has_closed, reset, BACKLOG};
 use crate::error::HostError;
 use crate::peer_user::AllowedUsers;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -102,9 +102,12 @@ impl Doors {
         for (peer, address, ports) in hosts {
             for port in ports {
                 let door = Door { peer: peer.clone(), port };
-                let found = open.iter().position(|(known, _)| *known == door);
-                let listener = found.map(|at| open.swap_remove(at).1);
                 let address = SocketAddr::from((address, port));
+                // The configuration may have another address for the host than when it was opened.
+                let found = open.iter().position(|(known, listener)| {
+                    *known == door && listener.local_addr().is_ok_and(|at| at == address)
+                });
+                let listener = found.map(|at| open.swap_remove(at).1);
                 doors.push(Gate { door, address, listener, again: None, waiting: Vec::new() });
             }
         }
@@ -179,8 +182,7 @@ impl Gate {
             .and_then(|listener| {
                 // Its connections inherit it.
                 rustix::net::sockopt::set_socket_recv_buffer_size(&listener, BUFFER)?;
-                // QEMU opens up to 257 connections in a row.
-                rustix::net::listen(&listener, 512)?;
+                rustix::net::listen(&listener, BACKLOG)?;
                 Ok(listener)
             });
         match opened {
@@ -209,6 +211,9 @@ impl Gate {
                     return false;
                 }
             };
+            if has_closed(&socket) {
+                continue;
+            }
             if let Err(why) = allowed.check(self.address, there) {
                 reset(socket);
                 keeper.refused(&self.door, &why);

@@ -3,11 +3,16 @@
 use crate::peer_user::AllowedUsers;
 use relay::{Entrance, QemuSocket};
 use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use rustix::net::{recv, RecvFlags};
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+/// Connections that the kernel holds until they are accepted: QEMU opens up to 257 in a row.
+pub(crate) const BACKLOG: i32 = 512;
 
 /// The door of one migration.
 #[derive(Debug)]
@@ -30,7 +35,7 @@ impl DoorEntrance {
         }
     }
 
-    /// The next connection; `WouldBlock` when none waits.
+    /// The next connection; `WouldBlock` when none waits that was there at the call.
     ///
     /// # Errors
     /// The kernel's.
@@ -39,14 +44,20 @@ impl DoorEntrance {
         if let Some(socket) = first {
             return Ok(socket);
         }
-        loop {
+        // As many as can have waited at the call: a user who may not connect, and does so again and
+        // again, must not hold up the migration.
+        for _ in 0..=BACKLOG {
             let (socket, there) = self.listener.accept()?;
+            if has_closed(&socket) {
+                continue;
+            }
             let here: SocketAddr = socket.local_addr()?;
             match self.allowed.check(here, there) {
                 Ok(()) => return Ok(socket),
                 Err(_) => reset(socket),
             }
         }
+        Err(ErrorKind::WouldBlock.into())
     }
 }
 
@@ -73,8 +84,46 @@ impl Entrance for DoorEntrance {
     }
 }
 
+/// Whether the other end has closed a connection without a byte. Its user cannot be told any more,
+/// and the search for that user reads the tables to their end.
+pub(crate) fn has_closed(socket: &TcpStream) -> bool {
+    match recv(socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((_, got)) => got == 0,
+        Err(error) => ![Errno::AGAIN, Errno::INTR].contains(&error),
+    }
+}
+
 /// Closes a connection such that the other end's calls fail at once.
 pub fn reset(socket: TcpStream) {
     let _ = rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     drop(socket);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn users_who_may_not_connect_and_do_so_all_the_time_hold_up_nothing() {
+        let door = TcpListener::bind("127.80.79.1:0").unwrap();
+        door.set_nonblocking(true).unwrap();
+        let address = door.local_addr().unwrap();
+        let entrance = DoorEntrance::new(door, Vec::new(), AllowedUsers(Vec::new()));
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        let _ = TcpStream::connect(address);
+                    }
+                });
+            }
+            for _ in 0..3 {
+                let error = entrance.next().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
 }

@@ -145,8 +145,13 @@ impl Registry {
                     }
                     now
                 }
-                // Stopped, or out of time: it is heard when it goes on.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => record,
+                // Stopped, or out of time: it is heard when it goes on. Or of another version.
+                Err(error)
+                    if [io::ErrorKind::WouldBlock, io::ErrorKind::InvalidData]
+                        .contains(&error.kind()) =>
+                {
+                    record
+                }
                 _ => {
                     self.bury(&record);
                     continue;
@@ -158,26 +163,37 @@ impl Registry {
         Ok(found)
     }
 
-    /// Adds a carrier, and follows it until it has gone.
+    /// Adds a carrier, and follows it until it has gone. Returns its channel, for its orders.
     ///
     /// # Errors
-    /// The system refuses a thread.
-    pub fn add(self: &Arc<Self>, channel: Channel, record: Record) -> Result<(), HostError> {
+    /// The system refuses a thread; the channel is closed.
+    pub fn add(
+        self: &Arc<Self>,
+        channel: Channel,
+        record: Record,
+    ) -> Result<Arc<Channel>, HostError> {
         let (id, channel) = (record.id.clone(), Arc::new(channel));
         let known = Known { channel: channel.clone(), record };
+        let orders = channel.clone();
         self.lock().insert(id.clone(), known);
         let (registry, followed) = (self.clone(), id.clone());
         let follow = move || {
-            // A message that this version does not understand tells nothing; the end does.
-            while let Ok(Some((record, _))) = channel.receive::<Record>() {
-                if let Some(known) = registry.lock().get_mut(&followed) {
-                    known.record = record;
+            loop {
+                match channel.receive::<Record>() {
+                    Ok(Some((record, _))) => {
+                        if let Some(known) = registry.lock().get_mut(&followed) {
+                            known.record = record;
+                        }
+                    }
+                    // A message that this version does not understand tells nothing; the end does.
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
+                    Ok(None) | Err(_) => break,
                 }
             }
             registry.gone(&followed);
         };
         let thread = std::thread::Builder::new().name("carrier".into()).spawn(follow);
-        thread.map(drop).map_err(|error| {
+        thread.map(|_| orders).map_err(|error| {
             // Nobody would remove it, and its port would stay taken.
             self.lock().remove(&id);
             HostError::system("cannot start a thread")(error)
@@ -189,6 +205,11 @@ impl Registry {
         let Some(known) = self.lock().remove(id) else { return };
         match read_record(&self.folder.join(format!("{id}.json"))) {
             Some(record) if record.phase == Phase::Ended => (self.ended)(&record),
+            // It could not write its record.
+            _ if known.record.phase == Phase::Ended => {
+                let _ = write_record(&self.folder, &known.record);
+                (self.ended)(&known.record);
+            }
             _ => self.bury(&known.record),
         }
         self.prune();
@@ -373,6 +394,27 @@ mod tests {
         let history = registry.history().unwrap();
         assert_eq!(history.len(), 2);
         assert_eq!(history[1].status, Some(Status::Failed));
+    }
+
+    #[test]
+    fn a_message_that_is_not_understood_does_not_end_a_carrier() {
+        let run = tempfile::tempdir().unwrap();
+        let registry = Registry::open(run.path(), silent).unwrap();
+        let (ours, theirs) = Channel::pair().unwrap();
+        let carrier = Channel::from(theirs);
+        let begin = record();
+        registry.add(ours, begin.clone()).unwrap();
+        carrier.send(&"a record of another version", None).unwrap();
+        carrier.send(&Record { plain: 7, ..begin.clone() }, None).unwrap();
+        wait(|| registry.running().first().is_none_or(|record| record.plain == 7));
+        assert!(registry.has_port(Role::Source, Some("b"), 49152));
+        // One whose record cannot be written has told its end all the same.
+        let cause = Some("the disk is full".to_owned());
+        let end = Record { phase: Phase::Ended, cause: cause.clone(), ..begin };
+        carrier.send(&end, None).unwrap();
+        drop(carrier);
+        wait(|| registry.running().is_empty() && !registry.history().unwrap().is_empty());
+        assert_eq!(registry.history().unwrap()[0].cause, cause);
     }
 
     #[test]

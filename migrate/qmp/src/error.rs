@@ -111,6 +111,14 @@ pub enum QmpError {
         /// The capability.
         capability: String,
     },
+    /// A migration is not over, and uses its settings.
+    #[error(
+        "QEMU has a migration in progress ('{status}'): wait for it or cancel it (migrate_cancel)"
+    )]
+    InProgress {
+        /// The migration's status.
+        status: String,
+    },
     /// A migration is over, and QEMU does not release its channels.
     #[error("QEMU holds the channels of the migration that has {status} for more than {seconds} s; its settings stay as they are: try again later")]
     Unreleased {

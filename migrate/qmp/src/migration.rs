@@ -44,26 +44,31 @@ impl Qmp {
         self.execute("migrate-set-capabilities", Some(arguments)).map(drop)
     }
 
-    /// Waits until QEMU has released the channels of a migration that is over; returns at once if
-    /// one is in progress or awaited.
+    /// Waits until QEMU has released the channels of a migration that is over. A QEMU that awaits a
+    /// migration has nothing to release.
     ///
     /// A migration counts as failed as soon as one channel has failed; the others are released
     /// later. QEMU 7.2 releases what the settings of that moment say: with multifd switched off by
-    /// then, or with fewer channels, it leaves some registered with `yank`, and aborts (assertion in
-    /// `yank_unregister_instance`). The VM is lost with it.
+    /// then, or with another number of channels than it began with, it aborts (assertions in
+    /// `yank_unregister_instance` and `qemu_mutex_lock_impl`). Another `migrate` before the release
+    /// resets the state that the release needs: QEMU 7.2 refuses it ("duplicate yank instance") and
+    /// crashes. The VM is lost with it.
     ///
     /// # Errors
     ///
-    /// [`QmpError::Unreleased`] after 10 s.
+    /// [`QmpError::InProgress`] if the migration is not over; [`QmpError::Unreleased`] after 10 s.
     pub fn wait_released(&mut self) -> Result<(), QmpError> {
         let until = Instant::now() + RELEASE;
         while self.is_registered()? {
             let info = self.query_migrate()?;
+            let status = info.status().to_owned();
             if !info.is_over() {
-                return Ok(());
+                return match self.query_status()?.status.as_str() {
+                    "inmigrate" => Ok(()),
+                    _ => Err(QmpError::InProgress { status }),
+                };
             }
             if Instant::now() >= until {
-                let status = info.status().to_owned();
                 return Err(QmpError::Unreleased { status, seconds: RELEASE.as_secs() });
             }
             std::thread::sleep(ASK);
@@ -78,8 +83,9 @@ impl Qmp {
         Ok(instances.iter().any(|instance| instance.kind == "migration"))
     }
 
-    /// Sets migration parameters, by QEMU's names, all in one command; `multifd-channels` as soon as
-    /// QEMU has released the migration before.
+    /// Sets migration parameters, by QEMU's names, all in one command; `multifd-channels` only when
+    /// QEMU has released the migration before: it accepts another number at any time, and aborts at
+    /// the end of a migration that began with fewer or more.
     ///
     /// # Errors
     ///
@@ -112,12 +118,13 @@ impl Qmp {
     }
 
     /// Starts the outgoing migration to `uri`, such as `unix:/run/platen.sock`. Returns when QEMU
-    /// has started, not when it has finished.
+    /// has started, not when it has finished. Waits until QEMU has released the migration before.
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] if it does not start.
+    /// [`QmpError::Refused`] if it does not start. Those of [`Qmp::wait_released`].
     pub fn migrate(&mut self, uri: &str) -> Result<(), QmpError> {
+        self.wait_released()?;
         self.execute("migrate", Some(json!({ "uri": uri }))).map(drop)
     }
 

@@ -142,8 +142,8 @@ fn a_refusal_carries_qemus_words() {
         peer.rest();
     });
     let mut qmp = fake.connect(LONG).unwrap();
-    let error = qmp.migrate("unix:/x").unwrap_err();
-    assert_eq!(error.to_string(), "QEMU refused migrate: There's \"one\" (GenericError)");
+    let error = qmp.execute("x", None).unwrap_err();
+    assert_eq!(error.to_string(), "QEMU refused x: There's \"one\" (GenericError)");
     let error = qmp.execute("y", None).unwrap_err();
     assert_eq!(error.to_string(), "QEMU refused y: Invalid JSON syntax (GenericError)");
     drop(qmp);
@@ -419,6 +419,46 @@ fn capabilities_are_checked_before_any_is_set() {
     );
     qmp.set_capabilities(&[("compress", false)]).unwrap();
     assert!(qmp.query_status().unwrap().running);
+    drop(qmp);
+    fake.thread.join().unwrap();
+}
+
+/// QEMU 7.2 crashes at a `migrate` before it has released the migration that failed, and at the end of
+/// a migration whose number of channels has changed.
+#[test]
+fn nothing_starts_and_no_number_of_channels_changes_before_the_release() {
+    let fake = Fake::negotiated(move |mut peer| {
+        let mut hear = |command: &str, reply: Value| {
+            let (query, _) = peer.hear();
+            assert_eq!(query["execute"], command);
+            peer.answer(&query, reply);
+        };
+        let registered = || json!([{ "type": "migration" }]);
+        hear("query-yank", registered());
+        hear("query-migrate", json!({ "status": "failed" }));
+        hear("query-yank", json!([]));
+        hear("migrate", json!({}));
+        for _ in 0..2 {
+            hear("query-yank", registered());
+            hear("query-migrate", json!({ "status": "cancelling" }));
+            hear("query-status", json!({ "status": "running", "running": true }));
+        }
+        hear("migrate-set-parameters", json!({}));
+        // Of a QEMU that awaits a migration.
+        hear("query-yank", registered());
+        hear("query-migrate", json!({}));
+        hear("query-status", json!({ "status": "inmigrate", "running": false }));
+        hear("migrate-set-parameters", json!({}));
+        peer.rest();
+    });
+    let mut qmp = fake.connect(LONG).unwrap();
+    qmp.migrate("unix:/x").unwrap();
+    let error = qmp.migrate("unix:/x").unwrap_err();
+    assert!(error.to_string().contains("in progress ('cancelling')"), "{error}");
+    let error = qmp.set_parameters(json!({ "multifd-channels": 2 })).unwrap_err();
+    assert!(matches!(error, QmpError::InProgress { .. }), "{error}");
+    qmp.set_parameters(json!({ "max-bandwidth": 0 })).unwrap();
+    qmp.set_parameters(json!({ "multifd-channels": 2 })).unwrap();
     drop(qmp);
     fake.thread.join().unwrap();
 }

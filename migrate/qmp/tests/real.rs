@@ -1,5 +1,7 @@
 //! The client against the installed QEMU, if there is one.
 
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -42,12 +44,25 @@ fn start(socket: &Path, extra: &[&str]) -> Option<Guest> {
     }
 }
 
+/// Connects to a QEMU that has made its socket, and may not listen on it yet.
+fn connect(socket: &Path) -> Qmp {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        match Qmp::connect(socket, TIMEOUT) {
+            Err(QmpError::Connect { .. }) if Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            result => return result.unwrap(),
+        }
+    }
+}
+
 #[test]
 fn a_real_monitor_is_driven() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("qmp.sock");
     let Some(mut guest) = start(&socket, &["-name", "platen test"]) else { return };
-    let mut qmp = Qmp::connect(&socket, TIMEOUT).unwrap();
+    let mut qmp = connect(&socket);
     assert!(qmp.version() >= Version { major: 2, minor: 0, micro: 0 }, "{}", qmp.version());
 
     let info = qmp.query_migrate().unwrap();
@@ -110,8 +125,8 @@ fn a_migration_is_started_and_its_failure_told() {
     let (from, to) = (dir.path().join("from.sock"), dir.path().join("to.sock"));
     let Some(_source) = start(&from, &[]) else { return };
     let Some(_destination) = start(&to, &["-incoming", "defer"]) else { return };
-    let mut source = Qmp::connect(&from, TIMEOUT).unwrap();
-    let mut destination = Qmp::connect(&to, TIMEOUT).unwrap();
+    let mut source = connect(&from);
+    let mut destination = connect(&to);
     for qmp in [&mut source, &mut destination] {
         qmp.set_capabilities(&[("events", true)]).unwrap();
     }
@@ -145,4 +160,75 @@ fn a_migration_is_started_and_its_failure_told() {
         seen.extend(event.data["status"].as_str().map(str::to_owned));
     }
     source.migrate_cancel().unwrap();
+}
+
+/// The guest's memory: zeros that fill the main socket's buffer, then a packet for a channel that
+/// nobody reads. Both QEMU's threads wait in a write.
+fn full_of_zeros(path: &Path) {
+    const PAGE: u64 = 4096;
+    let file = std::fs::File::create(path).unwrap();
+    file.set_len(MEMORY).unwrap();
+    file.write_all_at(&[7; 128 * PAGE as usize], 22_500 * PAGE).unwrap();
+}
+
+const MEMORY: u64 = 512 << 20;
+
+/// The bytes of `socket` that wait to be read, once they do not become more.
+fn stalled(socket: &UnixStream) -> u64 {
+    let mut before = 0;
+    loop {
+        thread::sleep(Duration::from_millis(300));
+        let now = rustix::io::ioctl_fionread(socket).unwrap();
+        if now == before && now > 0 {
+            return now;
+        }
+        before = now;
+    }
+}
+
+/// QEMU 7.2 says `failed` when a channel has failed, and crashes at another `migrate` before it has
+/// released the others.
+#[test]
+fn a_migration_that_has_just_failed_is_followed_by_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    full_of_zeros(&path("ram"));
+    let backend = format!(
+        "memory-backend-file,id=m,size={MEMORY},mem-path={},share=on",
+        path("ram").display()
+    );
+    let machine = ["-machine", "memory-backend=m", "-m", "512", "-object", &backend];
+    let Some(_guest) = start(&path("qmp"), &machine) else { return };
+    let mut qmp = connect(&path("qmp"));
+    qmp.set_capabilities(&[("multifd", true)]).unwrap();
+    qmp.set_parameters(json!({ "max-bandwidth": 0, "multifd-channels": 2 })).unwrap();
+    let listen = |name: &str| {
+        let listener = UnixListener::bind(path(name)).unwrap();
+        (listener, format!("unix:{}", path(name).display()))
+    };
+    let (first, uri) = listen("first");
+    qmp.migrate(&uri).unwrap();
+    let [main, one, two] = [(); 3].map(|()| first.accept().unwrap().0);
+    stalled(&main);
+    let (busy, _idle) = if stalled(&one) > stalled(&two) { (one, two) } else { (two, one) };
+    drop(busy);
+    let (deadline, mut main) = (Instant::now() + TIMEOUT, Some(main));
+    let mut status = String::new();
+    while status != "failed" {
+        assert!(Instant::now() < deadline, "{status}");
+        if Instant::now() + TIMEOUT / 2 > deadline {
+            // The main socket was full before the packet's turn: nothing writes to the channel.
+            main = None;
+        }
+        status = qmp.query_migrate().unwrap().status().to_owned();
+    }
+    let release = thread::spawn(move || {
+        thread::sleep(Duration::from_secs(1));
+        drop((main, first));
+    });
+    let (_second, uri) = listen("second");
+    qmp.migrate(&uri).unwrap();
+    release.join().unwrap();
+    qmp.migrate_cancel().unwrap();
+    qmp.query_status().unwrap();
 }

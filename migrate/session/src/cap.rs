@@ -91,7 +91,12 @@ impl Cap {
 
     /// Counts the handshake of a new link, which was not delayed.
     pub(crate) fn count_handshake(&self) {
-        self.add(self.now(), HANDSHAKE);
+        self.count(HANDSHAKE);
+    }
+
+    /// Counts bytes that are not delayed.
+    pub(crate) fn count(&self, bytes: u64) {
+        self.add(self.now(), bytes);
     }
 
     /// At time `now`: counts `bytes`, which are written at once; or says from when on to ask again.

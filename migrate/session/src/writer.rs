@@ -235,9 +235,15 @@ fn write_frame(
     // Back-pressure. The reader's silence limit, not this, detects a peer that reads nothing.
     let go_on =
         |error: &std::io::Error| would_block(error) && !session.has_failed() && !state.is_dead();
+    let is_urgent = header.kind == FrameType::StillOpen;
     let header = header.to_bytes();
     let parts: [&[u8]; 3] = [&header, first, second];
-    let written = match session.cap.get() {
+    // STILL_OPEN says that QEMU's socket was open a moment ago (W20): it waits for no turn.
+    let cap = session.cap.get();
+    if let Some(cap) = cap.filter(|_| is_urgent) {
+        cap.count(link.overhead().with(header.len()));
+    }
+    let written = match cap.filter(|_| !is_urgent) {
         Some(cap) => write_in_turn(session, cap, link, parts, go_on),
         None => link.write_all(parts, go_on).map(|sent| {
             session.bytes_out.fetch_add(sent, Ordering::Relaxed);
@@ -366,6 +372,22 @@ mod tests {
             |asks| serde_json::json!({ "reason": "the test", "committed": false, "asks": asks });
         assert_eq!(aborted(Arc::new(Nobody)), note(false));
         assert_eq!(aborted(Arc::new(Asks)), note(true));
+    }
+
+    #[test]
+    fn a_still_open_waits_for_no_turn_of_a_limited_session() {
+        let session = session();
+        session.limit_rate(1000);
+        let cap = session.cap.get().unwrap();
+        let (ours, mut theirs) = pair();
+        let state = session.links.add(0, ours.try_clone().unwrap()).0;
+        let (_, mut writer) = Link::from(ours).split().unwrap();
+        // An hour's bytes have been written.
+        cap.count(3_600_000);
+        let header = Header { kind: FrameType::StillOpen, ..Header::free(FrameType::Ack, 0) };
+        write_frame(&session, &state, &mut writer, &header, [&[]; 2]).unwrap();
+        assert!(cap.holds_back());
+        std::io::Read::read_exact(&mut theirs, &mut [0; HEADER_BYTES]).unwrap();
     }
 
     #[test]

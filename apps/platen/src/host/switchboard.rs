@@ -106,8 +106,9 @@ impl Carriers {
         if let Some(listener) = listener {
             send(&ours, &Order::Listener, Some(listener.as_fd()))?;
         }
-        send(&ours, &Order::Carry(Box::new(job)), None)?;
-        self.registry.add(ours, record)?;
+        // Before it may begin: one that nobody follows would migrate, and its port be free.
+        let orders = self.registry.add(ours, record)?;
+        send(&orders, &Order::Carry(Box::new(job)), None).inspect_err(|_| orders.close())?;
         self.begun.fetch_add(1, Ordering::Relaxed);
         say(&format!("{title} begins"));
         Ok(())
