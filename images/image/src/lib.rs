@@ -30,22 +30,35 @@
 
 mod compress;
 mod damage;
+mod disk;
 mod extents;
 mod file;
+mod finish;
 mod index;
 mod layout;
 mod map;
+mod options;
+mod pack;
+mod packs;
 mod reader;
+mod save;
+mod sharing;
 mod state;
+mod store;
+mod unit_file;
 mod verify;
 mod writer;
 
 pub use damage::Damage;
 pub use extents::{Content, Extent};
+pub use finish::Finished;
 pub use index::{Block, Index, UnitEntry};
 pub use layout::{Shape, HEADER_LEN, MAX_STATE, MAX_UNIT, MIN_UNIT, TRAILER_LEN, VERSION};
 pub use map::RamBlock;
+pub use options::{Options, Summary, WriteError};
+pub use pack::PackRef;
 pub use reader::{Image, Units};
 pub use state::State;
+pub use store::{Collected, SaveInfo, Store, STORE_FILE};
 pub use verify::{check_units, verify, Finding, Report};
-pub use writer::{Finished, Options, Summary, WriteError, Writer};
+pub use writer::Writer;

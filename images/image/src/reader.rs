@@ -1,67 +1,87 @@
 //! Opens an image and reads its units.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use codec::{checksum, Decoder, UnitHeader};
 
-use crate::layout::{shape_of, Part, Trailer, HEADER_LEN, TRAILER_LEN};
+use crate::layout::{Form, Part, Trailer};
+use crate::pack::{pack_path, Base, PackRef};
+use crate::packs::{open_all, OpenPack, Packs};
+use crate::save::Parts;
 use crate::{Damage, Index, Shape, State};
 
-/// An open image whose header, trailer, state and index are verified; rule I6.
+/// An open image, or an open save with its packs. Header, trailer, state and index are verified;
+/// rule I6.
 #[derive(Debug)]
 pub struct Image {
     file: File,
+    form: Form,
     shape: Shape,
     trailer: Trailer,
     state: State,
     index: Index,
+    packs: Packs,
+    /// Number of this image among those that the process has opened.
+    nth: u64,
 }
 
+/// Counts the images that the process opens.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
 impl Image {
-    /// Opens the image at `path`.
+    /// Opens the image at `path`, or the save at `path` and its packs, which lie beside it.
     ///
     /// # Errors
     ///
     /// [`Damage`] names the defect of the file.
     pub fn open(path: &Path) -> Result<Self, Damage> {
-        Self::over(File::open(path).map_err(|error| Damage::io("the image", error))?)
+        let file = File::open(path).map_err(|error| Damage::io("the image", error))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Self::with_packs(file, &mut |id| File::open(pack_path(folder, id)))
     }
 
-    /// Reads an open file.
+    /// Reads an open file, which is no save.
     ///
     /// # Errors
     ///
     /// [`Damage`] names the defect of the file.
     pub fn over(file: File) -> Result<Self, Damage> {
-        let len = file.metadata().map_err(|error| Damage::io("the image's length", error))?.len();
-        let mut head = [0; HEADER_LEN];
-        let begin = usize::try_from(len).map_or(HEADER_LEN, |len| len.min(HEADER_LEN));
-        read_at(&file, &mut head[..begin], 0, "the header")?;
-        // A short file that is no image is reported as no image, not as cut off.
-        if begin < HEADER_LEN && !head.starts_with(b"PLATENVM") {
-            return Err(Damage::NoImage);
+        Self::with_packs(file, &mut |_| Err(io::ErrorKind::NotFound.into()))
+    }
+
+    /// Reads an open file. `open` opens the pack of a name.
+    ///
+    /// # Errors
+    ///
+    /// [`Damage`] names the defect of the file or of a pack.
+    pub fn with_packs(
+        file: File,
+        open: &mut dyn FnMut(u128) -> io::Result<File>,
+    ) -> Result<Self, Damage> {
+        let Parts { form, shape, trailer, state, mut index, packs } = Parts::read(&file)?;
+        let mut packs = open_all(&packs, shape, open)?;
+        if form == Form::Save {
+            for extent in index.blocks.iter().flat_map(|block| &block.extents) {
+                packs.check(extent, shape)?;
+            }
+            index.units = std::mem::take(&mut packs.units);
+            index.slots = index.units.len() as u64 * shape.unit_pages();
         }
-        if len < HEADER_LEN as u64 {
-            return Err(Damage::Short { len });
-        }
-        let shape = shape_of(&head)?;
-        if len < (HEADER_LEN + TRAILER_LEN) as u64 {
-            return Err(Damage::Short { len });
-        }
-        let mut tail = [0; TRAILER_LEN];
-        read_at(&file, &mut tail, len - TRAILER_LEN as u64, "the trailer")?;
-        let trailer = Trailer::from_bytes(&tail, len)?;
-        let state = part(&file, trailer.state, "the device state")?
-            .ok_or(Damage::State { offset: trailer.state.offset, end: trailer.index.offset - 1 })?;
-        let end = len - TRAILER_LEN as u64 - 1;
-        let index = part(&file, trailer.index, "the index")?
-            .ok_or(Damage::Index { offset: trailer.index.offset, end })?;
-        let state = State::from_bytes(&state)?;
-        let index = Index::from_bytes(&index, shape, trailer.state.offset)?;
-        Ok(Self { file, shape, trailer, state, index })
+        Ok(Self { file, form, shape, trailer, state, index, packs, nth: nth() })
+    }
+
+    /// Packs alone, without a save. `file` is any of their store's.
+    pub(crate) fn of_packs(file: File, shape: Shape, mut packs: Packs) -> Self {
+        let none = Part { offset: 0, len: 0, checksum: 0 };
+        let trailer = Trailer { first: none, index: none, file_len: 0, hash: 0 };
+        let index = Index { slots: 0, units: std::mem::take(&mut packs.units), blocks: Vec::new() };
+        let form = Form::Save;
+        Self { file, form, shape, trailer, state: State::default(), index, packs, nth: nth() }
     }
 
     /// Page size and unit size.
@@ -95,8 +115,39 @@ impl Image {
         self.trailer.hash
     }
 
+    /// The packs that hold the pages of a save; none for an image in one file.
+    pub fn pack_refs(&self) -> Vec<PackRef> {
+        self.packs.refs()
+    }
+
+    /// Whether the pages lie in the packs of a store.
+    pub fn is_save(&self) -> bool {
+        self.form == Form::Save
+    }
+
+    pub(crate) fn packs(&self) -> &Packs {
+        &self.packs
+    }
+
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// The file that holds `unit`, and the number of the unit in it.
+    fn place(&self, unit: u64, file: u32) -> (&File, u64, Option<&OpenPack>) {
+        match self.packs.packs.get(file as usize) {
+            Some(pack) => (&pack.file, unit - pack.first, Some(pack)),
+            None => (&self.file, unit, None),
+        }
+    }
+
+    /// The base pages of a unit that holds differences.
+    pub(crate) fn bases(&self, unit: u64) -> Option<&Option<Box<[Base]>>> {
+        // An image in one file has none: no look-up.
+        if self.packs.differences.is_empty() {
+            return None;
+        }
+        self.packs.differences.get(&unit)
     }
 
     pub(crate) fn trailer(&self) -> &Trailer {
@@ -104,8 +155,13 @@ impl Image {
     }
 }
 
+fn nth() -> u64 {
+    // Relaxed: only the number counts.
+    OPENED.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Reads a part and compares its checksum; `None` on a mismatch.
-fn part(file: &File, part: Part, what: &str) -> Result<Option<Vec<u8>>, Damage> {
+pub(crate) fn part(file: &File, part: Part, what: &str) -> Result<Option<Vec<u8>>, Damage> {
     // `Trailer::from_bytes` has bounded the length by the part's limit and by the file's length.
     let mut bytes = vec![0; usize::try_from(part.len).unwrap_or(usize::MAX)];
     read_at(file, &mut bytes, part.offset, what)?;
@@ -123,10 +179,22 @@ pub(crate) fn read_at(file: &File, out: &mut [u8], at: u64, what: &str) -> Resul
     })
 }
 
+/// Capacity of the cache of units that hold base pages. A writer puts differences from at most
+/// [`MAX_BASE_UNITS`] units into one unit.
+const CACHED: usize = MAX_BASE_UNITS;
+
+/// Maximum number of units that hold the base pages of one unit: reading a unit decodes at most this
+/// many others.
+pub(crate) const MAX_BASE_UNITS: usize = 8;
+
 /// Reads and decodes units. Each thread has its own.
 pub struct Units {
     decoder: Decoder,
     stored: Vec<u8>,
+    /// Number of the image that `cache` is of.
+    of: u64,
+    /// Decoded units with base pages, the newest last.
+    cache: VecDeque<(u64, Box<[u8]>)>,
 }
 
 impl Units {
@@ -136,7 +204,7 @@ impl Units {
     ///
     /// If memory for the codecs' contexts cannot be allocated.
     pub fn new() -> Self {
-        Self { decoder: Decoder::new(), stored: Vec::new() }
+        Self { decoder: Decoder::new(), stored: Vec::new(), of: 0, cache: VecDeque::new() }
     }
 
     /// Reads the stored bytes of unit `unit` and compares their checksum; returns their offset in
@@ -152,15 +220,17 @@ impl Units {
     pub fn check(&mut self, image: &Image, unit: u64) -> Result<u64, Damage> {
         let entry = image.index.units[usize::try_from(unit).expect("a number below the count")];
         self.stored.resize(entry.len as usize, 0);
-        let (offset, what) = (entry.offset, format_args!("unit {unit}"));
-        if image.file.read_exact_at(&mut self.stored, offset).is_err() {
+        let offset = entry.offset;
+        let (file, nth, pack) = image.place(unit, entry.file);
+        if file.read_exact_at(&mut self.stored, offset).is_err() {
             // Read again for the error's text. Building that text here keeps it off the path that
             // succeeds.
-            read_at(&image.file, &mut self.stored, offset, &what.to_string())?;
+            read_at(file, &mut self.stored, offset, &format!("unit {nth}"))
+                .map_err(|damage| in_pack(pack, damage))?;
         }
         if checksum(&self.stored) != entry.checksum {
             let end = offset + u64::from(entry.len) - 1;
-            return Err(Damage::Unit { unit, offset, end });
+            return Err(in_pack(pack, Damage::Unit { unit: nth, offset, end }));
         }
         Ok(offset)
     }
@@ -175,17 +245,93 @@ impl Units {
     ///
     /// If there is no such unit, or `out` is shorter than a unit.
     pub fn read(&mut self, image: &Image, unit: u64, out: &mut [u8]) -> Result<usize, Damage> {
+        let len = self.decode(image, unit, out)?;
+        match image.bases(unit) {
+            None => {}
+            Some(Some(bases)) => self.apply(image, unit, bases, &mut out[..len])?,
+            Some(None) => return Err(Damage::Place { unit }),
+        }
+        Ok(len)
+    }
+
+    /// Decodes a unit, without applying differences.
+    pub(crate) fn decode(
+        &mut self,
+        image: &Image,
+        unit: u64,
+        out: &mut [u8],
+    ) -> Result<usize, Damage> {
         let offset = self.check(image, unit)?;
-        let bad = |error| Damage::UnitDecode { unit, offset, error };
+        let entry = image.index.units[usize::try_from(unit).expect("a number below the count")];
+        let (_, nth, pack) = image.place(unit, entry.file);
+        let bad = |error| in_pack(pack, Damage::UnitDecode { unit: nth, offset, error });
         let header = UnitHeader::from_bytes(&self.stored).map_err(|error| bad(error.into()))?;
-        let expected = image.index.unit_pages(image.shape, unit) * image.shape.page_size() as u64;
+        let expected = u64::from(entry.pages) * image.shape.page_size() as u64;
         if u64::from(header.plain_len) != expected {
             let stated = u64::from(header.plain_len);
-            return Err(Damage::UnitLength { unit, offset, stated, expected });
+            return Err(in_pack(pack, Damage::UnitLength { unit: nth, offset, stated, expected }));
         }
         let out = &mut out[..header.plain_len as usize];
         self.decoder.decode(&header, &self.stored[UnitHeader::LEN..], out).map_err(bad)?;
         Ok(out.len())
+    }
+
+    /// Turns the differences in `out` into pages, and compares their checksums; rule I9.
+    fn apply(
+        &mut self,
+        image: &Image,
+        unit: u64,
+        bases: &[Base],
+        out: &mut [u8],
+    ) -> Result<(), Damage> {
+        let size = image.shape.page_size();
+        for (nth, (base, page)) in bases.iter().zip(out.chunks_exact_mut(size)).enumerate() {
+            let from = self.base(image, base.slot)?;
+            for (byte, base) in page.iter_mut().zip(from) {
+                *byte ^= base;
+            }
+            if checksum(page) != base.checksum {
+                let entry = image.index.units[usize::try_from(unit).expect("below the count")];
+                let (_, unit, pack) = image.place(unit, entry.file);
+                return Err(in_pack(pack, Damage::Page { unit, nth }));
+            }
+        }
+        Ok(())
+    }
+
+    /// The page in a slot of a unit without differences, from the cache if the unit is there.
+    pub(crate) fn base(&mut self, image: &Image, slot: u64) -> Result<&[u8], Damage> {
+        if self.of != image.nth {
+            self.cache.clear();
+            self.of = image.nth;
+        }
+        let (unit, nth) = (slot / image.shape.unit_pages(), slot % image.shape.unit_pages());
+        if let Some(at) = self.cache.iter().position(|(cached, _)| *cached == unit) {
+            if at + 1 < self.cache.len() {
+                let entry = self.cache.remove(at).expect("found");
+                self.cache.push_back(entry);
+            }
+        } else {
+            let room = image.shape.unit_bytes();
+            let mut bytes = match self.cache.len() {
+                CACHED.. => self.cache.pop_front().expect("CACHED is not 0").1,
+                _ => vec![0; room].into_boxed_slice(),
+            };
+            self.decode(image, unit, &mut bytes)?;
+            self.cache.push_back((unit, bytes));
+        }
+        let (_, bytes) = self.cache.back().expect("just added");
+        let (nth, size) =
+            (usize::try_from(nth).expect("below a unit's pages"), image.shape.page_size());
+        Ok(&bytes[nth * size..(nth + 1) * size])
+    }
+}
+
+/// Names the pack that a defect is in.
+fn in_pack(pack: Option<&OpenPack>, damage: Damage) -> Damage {
+    match pack {
+        Some(pack) => Damage::Pack { id: pack.id, damage: Box::new(damage) },
+        None => damage,
     }
 }
 
