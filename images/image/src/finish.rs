@@ -128,8 +128,7 @@ impl NewPack {
             return Err(WriteError::TooLong { what: "the number of new pages" });
         }
         // Two packs with the same pages have different names: one of them may be damaged.
-        let mut nonce = [0; 16];
-        rand::fill(&mut nonce).map_err(|_| WriteError::SetUp(io::Error::other("no randomness")))?;
+        let nonce = random()?;
         let count = units.len() as u64;
         let index = PackIndex { nonce, bases: table.refs, units, differences };
         let index = index.to_bytes().ok_or(WriteError::TooLong { what: "the index" })?;
@@ -183,6 +182,14 @@ impl Finished {
     pub fn summary(&self) -> Summary {
         self.summary
     }
+}
+
+/// Random bytes.
+pub(crate) fn random() -> Result<[u8; 16], WriteError> {
+    let mut bytes = [0; 16];
+    let filled = rand::fill(&mut bytes);
+    filled.map_err(|_| WriteError::SetUp(io::Error::other("the host gives no random bytes")))?;
+    Ok(bytes)
 }
 
 fn name(path: &Path, source: io::Error) -> WriteError {

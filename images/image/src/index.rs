@@ -59,6 +59,11 @@ pub struct Index {
 }
 
 impl Index {
+    /// Number of pages in all units.
+    pub fn pages(&self) -> u64 {
+        self.units.iter().map(|unit| u64::from(unit.pages)).sum()
+    }
+
     /// Number of pages in unit `unit`; 0 if there is no such unit.
     pub fn unit_pages(&self, unit: u64) -> u64 {
         let entry = usize::try_from(unit).ok().and_then(|unit| self.units.get(unit));

@@ -1,4 +1,5 @@
-//! The image of a saved VM: one file of compressed pages, device state and an index.
+//! The image of a saved VM: one file of compressed pages, device state and an index; or a save of a
+//! store, whose saves share their pages.
 //!
 //! `docs/image.md` specifies the format; this crate uses its terms.
 //!
@@ -9,6 +10,15 @@
 //!
 //!  Image::open ─► trailer, header, state, index ─► Units::read(number) ─► plain bytes of its pages
 //!  verify ─► reads every byte, names each damaged part   check_units ─► checksums of all units
+//! ```
+//!
+//! In a [`Store`], a page that a pack holds is found by its hash and not written again:
+//!
+//! ```text
+//!  pages ─► Sharing ─┬─ equal to a page in a pack: that page's slot
+//!                    ├─ little changed since the parent: a difference ─► unit ─► new pack ─► link,
+//!                    └─ else: the page ────────────────────────────────► unit ─►             then
+//!  finish(State) ─► state, index into all packs ───────────────────────────────► save ─────► link
 //! ```
 //!
 //! A [`Writer`] accepts pages in any order and any number of times; the last version of a page
@@ -25,8 +35,8 @@
 //! # Limits
 //!
 //! 16 TiB of RAM in 4096 blocks, an index of 1 GiB, a state of 512 MiB. A writer holds 8 bytes per
-//! guest page and about `2 * (threads * 5 + 2)` units in memory; an open image holds its index and
-//! state.
+//! guest page and about `2 * (threads * 5 + 3)` units in memory, and in a store about 40 bytes per
+//! page of the 200 largest packs, of 16 Mi pages at most; an open image holds its index and state.
 
 mod compress;
 mod damage;

@@ -112,7 +112,8 @@ pub struct Summary {
     pub filled: u64,
     /// Pages never received; 0 until the image is finished.
     pub unsent: u64,
-    /// Pages that the store had, each version counted.
+    /// Pages that are equal to one in the store or to an earlier one of the save, each version
+    /// counted.
     pub shared: u64,
     /// Pages of `slots` that are stored as differences from pages that the store had.
     pub differences: u64,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,6 +24,7 @@ pub struct Image {
     shape: Shape,
     trailer: Trailer,
     state: State,
+    identity: u128,
     index: Index,
     packs: Packs,
     /// Number of this image among those that the process has opened.
@@ -40,9 +41,17 @@ impl Image {
     ///
     /// [`Damage`] names the defect of the file.
     pub fn open(path: &Path) -> Result<Self, Damage> {
-        let file = File::open(path).map_err(|error| Damage::io("the image", error))?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        Self::with_packs(file, &mut |id| File::open(pack_path(folder, id)))
+        loop {
+            let file = File::open(path).map_err(|error| Damage::io("the image", error))?;
+            let opened = file.try_clone().map_err(|error| Damage::io("the image", error))?;
+            match Self::with_packs(file, &mut |id| File::open(pack_path(folder, id))) {
+                // The collection of the store has put another file in its place, and removed packs
+                // that only the old one named.
+                Err(Damage::Pack { .. }) if is_replaced(&opened, path) => {}
+                image => return image,
+            }
+        }
     }
 
     /// Reads an open file, which is no save.
@@ -63,7 +72,7 @@ impl Image {
         file: File,
         open: &mut dyn FnMut(u128) -> io::Result<File>,
     ) -> Result<Self, Damage> {
-        let Parts { form, shape, trailer, state, mut index, packs } = Parts::read(&file)?;
+        let Parts { form, shape, trailer, state, identity, mut index, packs } = Parts::read(&file)?;
         let mut packs = open_all(&packs, shape, open)?;
         if form == Form::Save {
             for extent in index.blocks.iter().flat_map(|block| &block.extents) {
@@ -72,7 +81,7 @@ impl Image {
             index.units = std::mem::take(&mut packs.units);
             index.slots = index.units.len() as u64 * shape.unit_pages();
         }
-        Ok(Self { file, form, shape, trailer, state, index, packs, nth: nth() })
+        Ok(Self { file, form, shape, trailer, state, identity, index, packs, nth: nth() })
     }
 
     /// Packs alone, without a save. `file` is any of their store's.
@@ -81,7 +90,8 @@ impl Image {
         let trailer = Trailer { first: none, index: none, file_len: 0, hash: 0 };
         let index = Index { slots: 0, units: std::mem::take(&mut packs.units), blocks: Vec::new() };
         let form = Form::Save;
-        Self { file, form, shape, trailer, state: State::default(), index, packs, nth: nth() }
+        let state = State::default();
+        Self { file, form, shape, trailer, state, identity: 0, index, packs, nth: nth() }
     }
 
     /// Page size and unit size.
@@ -110,9 +120,10 @@ impl Image {
         pages * self.shape.page_size() as u64
     }
 
-    /// The hash over the file, as its trailer states it. Two images with one hash are copies.
-    pub fn hash(&self) -> u128 {
-        self.trailer.hash
+    /// Identifies the saved VM: the hash over the file as the trailer of an image states it, or the
+    /// identity of a save. Two images with one identity hold the same VM.
+    pub fn identity(&self) -> u128 {
+        self.identity
     }
 
     /// The packs that hold the pages of a save; none for an image in one file.
@@ -153,6 +164,12 @@ impl Image {
     pub(crate) fn trailer(&self) -> &Trailer {
         &self.trailer
     }
+}
+
+/// Whether `path` names another file than `file`.
+fn is_replaced(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
+    (open.dev(), open.ino()) != (named.dev(), named.ino())
 }
 
 fn nth() -> u64 {

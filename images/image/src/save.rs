@@ -12,6 +12,8 @@ use crate::{Damage, Index, Shape, State};
 /// The index of a save.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SaveIndex {
+    /// Identifies the saved VM. A save that is written again keeps it.
+    pub(crate) identity: u128,
     /// The packs that hold its pages, and the base pages of those stored as differences.
     pub(crate) packs: Vec<PackRef>,
     pub(crate) blocks: Vec<Block>,
@@ -20,7 +22,7 @@ pub(crate) struct SaveIndex {
 impl SaveIndex {
     /// Encodes the index; `None` if it exceeds the limits.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
-        let mut out = Vec::new();
+        let mut out = self.identity.to_be_bytes().to_vec();
         put_refs(&mut out, &self.packs);
         put_blocks(&mut out, &self.blocks)?;
         (out.len() as u64 <= MAX_INDEX).then_some(out)
@@ -28,9 +30,10 @@ impl SaveIndex {
 
     fn from_bytes(bytes: &[u8], shape: Shape) -> Result<Self, Damage> {
         let mut cursor = Cursor::new(bytes);
+        let identity = u128::from_be_bytes(cursor.array("no identity")?);
         let (packs, slots) = read_refs(&mut cursor, shape)?;
         let blocks = read_blocks(&mut cursor, shape, slots)?;
-        Ok(Self { packs, blocks })
+        Ok(Self { identity, packs, blocks })
     }
 }
 
@@ -41,6 +44,8 @@ pub(crate) struct Parts {
     pub(crate) shape: Shape,
     pub(crate) trailer: Trailer,
     pub(crate) state: State,
+    /// Identifies the saved VM: the hash over an image's file, or the identity of a save.
+    pub(crate) identity: u128,
     /// Units and blocks. A save's units lie in its packs.
     pub(crate) index: Index,
     pub(crate) packs: Vec<PackRef>,
@@ -73,15 +78,16 @@ impl Parts {
         let index = part(file, trailer.index, "the index")?
             .ok_or(Damage::Index { offset: trailer.index.offset, end })?;
         let state = State::from_bytes(&state)?;
-        let (index, packs) = if form == Form::Save {
+        let (index, packs, identity) = if form == Form::Save {
             if trailer.first.offset != HEADER_LEN as u64 {
                 return Err(Damage::Places);
             }
-            let SaveIndex { packs, blocks } = SaveIndex::from_bytes(&index, shape)?;
-            (Index { blocks, ..Index::default() }, packs)
+            let SaveIndex { identity, packs, blocks } = SaveIndex::from_bytes(&index, shape)?;
+            (Index { blocks, ..Index::default() }, packs, identity)
         } else {
-            (Index::from_bytes(&index, shape, trailer.first.offset)?, Vec::new())
+            let index = Index::from_bytes(&index, shape, trailer.first.offset)?;
+            (index, Vec::new(), trailer.hash)
         };
-        Ok(Self { form, shape, trailer, state, index, packs })
+        Ok(Self { form, shape, trailer, state, identity, index, packs })
     }
 }

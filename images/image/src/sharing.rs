@@ -14,9 +14,9 @@ use crate::{Block, Content, Damage, Image, RamBlock, Shape, Units};
 
 /// Maximum number of packs that a save shares pages with: a restore opens all of them.
 const MAX_PACKS: usize = 200;
-/// Maximum number of pages that a save looks for in the store: 256 GiB. Each takes about 40 bytes of
+/// Maximum number of pages that a save looks for in the store: 64 GiB. Each takes about 40 bytes of
 /// memory.
-const MAX_PAGES: u64 = 64 << 20;
+const MAX_PAGES: u64 = 16 << 20;
 /// A page is stored as a difference while at most one in this many of its words has changed. Crate
 /// `delta` measures the same limit.
 const CHANGED: usize = 2;
@@ -55,13 +55,19 @@ impl Sharing {
         shape: Shape,
     ) -> Result<Self, Damage> {
         let io = |error| Damage::io("the folder of packs", error);
-        let mut damaged = 0;
-        let mut packs = Vec::new();
+        let mut largest = Vec::new();
         for entry in read_dir(folder.join(PACKS)).map_err(io)? {
-            let Some(id) = pack_id(&entry.map_err(io)?.file_name()) else { continue };
-            if without.contains(&id) {
-                continue;
+            let entry = entry.map_err(io)?;
+            let Some(id) = pack_id(&entry.file_name()) else { continue };
+            if !without.contains(&id) {
+                largest.push((entry.metadata().map_or(0, |metadata| metadata.len()), id));
             }
+        }
+        // The largest packs save most.
+        largest.sort_unstable_by_key(|pack| std::cmp::Reverse(*pack));
+        largest.truncate(MAX_PACKS);
+        let (mut damaged, mut packs) = (0, Vec::new());
+        for (_, id) in largest {
             match File::open(pack_path(folder, id))
                 .map_err(|error| Damage::io("the file", error))
                 .and_then(|file| Pack::over(file, id))
@@ -71,9 +77,6 @@ impl Sharing {
                 Err(_) => damaged += 1,
             }
         }
-        // The largest packs first: they save most.
-        packs.sort_by_key(|(_, pack)| std::cmp::Reverse(pack.pages()));
-        packs.truncate(MAX_PACKS);
         let mut left = MAX_PAGES;
         packs.retain(|(_, pack)| match left.checked_sub(pack.pages()) {
             Some(rest) => {

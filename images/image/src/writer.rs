@@ -9,7 +9,7 @@ use pages::Slot;
 
 use crate::extents::Content;
 use crate::file::NewFile;
-use crate::finish::{base_packs, block, used, Finished, NewPack, OwnSlots, Table};
+use crate::finish::{base_packs, block, random, used, Finished, NewPack, OwnSlots, Table};
 use crate::layout::{header, Form, MAX_BLOCKS, MAX_RAM};
 use crate::map::PageMap;
 use crate::pack::{Base, PageHash, PACKS};
@@ -17,7 +17,7 @@ use crate::save::SaveIndex;
 use crate::sharing::{has_room, Sharing};
 use crate::store::Store;
 use crate::unit_file::{Sealing, UnitFile};
-use crate::{Index, Options, RamBlock, Shape, State, Summary, WriteError};
+use crate::{Image, Index, Options, RamBlock, Shape, State, Summary, WriteError};
 
 /// Writes one image, or one save of a store. Dropping the writer leaves no file.
 pub struct Writer {
@@ -42,6 +42,7 @@ struct Target {
     store: Store,
     parent: Option<String>,
     without: HashSet<u128>,
+    identity: u128,
     sharing: Sharing,
     /// Keeps packs that this save may refer to from being removed.
     lock: File,
@@ -104,8 +105,14 @@ impl Writer {
         let new = NewFile::create_in(&folder.join(PACKS), "new")
             .map_err(|source| io("create", path, source))?;
         let parent = parent.map(Into::into);
-        let target = Target { store: store.clone(), parent, without, sharing, lock };
+        let (store, identity) = (store.clone(), random().map(u128::from_ne_bytes)?);
+        let target = Target { store, parent, without, identity, sharing, lock };
         Self::over(new, path, options, Some(target))
+    }
+
+    /// Makes this save another file of the VM of `image`.
+    pub(crate) fn keep_identity(&mut self, image: &Image) {
+        self.target.as_mut().expect("a save of a store").identity = image.identity();
     }
 
     fn over(
@@ -327,7 +334,7 @@ impl Writer {
         let own = OwnSlots { first: self.own(), numbers: self.numbers, unit_pages };
         let (units, file) = self.file.finish()?;
         let too_long = WriteError::TooLong { what: "the index" };
-        let Some(Target { store, sharing, lock, .. }) = self.target else {
+        let Some(Target { store, sharing, lock, identity, .. }) = self.target else {
             let number = |slot| own.number(slot).expect("this file has all slots");
             let blocks = blocks.into_iter().map(|entry| block(entry, number)).collect();
             let index = Index { slots: summary.slots, units, blocks };
@@ -349,7 +356,7 @@ impl Writer {
             None => table.slot(&sharing, slot),
         };
         let blocks = blocks.into_iter().map(|entry| block(entry, number)).collect();
-        let index = SaveIndex { packs: table.refs.clone(), blocks };
+        let index = SaveIndex { identity, packs: table.refs.clone(), blocks };
         let index = index.to_bytes().ok_or(too_long)?;
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let new = NewFile::create_in(store.folder(), &name)

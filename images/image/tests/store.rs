@@ -152,6 +152,35 @@ fn a_second_save_stores_what_changed_and_outlives_the_first() {
 }
 
 #[test]
+fn a_save_that_is_written_again_is_the_same_vm() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = new_store(&folder);
+    let first = ram(200);
+    save(&store, "one", None, &first);
+    let mut second: Ram = (0..200).map(|at| page(if at < 20 { at } else { at + 5000 })).collect();
+    second[3][100] ^= 1;
+    save(&store, "two", Some("one"), &second);
+    let path = store.path("two").unwrap();
+    let identity = Image::open(&path).unwrap().identity();
+    assert_ne!(identity, Image::open(&store.path("one").unwrap()).unwrap().identity());
+    store.remove("one").unwrap();
+    // As a restore has it: it is neither replaced nor are its packs removed.
+    let lock = fs::File::open(&path).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockShared).unwrap();
+    let before = (packs(&store), fs::read(&path).unwrap());
+    let done = store.collect(options()).unwrap();
+    assert_eq!((done.packs, done.rewritten, done.in_use), (0, Vec::new(), vec!["two".into()]));
+    assert!((packs(&store), fs::read(&path).unwrap()) == before);
+    drop(lock);
+    let done = store.collect(options()).unwrap();
+    assert_eq!((done.packs, &done.rewritten[..]), (1, &["two".to_owned()][..]), "{done:?}");
+    is_whole(&store, "two", &second);
+    assert_eq!(Image::open(&path).unwrap().identity(), identity);
+    // Nothing is sparse any more.
+    assert_eq!(store.collect(options()).unwrap(), image::Collected::default());
+}
+
+#[test]
 fn a_save_without_new_pages_or_without_any_has_no_pack() {
     let folder = tempfile::tempdir().unwrap();
     let store = new_store(&folder);

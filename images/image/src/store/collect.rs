@@ -152,6 +152,7 @@ impl Store {
         let image = Image::open(&path).map_err(damaged)?;
         let options = Options { unit_bytes: image.shape().unit_bytes(), ..options };
         let mut writer = Writer::into_store(self, &path, None, sparse.clone(), options)?;
+        writer.keep_identity(&image);
         copy(&image, &mut writer, &damaged)?;
         let finished = writer.finish(image.state())?;
         if !is_at(&file, &path) {
