@@ -56,6 +56,7 @@ mod sharing;
 mod state;
 mod store;
 mod unit_file;
+mod units;
 mod verify;
 mod writer;
 
@@ -67,8 +68,9 @@ pub use layout::{Shape, HEADER_LEN, MAX_STATE, MAX_UNIT, MIN_UNIT, TRAILER_LEN, 
 pub use map::RamBlock;
 pub use options::{Options, Summary, WriteError};
 pub use pack::PackRef;
-pub use reader::{Image, Units};
+pub use reader::Image;
 pub use state::State;
 pub use store::{Collected, SaveInfo, Store, STORE_FILE};
+pub use units::Units;
 pub use verify::{check_units, verify, Finding, Report};
 pub use writer::Writer;

@@ -8,8 +8,8 @@ use aws_lc_rs::digest::{Context, SHA256};
 
 use crate::pack::{pack_path, Base, Pack, PackRef, PageHash, PACKS};
 use crate::packs::Packs;
-use crate::reader::MAX_BASE_UNITS;
 use crate::save::Parts;
+use crate::units::MAX_BASE_UNITS;
 use crate::{Block, Content, Damage, Image, RamBlock, Shape, Units};
 
 /// Maximum number of packs that a save shares pages with: a restore opens all of them.
