@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use codec::{Codec, Encoder, Settings, UnitHeader};
-use image::{Options, Writer};
+use image::{Options, RamBlock, State, Store, Writer};
 // The run-time that instrumented objects need.
 use libfuzzer_sys as _;
 use recorder::{record, Ending};
@@ -176,6 +176,9 @@ fn add_host(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
     }
     add("filter_streams", b"\x02\0\x58\x31\0\0abcdef");
     add("filter_streams", b"\x03\0\0\0\0\0\0\x03\x4b\x04\0");
+    for seed in saves()? {
+        add("save_open", &seed);
+    }
     add("nbd_parse", &nbd_client());
     for (id, said) in MONITOR.iter().enumerate() {
         add("qmp_replies", &[b"\x01{\"return\": ", said.as_bytes(), b", \"id\": 2}\n"].concat());
@@ -220,6 +223,63 @@ fn image() -> Result<Vec<u8>, Box<dyn Error>> {
     let bytes = fs::read(&path);
     fs::remove_file(&path)?;
     Ok(bytes?)
+}
+
+/// Two saves of a store in the form that `save_open` reads: the second has pages of the first's pack,
+/// differences, and a page of its own.
+fn saves() -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let nth = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("platen-seed-store-{}-{nth}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    let store = Store::create(&folder)?;
+    let options = Options { unit_bytes: 64 << 10, threads: 1, ..Options::default() };
+    let mut pages: Vec<Vec<u8>> =
+        (0..20_usize).map(|i| (0..PAGE).map(|at| (at / 16 * (i + 3)) as u8).collect()).collect();
+    let mut parent = None;
+    let mut seeds = Vec::new();
+    for name in ["one", "two"] {
+        let mut writer = Writer::create_in(&store, name, parent, options)?;
+        let len = (pages.len() * PAGE) as u64;
+        writer.blocks(PAGE, &[RamBlock { name: "ram".into(), len, host_page: 0 }])?;
+        for (number, page) in (0..).zip(&pages) {
+            writer.page(0, number, page)?;
+        }
+        writer.finish(&State { facts: b"{}".to_vec(), ..State::default() })?.link()?;
+        let mut packs = Vec::new();
+        for entry in fs::read_dir(folder.join("packs"))? {
+            packs.push(entry?.path());
+        }
+        let mut seed = vec![u8::try_from(packs.len())?];
+        for path in packs {
+            let bytes = fs::read(path)?;
+            let (first, index, end) = parts(&bytes)?;
+            seed.extend(&bytes[end + 72..end + 88]);
+            for len in [first - 64, index - first, end - index] {
+                seed.extend(u16::try_from(len)?.to_be_bytes());
+            }
+            seed.extend(&bytes[64..end]);
+        }
+        let bytes = fs::read(folder.join(name))?;
+        let (first, index, end) = parts(&bytes)?;
+        seed.extend(u16::try_from(index - first)?.to_be_bytes());
+        seed.extend(&bytes[first..end]);
+        seeds.push(seed);
+        parent = Some("one");
+        pages[3][100] ^= 1;
+        pages[17][7] ^= 1;
+        pages[5].fill(9);
+        pages[6].reverse();
+    }
+    fs::remove_dir_all(&folder)?;
+    Ok(seeds)
+}
+
+/// Offsets of the first part, the index and the trailer.
+fn parts(bytes: &[u8]) -> Result<(usize, usize, usize), Box<dyn Error>> {
+    let end = bytes.len() - 96;
+    let word = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    Ok((usize::try_from(word(end + 16))?, usize::try_from(word(end + 40))?, end))
 }
 
 /// The seeds from one stream: itself, packed, and as units of each codec.

@@ -1,11 +1,15 @@
-//! `platen image`: shows and verifies an image, and converts it from and to a plain stream.
+//! `platen image`: shows and verifies an image, and converts it from and to a plain stream. Its
+//! commands for stores are in `store_command`.
 
 use crate::compression::CompressionArgs;
 use crate::saved_vm::bytes;
 use crate::say::{printable, say, show};
+use crate::store_command::{
+    self, begin_image, say_shared, CollectArgs, InitArgs, ListArgs, RemoveArgs,
+};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, Subcommand};
-use image::{verify, Content, Image, Options, State, Writer};
+use image::{verify, Content, Image, Options, State, Store};
 use player::{plain, PlainOptions, Reader};
 use recorder::{record, Ending};
 use serde_json::{json, Value};
@@ -34,6 +38,14 @@ enum Command {
     Export(ExportArgs),
     /// Make an image of a plain migration stream, for example a file of QEMU's exec:cat
     Import(ImportArgs),
+    /// Make a store: a folder in which saves share their pages
+    Init(InitArgs),
+    /// List the saves of a store
+    List(ListArgs),
+    /// Remove saves of a store, and the pages that no other save uses
+    Rm(RemoveArgs),
+    /// Remove the pages of a store that no save uses, as `rm` does
+    Gc(CollectArgs),
 }
 
 #[derive(Args, Debug)]
@@ -48,7 +60,7 @@ struct InfoArgs {
 
 #[derive(Args, Debug)]
 struct VerifyArgs {
-    /// Image
+    /// Image, or a store: all of its saves
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
 }
@@ -68,7 +80,8 @@ struct ImportArgs {
     /// File to read; - is standard input
     #[arg(value_name = "STREAM")]
     stream: PathBuf,
-    /// Image to write. A file of this name must not exist
+    /// Image to write. A file of this name must not exist. In a store, it shares pages with the
+    /// other images there
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
     #[command(flatten)]
@@ -78,9 +91,13 @@ struct ImportArgs {
 pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::Info(args) => info(args).map(|()| ExitCode::SUCCESS),
-        Command::Verify(args) => run_verify(&args.image),
+        Command::Verify(args) => verify_all(&args.image),
         Command::Export(args) => export(args).map(|()| ExitCode::SUCCESS),
         Command::Import(args) => import(args).map(|()| ExitCode::SUCCESS),
+        Command::Init(args) => store_command::init(args).map(|()| ExitCode::SUCCESS),
+        Command::List(args) => store_command::list(args).map(|()| ExitCode::SUCCESS),
+        Command::Rm(args) => store_command::remove(args).map(|()| ExitCode::SUCCESS),
+        Command::Gc(args) => store_command::collect(args).map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -115,7 +132,7 @@ fn info(args: &InfoArgs) -> anyhow::Result<()> {
         "machine": state.machine(), "ram-bytes": image.ram_bytes(),
         "image-bytes": image.file_len(), "page-size": image.shape().page_size(),
         "unit-bytes": image.shape().unit_bytes(), "units": index.units.len(),
-        "pages": index.slots, "device-bytes": state.devices.len(), "blocks": blocks,
+        "pages": index.pages(), "packs": image.pack_refs().len(), "device-bytes": state.devices.len(), "blocks": blocks,
         "facts": facts,
     });
     if args.json {
@@ -135,10 +152,13 @@ fn info(args: &InfoArgs) -> anyhow::Result<()> {
         bytes(image.ram_bytes()),
         bytes(state.devices.len() as u64),
         bytes(image.file_len()),
-        index.slots,
+        index.pages(),
         index.units.len(),
         bytes(image.shape().unit_bytes() as u64),
     );
+    if image.is_save() {
+        lines += &format!("  its units lie in {} packs of its store\n", image.pack_refs().len());
+    }
     for block in &blocks {
         let name = text(&block["name"]);
         let (pages, stored, filled) = (&block["pages"], &block["stored"], &block["filled"]);
@@ -146,6 +166,22 @@ fn info(args: &InfoArgs) -> anyhow::Result<()> {
             &format!("  {name}: {pages} pages, {stored} stored, {filled} filled with a word\n");
     }
     show(&lines)
+}
+
+/// Verifies an image, or each save of a store.
+fn verify_all(path: &Path) -> anyhow::Result<ExitCode> {
+    let Some(store) = Store::open(path)? else { return run_verify(path) };
+    let mut damaged = Vec::new();
+    for name in store.names()? {
+        if let Err(error) = run_verify(&store.path(&name)?) {
+            say(&format!("{error:#}"));
+            damaged.push(name);
+        }
+    }
+    if damaged.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    bail!("store {} has damaged saves: {}", path.display(), damaged.join(", "))
 }
 
 fn run_verify(path: &Path) -> anyhow::Result<ExitCode> {
@@ -203,7 +239,7 @@ fn import(args: &ImportArgs) -> anyhow::Result<()> {
     } else {
         File::open(&args.stream).with_context(|| format!("cannot read {from}"))?
     };
-    let mut writer = Writer::create(&args.image, options)?;
+    let mut writer = begin_image(&args.image, options, None)?;
     let recorded = record(file, &mut writer, Ending::Closed).with_context(|| format!("{from}"))?;
     let facts = json!({ "platen": env!("CARGO_PKG_VERSION") }).to_string().into_bytes();
     let finished = writer.finish(&State { facts, ..recorded.state })?;
@@ -216,5 +252,6 @@ fn import(args: &ImportArgs) -> anyhow::Result<()> {
     );
     let summary = finished.link()?;
     say(&format!("{} pages in {}", summary.slots, bytes(summary.file_bytes)));
+    say_shared(&summary);
     Ok(())
 }

@@ -30,6 +30,48 @@ impl ImageLock {
     ///
     /// Names the image, and the processes that hold it.
     pub(crate) fn take(path: &Path, shared: bool) -> anyhow::Result<Self> {
+        match Self::lock(path, shared)? {
+            Ok(lock) => Ok(lock),
+            Err(holders) => bail!(
+                "image {} is in use by {holders}: a second VM from it would have the same disks, MAC addresses and \
+                 UUID. Wait for that process, or give each VM its own and start both with --shared",
+                path.display(),
+            ),
+        }
+    }
+
+    /// Locks the save at `path`, which is to be removed.
+    ///
+    /// # Errors
+    ///
+    /// Names the save, and the processes that hold it.
+    pub(crate) fn take_to_remove(path: &Path) -> anyhow::Result<Self> {
+        match Self::lock(path, false)? {
+            Ok(lock) => Ok(lock),
+            Err(holders) => bail!(
+                "save {} is in use by {holders}, which still loads its VM from it: wait for that process",
+                path.display()
+            ),
+        }
+    }
+
+    /// Locks the file that is at `path`; the inner error names the processes that hold it.
+    fn lock(path: &Path, shared: bool) -> anyhow::Result<Result<Self, String>> {
+        loop {
+            let lock = match Self::lock_open(path, shared)? {
+                Ok(lock) => lock,
+                Err(holders) => return Ok(Err(holders)),
+            };
+            // The collection of a store may have put another file in its place meanwhile.
+            let there = path.metadata().with_context(|| format!("image {}", path.display()))?;
+            let open = lock.file.metadata().with_context(|| format!("image {}", path.display()))?;
+            if (there.dev(), there.ino()) == (open.dev(), open.ino()) {
+                return Ok(Ok(lock));
+            }
+        }
+    }
+
+    fn lock_open(path: &Path, shared: bool) -> anyhow::Result<Result<Self, String>> {
         let name = || format!("image {}", path.display());
         let operation = if shared {
             FlockOperation::NonBlockingLockShared
@@ -47,12 +89,8 @@ impl ImageLock {
         while locked == Err(Errno::WOULDBLOCK) {
             let holders = holders(&file);
             if !holders.is_empty() || Instant::now() > until {
-                bail!(
-                    "image {} is in use by {}: a second VM from it would have the same disks, MAC addresses and UUID. \
-                     Wait for that process, or give each VM its own and start both with --shared",
-                    path.display(),
-                    if holders.is_empty() { "another process".into() } else { holders.join(", ") },
-                );
+                let unknown = holders.is_empty().then(|| "another process".into());
+                return Ok(Err(unknown.unwrap_or_else(|| holders.join(", "))));
             }
             std::thread::sleep(Duration::from_millis(10));
             locked = flock(&file, operation);
@@ -63,7 +101,7 @@ impl ImageLock {
                 path.display()
             ));
         }
-        Ok(Self { file })
+        Ok(Ok(Self { file }))
     }
 
     /// Another handle of the open file. The lock lasts until all of them are closed.

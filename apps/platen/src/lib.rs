@@ -48,6 +48,7 @@ mod settings;
 mod settings_keeper;
 mod size;
 mod source_end;
+mod store_command;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -84,11 +85,12 @@ enum Command {
     List(host::ListArgs),
     /// Check the configuration of `platen host`
     Config(host::ConfigArgs),
-    /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one file
+    /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one file.
+    /// Images in one store share their pages
     Save(save::SaveArgs),
     /// Give a saved VM to a QEMU that waits with -incoming defer. The VM runs before its RAM is loaded
     Restore(restore::RestoreArgs),
-    /// Inspect, verify and convert images of saved VMs
+    /// Inspect, verify and convert images of saved VMs, and manage stores of them
     Image(image_command::ImageArgs),
     /// Compress or decompress standard input on all threads, for example for `virsh save`
     Filter(filter_command::FilterArgs),

@@ -64,7 +64,7 @@ pub(crate) fn socket_name(image: &Image, nth: u32) -> String {
 }
 
 fn socket_prefix(image: &Image) -> String {
-    format!("{:016x}-", image.hash() >> 64)
+    format!("{:016x}-", image.identity() >> 64)
 }
 
 /// Refuses to continue a VM that was restored from another image: it would get wrong pages.

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct PlayArgs {
     /// Image
     image: PathBuf,
-    /// Hash of the image, hexadecimal
-    hash: String,
+    /// Identity of the image, hexadecimal
+    identity: String,
     /// Socket on which QEMU listens
     socket: PathBuf,
     /// Decompression threads
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
         Ok(image) => image,
         Err(error) => return fail(true, &format!("{error:#}")),
     };
-    if hash_of(&image) != args.hash {
+    if identity_of(&image) != args.identity {
         // Its pages would be wrong ones.
         let text = format!("image {} was replaced by another one", args.image.display());
         return fail(true, &text);
@@ -71,8 +71,8 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn hash_of(image: &Image) -> String {
-    format!("{:032x}", image.hash())
+fn identity_of(image: &Image) -> String {
+    format!("{:032x}", image.identity())
 }
 
 /// Reports the error that ends the player. `damaged`: a copy of the image may be sound.
@@ -143,7 +143,7 @@ impl Player {
         resume: bool,
     ) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("platen").arg("play").arg(path).arg(hash_of(image));
+        command.arg0("platen").arg("play").arg(path).arg(identity_of(image));
         command.arg(socket).arg(options.threads.to_string());
         if let Some(rate) = options.rate {
             command.args(["--rate", &rate.to_string()]);

@@ -25,13 +25,15 @@ impl<'a> Source<'a> {
     ) -> anyhow::Result<VecDeque<Self>> {
         let mut sources = VecDeque::new();
         for path in std::iter::once(path).chain(copies.iter().map(PathBuf::as_path)) {
-            let (image, lock) = (open(path)?, ImageLock::take(path, shared)?);
+            // The lock first: nobody removes or rewrites a save that is locked.
+            let lock = ImageLock::take(path, shared)?;
+            let image = open(path)?;
             sources.push_back(Self { path, image, lock });
         }
-        let hash = sources[0].image.hash();
+        let identity = sources[0].image.identity();
         for copy in sources.iter().skip(1) {
-            let copied = copy.image.hash();
-            ensure!(copied == hash, "{} is no copy of {}", copy.path.display(), path.display());
+            let copied = copy.image.identity();
+            ensure!(copied == identity, "{} is no copy of {}", copy.path.display(), path.display());
         }
         Ok(sources)
     }

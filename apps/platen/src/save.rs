@@ -6,6 +6,7 @@ use crate::save_intake::Intake;
 use crate::saved_vm::{bytes, write_json, PLAIN};
 use crate::say::say;
 use crate::settings::{capabilities, Before};
+use crate::store_command::{begin_image, say_shared};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
 use image::{Finished, State, Summary, Writer};
@@ -22,7 +23,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Arguments of `platen save`.
 #[derive(Args, Debug)]
 pub(crate) struct SaveArgs {
-    /// Image to write. A file of this name must not exist
+    /// Image to write. A file of this name must not exist. In a store (`platen image init`), it
+    /// shares pages with the other images there
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
     /// Monitor socket of the QEMU; start QEMU with -qmp unix:PATH,server=on,wait=off
@@ -70,7 +72,8 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let mut qmp = open_monitor(&args.qmp)?;
     let monitor = || format!("monitor {}", args.qmp);
     let before = check(&mut qmp).with_context(monitor)?;
-    let writer = Writer::create(&args.image, options)?;
+    let uuid = qmp.query_uuid().with_context(monitor)?;
+    let writer = begin_image(&args.image, options, Some(&uuid))?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
     ctrlc::set_handler(move || flag.store(true, Ordering::Release))
@@ -91,7 +94,8 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
             "status": "completed", "vm": vm, "total-ms": millis(begin.elapsed()),
             "image-bytes": summary.file_bytes, "pages": summary.slots,
             "superseded": summary.superseded, "zero": summary.zero, "filled": summary.filled,
-            "unsent": summary.unsent,
+            "unsent": summary.unsent, "shared": summary.shared,
+            "differences": summary.differences, "damaged": summary.damaged,
         }),
         Err(error) => json!({ "status": "failed", "error": format!("{error:#}") }),
     };
@@ -111,6 +115,7 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
         summary.zero,
         summary.filled,
     ));
+    say_shared(&summary);
     put_back?;
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 use qmp::Qmp;
 use serde_json::{json, Value};
 
+#[path = "saved/store.rs"]
+mod store;
+
 const LONG: Duration = Duration::from_secs(300);
 
 struct Qemu {

@@ -7,6 +7,7 @@ use pipeline::Job;
 /// One unit to encode.
 pub(crate) struct Encode {
     pub(crate) number: u64,
+    pub(crate) pages: u32,
     /// The pages: the first `plain_len` bytes.
     pub(crate) plain: Slot,
     pub(crate) plain_len: usize,
@@ -17,6 +18,7 @@ pub(crate) struct Encode {
 /// A unit as it will be stored.
 pub(crate) struct Encoded {
     pub(crate) number: u64,
+    pub(crate) pages: u32,
     pub(crate) stored: Slot,
     pub(crate) len: usize,
     pub(crate) checksum: u64,
@@ -49,7 +51,7 @@ impl Job for Encode {
     type Context = Context;
 
     fn run(self, context: &mut Context) -> Encoded {
-        let Self { number, plain, plain_len, mut stored } = self;
+        let Self { number, pages, plain, plain_len, mut stored } = self;
         let plain = &plain[..plain_len];
         let (head, payload) = stored.split_at_mut(UnitHeader::LEN);
         let encoded = context.encoder.encode(plain, payload);
@@ -65,6 +67,6 @@ impl Job for Encode {
             .and_then(|()| header.verify(plain));
         let len = UnitHeader::LEN + encoded.len;
         let checksum = checksum(&stored[..len]);
-        Encoded { number, stored, len, checksum, verdict }
+        Encoded { number, pages, stored, len, checksum, verdict }
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use codec::DecodeError;
 
-use crate::layout::{HEADER_LEN, MAX_BLOCKS, MAX_INDEX, MAX_RAM, TRAILER_LEN, VERSION};
+use crate::layout::{
+    HEADER_LEN, MAX_BLOCKS, MAX_INDEX, MAX_RAM, STORE_VERSION, TRAILER_LEN, VERSION,
+};
 
 /// The reason that an image, or a part of it, cannot be read. The file or its disk is at fault. The
 /// caller adds the path.
@@ -24,7 +26,7 @@ pub enum Damage {
     #[error("not an image of platen: the file does not begin with PLATENVM; an image is what `platen save` writes")]
     NoImage,
     /// The image has a version that is not supported.
-    #[error("image of version {version}, and this platen reads version {VERSION}: use the platen that wrote it, or a newer one")]
+    #[error("image of version {version}, and this platen reads versions {VERSION} and {STORE_VERSION}: use the platen that wrote it, or a newer one")]
     Version {
         /// The version in the header or trailer.
         version: u32,
@@ -130,6 +132,52 @@ pub enum Damage {
         /// Plain bytes by the index.
         expected: u64,
     },
+    /// A pack of the store is damaged or missing.
+    #[error("pack {id:032x} of its store")]
+    Pack {
+        /// Name of the pack.
+        id: u128,
+        /// The defect; units are counted in the pack.
+        #[source]
+        damage: Box<Damage>,
+    },
+    /// The checksum of a pack's page hashes is wrong.
+    #[error("the hashes of pages (bytes {offset} to {end}) are damaged")]
+    Hashes {
+        /// Offset of the first byte.
+        offset: u64,
+        /// Offset of the last byte.
+        end: u64,
+    },
+    /// The index places a page where its packs have none.
+    #[error("the index places pages in unit {unit}, which does not hold them")]
+    Place {
+        /// Number of the unit, through all packs of the save.
+        unit: u64,
+    },
+    /// A page that is stored as a difference does not have its checksum.
+    #[error(
+        "page {nth} of unit {unit}, a difference from another page, is not the page that was saved"
+    )]
+    Page {
+        /// Number of the unit.
+        unit: u64,
+        /// Number of the page in the unit.
+        nth: usize,
+    },
+    /// A page does not have its hash.
+    #[error(
+        "page {nth} of unit {unit} does not have its hash, although the unit has its checksum"
+    )]
+    PageHash {
+        /// Number of the unit.
+        unit: u64,
+        /// Number of the page in the unit.
+        nth: usize,
+    },
+    /// The key file of a store is damaged.
+    #[error("the store's file is damaged")]
+    Store,
     /// The hash over the file is wrong.
     #[error("the hash over the file is {got:032x}, expected {expected:032x}, although each part has its checksum")]
     Hash {
@@ -143,11 +191,22 @@ pub enum Damage {
 impl PartialEq for Damage {
     /// Compares the messages, since `io::Error` has no equality.
     fn eq(&self, other: &Self) -> bool {
-        self.to_string() == other.to_string()
+        self.chain() == other.chain()
     }
 }
 
 impl Damage {
+    /// The message with those of its causes.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut error: &dyn std::error::Error = self;
+        while let Some(source) = error.source() {
+            text += &format!(": {source}");
+            error = source;
+        }
+        text
+    }
+
     pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
         Self::Io { what: what.into(), source: Arc::new(source) }
     }

@@ -1,26 +1,33 @@
 //! A file that appears at its path only when it is complete.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{linkat, open, renameat_with, AtFlags, Mode, OFlags, RenameFlags, CWD};
+use rustix::fs::{open, renameat_with, AtFlags, Mode, OFlags, RenameFlags, CWD};
 use rustix::io::Errno;
 
-/// A file that is being written and will be linked to `path`; rule I1.
+use crate::disk;
+
+/// A file that is being written and has no name yet; rule I1.
 #[derive(Debug)]
 pub(crate) struct NewFile {
     file: File,
-    path: PathBuf,
-    folder: File,
+    folder: PathBuf,
     /// Temporary name, on a file system without `O_TMPFILE`.
     partial: Option<PathBuf>,
 }
 
+/// What the temporary name of an incomplete file contains, after a dot and its later name.
+pub(crate) const PARTIAL: &str = ".partial-";
+
+/// Counts this process's temporary names.
+static PARTIALS: AtomicU64 = AtomicU64::new(0);
+
 impl NewFile {
-    /// Creates the file. Nothing may exist at `path`.
+    /// Creates a file that will be linked to `path`, at which nothing may exist.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let there = path.symlink_metadata();
         if !matches!(&there, Err(error) if error.kind() == io::ErrorKind::NotFound) {
@@ -32,55 +39,86 @@ impl NewFile {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let folder = File::open(parent)?;
+        Self::create_in(parent, &name.to_string_lossy())
+    }
+
+    /// Creates a file in `folder`. `name` helps to recognise its temporary name.
+    pub(crate) fn create_in(folder: &Path, name: &str) -> io::Result<Self> {
         let mode = Mode::RUSR | Mode::WUSR;
-        let (fd, partial) = match open(parent, OFlags::TMPFILE | FLAGS, mode) {
+        let (fd, partial) = match open(folder, OFlags::TMPFILE | FLAGS, mode) {
             Ok(fd) => (fd, None),
             // A file system without O_TMPFILE, such as NFS, returns one of these.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
-                let mut hidden = OsString::from(".");
-                hidden.push(name);
-                hidden.push(format!(".partial-{}", std::process::id()));
-                let partial = parent.join(hidden);
+                let partial = temporary(folder, name);
                 (open(&partial, OFlags::CREATE | OFlags::EXCL | FLAGS, mode)?, Some(partial))
             }
             Err(errno) => return Err(errno.into()),
         };
-        Ok(Self { file: File::from(fd), path: path.to_owned(), folder, partial })
+        Ok(Self { file: File::from(fd), folder: folder.to_owned(), partial })
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.file
+    /// Appends bytes.
+    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        disk::write(&self.file, bytes)
     }
 
     /// Makes the written bytes durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.file.sync_all()
+        disk::sync(&self.file)
     }
 
-    /// Links the file to its path, durably.
-    pub(crate) fn link(mut self) -> io::Result<()> {
-        self.sync()?;
+    /// Gives the file, which is durable, the name `path` in its folder, durably. Fails if the name
+    /// exists.
+    pub(crate) fn link(mut self, path: &Path) -> io::Result<()> {
         match self.partial.take() {
-            None => {
-                let open = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-                linkat(CWD, open, CWD, &self.path, AtFlags::SYMLINK_FOLLOW)?;
-            }
+            None => self.link_open(path)?,
             Some(partial) => {
-                let named = renameat_with(CWD, &partial, CWD, &self.path, RenameFlags::NOREPLACE)
-                    .or_else(|errno| match errno {
+                let named = renameat_with(CWD, &partial, CWD, path, RenameFlags::NOREPLACE)
+                    .map_err(io::Error::from)
+                    .or_else(|error| match Errno::from_io_error(&error) {
                         // NFS has no RENAME_NOREPLACE. A link fails if the name exists.
-                        Errno::INVAL | Errno::NOSYS => {
-                            linkat(CWD, &partial, CWD, &self.path, AtFlags::empty())
+                        Some(Errno::INVAL | Errno::NOSYS) => {
+                            disk::link(&self.file, &partial, AtFlags::empty(), path)
                         }
-                        errno => Err(errno),
+                        _ => Err(error),
                     });
                 let _ = std::fs::remove_file(&partial);
                 named?;
             }
         }
-        self.folder.sync_all()
+        disk::sync_folder(&self.folder)
     }
+
+    /// Gives the file, which is durable, the name `path` in its folder, durably, in the place of
+    /// the file that has the name now.
+    pub(crate) fn replace(mut self, path: &Path) -> io::Result<()> {
+        let partial = match self.partial.take() {
+            Some(partial) => partial,
+            None => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                let partial = temporary(&self.folder, &name);
+                self.link_open(&partial)?;
+                partial
+            }
+        };
+        disk::rename(&self.file, &partial, path).inspect_err(|_| {
+            let _ = disk::unlink(&partial);
+        })?;
+        disk::sync_folder(&self.folder)
+    }
+
+    /// Links the file without a name to `path`.
+    fn link_open(&self, path: &Path) -> io::Result<()> {
+        let open = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        disk::link(&self.file, Path::new(&open), AtFlags::SYMLINK_FOLLOW, path)
+    }
+}
+
+/// A temporary name in `folder`.
+fn temporary(folder: &Path, name: &str) -> PathBuf {
+    // Relaxed: only the number counts.
+    let nth = PARTIALS.fetch_add(1, Ordering::Relaxed);
+    folder.join(format!(".{name}{PARTIAL}{}-{nth}", std::process::id()))
 }
 
 impl Drop for NewFile {

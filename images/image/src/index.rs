@@ -1,5 +1,7 @@
 //! The index: units, block table, and the place of each page.
 
+use std::collections::HashSet;
+
 use codec::UnitHeader;
 use varint::{unzigzag, zigzag};
 
@@ -10,6 +12,11 @@ use crate::{Damage, Shape};
 /// Place and checksum of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitEntry {
+    /// Number of its file: 0 for an image in one file, else the number of the pack in the save's
+    /// table.
+    pub file: u32,
+    /// Pages in the unit.
+    pub pages: u32,
     /// Offset of its first byte in the file.
     pub offset: u64,
     /// Stored length of header and payload, bytes.
@@ -52,10 +59,15 @@ pub struct Index {
 }
 
 impl Index {
+    /// Number of pages in all units.
+    pub fn pages(&self) -> u64 {
+        self.units.iter().map(|unit| u64::from(unit.pages)).sum()
+    }
+
     /// Number of pages in unit `unit`; 0 if there is no such unit.
-    pub fn unit_pages(&self, shape: Shape, unit: u64) -> u64 {
-        let before = unit.saturating_mul(shape.unit_pages());
-        self.slots.saturating_sub(before).min(shape.unit_pages())
+    pub fn unit_pages(&self, unit: u64) -> u64 {
+        let entry = usize::try_from(unit).ok().and_then(|unit| self.units.get(unit));
+        entry.map_or(0, |entry| entry.pages.into())
     }
 
     /// Encodes the index; `None` if it exceeds the limits.
@@ -66,55 +78,70 @@ impl Index {
             put(&mut out, u64::from(unit.len));
             out.extend(unit.checksum.to_be_bytes());
         }
-        put(&mut out, self.blocks.len() as u64);
-        let mut expected = 0;
-        for block in &self.blocks {
-            out.push(u8::try_from(block.name.len()).ok()?);
-            out.extend(block.name.as_bytes());
-            put(&mut out, block.pages);
-            put(&mut out, block.host_page);
-            for extent in &block.extents {
-                let head = extent.pages * 4;
-                match extent.content {
-                    Content::Zero => put(&mut out, head),
-                    Content::Filled(word) => {
-                        put(&mut out, head + 1);
-                        out.extend(word);
-                    }
-                    Content::Slot(slot) => {
-                        put(&mut out, head + 2);
-                        put(&mut out, zigzag(slot.wrapping_sub(expected).cast_signed()));
-                        expected = slot + extent.pages;
-                    }
-                }
-            }
-        }
+        put_blocks(&mut out, &self.blocks)?;
         (out.len() as u64 <= MAX_INDEX).then_some(out)
     }
 
     /// Decodes the index of a file whose units end at `units_end`.
     pub(crate) fn from_bytes(bytes: &[u8], shape: Shape, units_end: u64) -> Result<Self, Damage> {
-        let mut cursor = Cursor { bytes, at: 0 };
+        let mut cursor = Cursor::new(bytes);
         let slots = cursor.number("no number of slots")?;
         let units = read_units(&mut cursor, shape, slots, units_end)?;
-        let count = cursor.number("no number of blocks")?;
-        if count > MAX_BLOCKS as u64 {
-            return Err(cursor.bad("too many blocks"));
-        }
-        let mut blocks: Vec<Block> = Vec::new();
-        let (mut expected, mut ram) = (0, 0_u64);
-        for _ in 0..count {
-            let block = read_block(&mut cursor, shape, slots, &mut expected, &mut ram)?;
-            if blocks.iter().any(|other| other.name == block.name) {
-                return Err(cursor.bad("a block twice"));
-            }
-            blocks.push(block);
-        }
-        if cursor.at != bytes.len() {
-            return Err(cursor.bad("more bytes than the blocks have"));
-        }
+        let blocks = read_blocks(&mut cursor, shape, slots)?;
         Ok(Self { slots, units, blocks })
     }
+}
+
+/// Appends the block table and the extents; `None` if a name is too long.
+pub(crate) fn put_blocks(out: &mut Vec<u8>, blocks: &[Block]) -> Option<()> {
+    put(out, blocks.len() as u64);
+    let mut expected = 0;
+    for block in blocks {
+        out.push(u8::try_from(block.name.len()).ok()?);
+        out.extend(block.name.as_bytes());
+        put(out, block.pages);
+        put(out, block.host_page);
+        for extent in &block.extents {
+            let head = extent.pages * 4;
+            match extent.content {
+                Content::Zero => put(out, head),
+                Content::Filled(word) => {
+                    put(out, head + 1);
+                    out.extend(word);
+                }
+                Content::Slot(slot) => {
+                    put(out, head + 2);
+                    put(out, zigzag(slot.wrapping_sub(expected).cast_signed()));
+                    expected = slot + extent.pages;
+                }
+            }
+        }
+    }
+    Some(())
+}
+
+/// Reads the block table and the extents, up to the end of the index. Slots are below `slots`.
+pub(crate) fn read_blocks(
+    cursor: &mut Cursor<'_>,
+    shape: Shape,
+    slots: u64,
+) -> Result<Vec<Block>, Damage> {
+    let count = cursor.number("no number of blocks")?;
+    if count > MAX_BLOCKS as u64 {
+        return Err(cursor.bad("too many blocks"));
+    }
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut names = HashSet::new();
+    let (mut expected, mut ram) = (0, 0_u64);
+    for _ in 0..count {
+        let block = read_block(cursor, shape, slots, &mut expected, &mut ram)?;
+        if !names.insert(block.name.clone()) {
+            return Err(cursor.bad("a block twice"));
+        }
+        blocks.push(block);
+    }
+    cursor.end()?;
+    Ok(blocks)
 }
 
 fn read_units(
@@ -131,20 +158,27 @@ fn read_units(
     let mut units = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
     let mut offset = HEADER_LEN as u64;
     for _ in 0..count {
-        let len = cursor.number("no length of a unit")?;
-        let fits = (UnitHeader::LEN as u64 + 1..=(UnitHeader::LEN + shape.unit_bytes()) as u64)
-            .contains(&len);
-        let (Ok(stored), true) = (u32::try_from(len), fits) else {
-            return Err(cursor.bad("a unit of another length than any has"));
-        };
-        let checksum = u64::from_be_bytes(cursor.array("no checksum of a unit")?);
-        units.push(UnitEntry { offset, len: stored, checksum });
-        offset += len;
+        let (len, checksum) = read_unit(cursor, shape)?;
+        let before = units.len() as u64 * shape.unit_pages();
+        let pages = u32::try_from((slots - before).min(shape.unit_pages())).unwrap_or(u32::MAX);
+        units.push(UnitEntry { file: 0, pages, offset, len, checksum });
+        offset += u64::from(len);
     }
     if offset != units_end {
         return Err(cursor.bad("units that do not end where the state begins"));
     }
     Ok(units)
+}
+
+/// Reads stored length and checksum of a unit.
+pub(crate) fn read_unit(cursor: &mut Cursor<'_>, shape: Shape) -> Result<(u32, u64), Damage> {
+    let len = cursor.number("no length of a unit")?;
+    let fits =
+        (UnitHeader::LEN as u64 + 1..=(UnitHeader::LEN + shape.unit_bytes()) as u64).contains(&len);
+    let (Ok(stored), true) = (u32::try_from(len), fits) else {
+        return Err(cursor.bad("a unit of another length than any has"));
+    };
+    Ok((stored, u64::from_be_bytes(cursor.array("no checksum of a unit")?)))
 }
 
 fn read_block(
@@ -194,23 +228,41 @@ fn read_block(
     Ok(Block { name, pages, host_page, extents })
 }
 
-fn put(out: &mut Vec<u8>, value: u64) {
+pub(crate) fn put(out: &mut Vec<u8>, value: u64) {
     let mut bytes = [0; varint::LONGEST];
     let len = varint::put(value, &mut bytes).expect("room for the longest");
     out.extend_from_slice(&bytes[..len]);
 }
 
-struct Cursor<'a> {
+/// Reads the parts of an index.
+pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    fn bad(&self, what: &'static str) -> Damage {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// Number of bytes that are not read yet: a bound for any count of what they hold.
+    pub(crate) fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    /// Fails if there are more bytes.
+    pub(crate) fn end(&self) -> Result<(), Damage> {
+        match self.left() {
+            0 => Ok(()),
+            _ => Err(self.bad("more bytes than it describes")),
+        }
+    }
+
+    pub(crate) fn bad(&self, what: &'static str) -> Damage {
         Damage::IndexForm { what, at: self.at }
     }
 
-    fn number(&mut self, what: &'static str) -> Result<u64, Damage> {
+    pub(crate) fn number(&mut self, what: &'static str) -> Result<u64, Damage> {
         let (value, len) = varint::get(&self.bytes[self.at..]).map_err(|_| self.bad(what))?;
         self.at += len;
         Ok(value)
@@ -222,7 +274,7 @@ impl<'a> Cursor<'a> {
         Ok(bytes)
     }
 
-    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], Damage> {
+    pub(crate) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], Damage> {
         Ok(self.take(N, what)?.try_into().expect("as long as asked for"))
     }
 }
@@ -233,7 +285,10 @@ mod tests {
 
     fn index() -> (Index, Shape, u64) {
         let shape = Shape::new(4096, 64 << 10).unwrap();
-        let unit = |offset, len| UnitEntry { offset, len, checksum: 0x0102_0304_0506_0708 };
+        let unit = |pages, offset, len| {
+            let checksum = 0x0102_0304_0506_0708;
+            UnitEntry { file: 0, pages, offset, len, checksum }
+        };
         let extent = |first, pages, content| Extent { first, pages, content };
         let ram = vec![
             extent(0, 3, Content::Zero),
@@ -249,7 +304,7 @@ mod tests {
             extents,
         };
         let blocks = vec![block("pc.ram", 21, 0, ram), block("pc.rom", 2, 2 << 20, rom)];
-        let units = vec![unit(64, 1000), unit(1064, 300)];
+        let units = vec![unit(16, 64, 1000), unit(3, 1064, 300)];
         (Index { slots: 19, units, blocks }, shape, 1364)
     }
 
@@ -274,8 +329,7 @@ mod tests {
         assert_eq!(ram.content(19), Some(Content::Filled(*b"abcdefgh")));
         assert_eq!(ram.content(20), Some(Content::Slot(0)));
         assert_eq!(ram.content(21), None);
-        let shape = Shape::new(4096, 64 << 10).unwrap();
-        assert_eq!([0, 1, 2].map(|unit| index.unit_pages(shape, unit)), [16, 3, 0]);
+        assert_eq!([0, 1, 2].map(|unit| index.unit_pages(unit)), [16, 3, 0]);
     }
 
     #[test]

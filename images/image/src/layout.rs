@@ -8,15 +8,57 @@ use crate::Damage;
 pub const HEADER_LEN: usize = 64;
 /// Length of the trailer.
 pub const TRAILER_LEN: usize = 96;
-/// The format version: the only one that is written or read.
+/// The format version of an image in one file.
 pub const VERSION: u32 = 1;
+/// The format version of the files of a store.
+pub(crate) const STORE_VERSION: u32 = 2;
 /// Minimum number of plain bytes in a full unit.
 pub const MIN_UNIT: usize = 64 << 10;
 /// Maximum number of plain bytes in a unit.
 pub const MAX_UNIT: usize = 512 << 10;
 
-const MAGIC: &[u8; 8] = b"PLATENVM";
-const END_MAGIC: &[u8; 8] = b"PLATENVE";
+/// What a file with header and trailer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A whole saved VM.
+    Image,
+    /// A saved VM whose pages lie in packs.
+    Save,
+    /// Pages of the saves of a store.
+    Pack,
+}
+
+impl Form {
+    fn magic(self) -> &'static [u8; 8] {
+        match self {
+            Self::Image | Self::Save => b"PLATENVM",
+            Self::Pack => b"PLATENPK",
+        }
+    }
+
+    fn end_magic(self) -> &'static [u8; 8] {
+        match self {
+            Self::Image | Self::Save => b"PLATENVE",
+            Self::Pack => b"PLATENPE",
+        }
+    }
+
+    fn version(self) -> u32 {
+        match self {
+            Self::Image => VERSION,
+            Self::Save | Self::Pack => STORE_VERSION,
+        }
+    }
+
+    /// Limit of the first part, bytes: the state, or the hashes of a pack's pages.
+    fn max_first(self) -> u64 {
+        match self {
+            Self::Image | Self::Save => MAX_STATE,
+            Self::Pack => MAX_INDEX,
+        }
+    }
+}
+
 /// Maximum length of the state, bytes.
 pub const MAX_STATE: u64 = 512 << 20;
 /// Maximum length of the index.
@@ -75,11 +117,11 @@ impl Shape {
     }
 }
 
-/// The header of an image of this shape.
-pub(crate) fn header(shape: Shape) -> [u8; HEADER_LEN] {
+/// The header of a file of this form and shape.
+pub(crate) fn header(form: Form, shape: Shape) -> [u8; HEADER_LEN] {
     let mut bytes = [0; HEADER_LEN];
-    bytes[..8].copy_from_slice(MAGIC);
-    bytes[8..12].copy_from_slice(&VERSION.to_be_bytes());
+    bytes[..8].copy_from_slice(form.magic());
+    bytes[8..12].copy_from_slice(&form.version().to_be_bytes());
     bytes[12..16].copy_from_slice(&shape.page_size.to_be_bytes());
     bytes[16..20].copy_from_slice(&shape.unit_pages.to_be_bytes());
     let sum = checksum(&bytes[..HEADER_LEN - 8]);
@@ -87,12 +129,27 @@ pub(crate) fn header(shape: Shape) -> [u8; HEADER_LEN] {
     bytes
 }
 
-/// Reads a header.
-pub(crate) fn shape_of(bytes: &[u8; HEADER_LEN]) -> Result<Shape, Damage> {
-    if &bytes[..8] != MAGIC {
-        return Err(Damage::NoImage);
+/// Reads the header of an image or a save.
+pub(crate) fn image_header(bytes: &[u8; HEADER_LEN]) -> Result<(Form, Shape), Damage> {
+    let form = match be32(bytes, 8) {
+        _ if &bytes[..8] != Form::Image.magic() => return Err(Damage::NoImage),
+        VERSION => Form::Image,
+        STORE_VERSION => Form::Save,
+        version => return Err(Damage::Version { version }),
+    };
+    Ok((form, shape_of(bytes)?))
+}
+
+/// Reads the header of a pack.
+pub(crate) fn pack_header(bytes: &[u8; HEADER_LEN]) -> Result<Shape, Damage> {
+    match be32(bytes, 8) {
+        _ if &bytes[..8] != Form::Pack.magic() => Err(Damage::Header),
+        STORE_VERSION => shape_of(bytes),
+        version => Err(Damage::Version { version }),
     }
-    known_version(be32(bytes, 8))?;
+}
+
+fn shape_of(bytes: &[u8; HEADER_LEN]) -> Result<Shape, Damage> {
     if checksum(&bytes[..HEADER_LEN - 8]) != be64(bytes, HEADER_LEN - 8) {
         return Err(Damage::Header);
     }
@@ -105,18 +162,11 @@ pub(crate) fn shape_of(bytes: &[u8; HEADER_LEN]) -> Result<Shape, Damage> {
     Shape::new(page_size as usize, unit)
 }
 
-fn known_version(version: u32) -> Result<(), Damage> {
-    if version == VERSION {
-        Ok(())
-    } else {
-        Err(Damage::Version { version })
-    }
-}
-
 /// Places of the parts after the units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trailer {
-    pub(crate) state: Part,
+    /// The state; in a pack the hashes of its pages.
+    pub(crate) first: Part,
     pub(crate) index: Part,
     /// Length of the file.
     pub(crate) file_len: u64,
@@ -140,14 +190,14 @@ impl Part {
 }
 
 impl Trailer {
-    pub(crate) fn to_bytes(self) -> [u8; TRAILER_LEN] {
+    pub(crate) fn to_bytes(self, form: Form) -> [u8; TRAILER_LEN] {
         let mut bytes = [0; TRAILER_LEN];
-        bytes[..8].copy_from_slice(END_MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_be_bytes());
+        bytes[..8].copy_from_slice(form.end_magic());
+        bytes[8..12].copy_from_slice(&form.version().to_be_bytes());
         let words = [
-            self.state.offset,
-            self.state.len,
-            self.state.checksum,
+            self.first.offset,
+            self.first.len,
+            self.first.checksum,
             self.index.offset,
             self.index.len,
             self.index.checksum,
@@ -164,11 +214,17 @@ impl Trailer {
 
     /// Reads the trailer of a file of `file_len` bytes. The returned parts lie in the file, in
     /// order and without gaps, and within the limits.
-    pub(crate) fn from_bytes(bytes: &[u8; TRAILER_LEN], file_len: u64) -> Result<Self, Damage> {
-        if &bytes[..8] != END_MAGIC {
+    pub(crate) fn from_bytes(
+        bytes: &[u8; TRAILER_LEN],
+        file_len: u64,
+        form: Form,
+    ) -> Result<Self, Damage> {
+        if &bytes[..8] != form.end_magic() {
             return Err(Damage::Unfinished { len: file_len });
         }
-        known_version(be32(bytes, 8))?;
+        if be32(bytes, 8) != form.version() {
+            return Err(Damage::Version { version: be32(bytes, 8) });
+        }
         if checksum(&bytes[..88]) != be64(bytes, 88) || be32(bytes, 12) != 0 {
             return Err(Damage::Trailer);
         }
@@ -178,15 +234,15 @@ impl Trailer {
             checksum: be64(bytes, at + 16),
         };
         let hash = u128::from(be64(bytes, 72)) << 64 | u128::from(be64(bytes, 80));
-        let this = Self { state: part(16), index: part(40), file_len: be64(bytes, 64), hash };
+        let this = Self { first: part(16), index: part(40), file_len: be64(bytes, 64), hash };
         if this.file_len != file_len {
             return Err(Damage::FileLength { stated: this.file_len, got: file_len });
         }
         let before_trailer = file_len - TRAILER_LEN as u64;
-        let sound = this.state.offset >= HEADER_LEN as u64
-            && this.state.len <= MAX_STATE
+        let sound = this.first.offset >= HEADER_LEN as u64
+            && this.first.len <= form.max_first()
             && this.index.len <= MAX_INDEX
-            && this.state.end() == Some(this.index.offset)
+            && this.first.end() == Some(this.index.offset)
             && this.index.end() == Some(before_trailer);
         if sound {
             Ok(this)
@@ -211,35 +267,38 @@ mod tests {
     #[test]
     fn header_and_trailer_are_the_documented_bytes() {
         let shape = Shape::new(4096, 256 << 10).unwrap();
-        let bytes = header(shape);
+        let bytes = header(Form::Image, shape);
         assert_eq!(&bytes[..24], b"PLATENVM\0\0\0\x01\0\0\x10\0\0\0\0\x40\0\0\0\0");
-        assert_eq!(shape_of(&bytes), Ok(shape));
+        assert_eq!(image_header(&bytes), Ok((Form::Image, shape)));
         let part = |offset, len| Part { offset, len, checksum: 7 };
         let trailer =
-            Trailer { state: part(64, 10), index: part(74, 20), file_len: 190, hash: 1 << 64 | 2 };
-        let bytes = trailer.to_bytes();
+            Trailer { first: part(64, 10), index: part(74, 20), file_len: 190, hash: 1 << 64 | 2 };
+        let bytes = trailer.to_bytes(Form::Image);
         assert_eq!(&bytes[..24], b"PLATENVE\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x40");
-        assert_eq!(Trailer::from_bytes(&bytes, 190), Ok(trailer));
+        assert_eq!(Trailer::from_bytes(&bytes, 190, Form::Image), Ok(trailer));
         assert_eq!(
-            Trailer::from_bytes(&bytes, 191),
+            Trailer::from_bytes(&bytes, 191, Form::Image),
             Err(Damage::FileLength { stated: 190, got: 191 })
         );
     }
 
     #[test]
     fn any_flipped_bit_of_header_or_trailer_is_refused() {
-        let whole = header(Shape::new(4096, 64 << 10).unwrap());
+        let whole = header(Form::Image, Shape::new(4096, 64 << 10).unwrap());
         for at in 0..HEADER_LEN * 8 {
             let mut bytes = whole;
             bytes[at / 8] ^= 1 << (at % 8);
-            assert!(shape_of(&bytes).is_err(), "bit {at} of the header");
+            assert!(image_header(&bytes).is_err(), "bit {at} of the header");
         }
         let part = |offset, len| Part { offset, len, checksum: 7 };
-        let trailer = Trailer { state: part(64, 10), index: part(74, 20), file_len: 190, hash: 5 };
+        let trailer = Trailer { first: part(64, 10), index: part(74, 20), file_len: 190, hash: 5 };
         for at in 0..TRAILER_LEN * 8 {
-            let mut bytes = trailer.to_bytes();
+            let mut bytes = trailer.to_bytes(Form::Image);
             bytes[at / 8] ^= 1 << (at % 8);
-            assert!(Trailer::from_bytes(&bytes, 190).is_err(), "bit {at} of the trailer");
+            assert!(
+                Trailer::from_bytes(&bytes, 190, Form::Image).is_err(),
+                "bit {at} of the trailer"
+            );
         }
     }
 

@@ -1,4 +1,5 @@
-//! The image of a saved VM: one file of compressed pages, device state and an index.
+//! The image of a saved VM: one file of compressed pages, device state and an index; or a save of a
+//! store, whose saves share their pages.
 //!
 //! `docs/image.md` specifies the format; this crate uses its terms.
 //!
@@ -9,6 +10,15 @@
 //!
 //!  Image::open ─► trailer, header, state, index ─► Units::read(number) ─► plain bytes of its pages
 //!  verify ─► reads every byte, names each damaged part   check_units ─► checksums of all units
+//! ```
+//!
+//! In a [`Store`], a page that a pack holds is found by its hash and not written again:
+//!
+//! ```text
+//!  pages ─► Sharing ─┬─ equal to a page in a pack: that page's slot
+//!                    ├─ little changed since the parent: a difference ─► unit ─► new pack ─► link,
+//!                    └─ else: the page ────────────────────────────────► unit ─►             then
+//!  finish(State) ─► state, index into all packs ───────────────────────────────► save ─────► link
 //! ```
 //!
 //! A [`Writer`] accepts pages in any order and any number of times; the last version of a page
@@ -25,27 +35,42 @@
 //! # Limits
 //!
 //! 16 TiB of RAM in 4096 blocks, an index of 1 GiB, a state of 512 MiB. A writer holds 8 bytes per
-//! guest page and about `2 * (threads * 5 + 2)` units in memory; an open image holds its index and
-//! state.
+//! guest page and about `2 * (threads * 5 + 3)` units in memory, and in a store about 40 bytes per
+//! page of the 200 largest packs, of 16 Mi pages at most; an open image holds its index and state.
 
 mod compress;
 mod damage;
+mod disk;
 mod extents;
 mod file;
+mod finish;
 mod index;
 mod layout;
 mod map;
+mod options;
+mod pack;
+mod packs;
 mod reader;
+mod save;
+mod sharing;
 mod state;
+mod store;
+mod unit_file;
+mod units;
 mod verify;
 mod writer;
 
 pub use damage::Damage;
 pub use extents::{Content, Extent};
+pub use finish::Finished;
 pub use index::{Block, Index, UnitEntry};
 pub use layout::{Shape, HEADER_LEN, MAX_STATE, MAX_UNIT, MIN_UNIT, TRAILER_LEN, VERSION};
 pub use map::RamBlock;
-pub use reader::{Image, Units};
+pub use options::{Options, Summary, WriteError};
+pub use pack::PackRef;
+pub use reader::Image;
 pub use state::State;
+pub use store::{Collected, SaveInfo, Store, STORE_FILE};
+pub use units::Units;
 pub use verify::{check_units, verify, Finding, Report};
-pub use writer::{Finished, Options, Summary, WriteError, Writer};
+pub use writer::Writer;

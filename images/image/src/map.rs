@@ -77,14 +77,20 @@ impl PageMap {
         }
     }
 
+    /// The slots that pages have.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = u64> + '_ {
+        let entries = self.chunks.iter().flatten().flat_map(|chunk| chunk.iter());
+        entries.filter(|&&entry| entry & SLOT != 0).map(|&entry| entry & !SLOT)
+    }
+
     /// Number of pages that were never received.
     pub(crate) fn unsent(&self) -> u64 {
         let sent = |chunk: &[u64]| chunk.iter().filter(|&&entry| entry != 0).count() as u64;
         self.pages - self.chunks.iter().flatten().map(|chunk| sent(chunk)).sum::<u64>()
     }
 
-    /// All pages as extents.
-    pub(crate) fn extents(&self) -> Vec<Extent> {
+    /// All pages as extents; `number` gives the final number of a slot.
+    pub(crate) fn extents(&self, number: impl Fn(u64) -> u64) -> Vec<Extent> {
         let mut extents = Vec::new();
         let mut first = 0;
         for chunk in &self.chunks {
@@ -93,7 +99,11 @@ impl PageMap {
                 None => join(&mut extents, first, pages, Content::Zero),
                 Some(entries) => {
                     for (page, &entry) in (first..first + pages).zip(entries) {
-                        join(&mut extents, page, 1, self.content(entry));
+                        let content = match self.content(entry) {
+                            Content::Slot(slot) => Content::Slot(number(slot)),
+                            other => other,
+                        };
+                        join(&mut extents, page, 1, content);
                     }
                 }
             }
@@ -119,7 +129,7 @@ mod tests {
         assert_eq!(map.unsent(), 10_000 - 4);
         let extent = |first, pages, content| Extent { first, pages, content };
         assert_eq!(
-            map.extents(),
+            map.extents(|slot| slot),
             [extent(0, 9_998, Content::Zero), extent(9_998, 2, Content::Filled([3; 8]))]
         );
     }

@@ -1,67 +1,96 @@
-//! Opens an image and reads its units.
+//! Opens an image, or a save and its packs.
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use codec::{checksum, Decoder, UnitHeader};
+use codec::checksum;
 
-use crate::layout::{shape_of, Part, Trailer, HEADER_LEN, TRAILER_LEN};
+use crate::layout::{Form, Part, Trailer};
+use crate::pack::{pack_path, Base, PackRef};
+use crate::packs::{open_all, OpenPack, Packs};
+use crate::save::Parts;
 use crate::{Damage, Index, Shape, State};
 
-/// An open image whose header, trailer, state and index are verified; rule I6.
+/// An open image, or an open save with its packs. Header, trailer, state and index are verified;
+/// rule I6.
 #[derive(Debug)]
 pub struct Image {
     file: File,
+    form: Form,
     shape: Shape,
     trailer: Trailer,
     state: State,
+    identity: u128,
     index: Index,
+    packs: Packs,
+    /// Number of this image among those that the process has opened.
+    nth: u64,
 }
 
+/// Counts the images that the process opens.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
 impl Image {
-    /// Opens the image at `path`.
+    /// Opens the image at `path`, or the save at `path` and its packs, which lie beside it.
     ///
     /// # Errors
     ///
     /// [`Damage`] names the defect of the file.
     pub fn open(path: &Path) -> Result<Self, Damage> {
-        Self::over(File::open(path).map_err(|error| Damage::io("the image", error))?)
+        let folder = path.parent().unwrap_or(Path::new(""));
+        loop {
+            let file = File::open(path).map_err(|error| Damage::io("the image", error))?;
+            let opened = file.try_clone().map_err(|error| Damage::io("the image", error))?;
+            match Self::with_packs(file, &mut |id| File::open(pack_path(folder, id))) {
+                // The collection of the store has put another file in its place, and removed packs
+                // that only the old one named.
+                Err(Damage::Pack { .. }) if is_replaced(&opened, path) => {}
+                image => return image,
+            }
+        }
     }
 
-    /// Reads an open file.
+    /// Reads an open file, which is no save.
     ///
     /// # Errors
     ///
     /// [`Damage`] names the defect of the file.
     pub fn over(file: File) -> Result<Self, Damage> {
-        let len = file.metadata().map_err(|error| Damage::io("the image's length", error))?.len();
-        let mut head = [0; HEADER_LEN];
-        let begin = usize::try_from(len).map_or(HEADER_LEN, |len| len.min(HEADER_LEN));
-        read_at(&file, &mut head[..begin], 0, "the header")?;
-        // A short file that is no image is reported as no image, not as cut off.
-        if begin < HEADER_LEN && !head.starts_with(b"PLATENVM") {
-            return Err(Damage::NoImage);
+        Self::with_packs(file, &mut |_| Err(io::ErrorKind::NotFound.into()))
+    }
+
+    /// Reads an open file. `open` opens the pack of a name.
+    ///
+    /// # Errors
+    ///
+    /// [`Damage`] names the defect of the file or of a pack.
+    pub fn with_packs(
+        file: File,
+        open: &mut dyn FnMut(u128) -> io::Result<File>,
+    ) -> Result<Self, Damage> {
+        let Parts { form, shape, trailer, state, identity, mut index, packs } = Parts::read(&file)?;
+        let mut packs = open_all(&packs, shape, open)?;
+        if form == Form::Save {
+            for extent in index.blocks.iter().flat_map(|block| &block.extents) {
+                packs.check(extent, shape)?;
+            }
+            index.units = std::mem::take(&mut packs.units);
+            index.slots = index.units.len() as u64 * shape.unit_pages();
         }
-        if len < HEADER_LEN as u64 {
-            return Err(Damage::Short { len });
-        }
-        let shape = shape_of(&head)?;
-        if len < (HEADER_LEN + TRAILER_LEN) as u64 {
-            return Err(Damage::Short { len });
-        }
-        let mut tail = [0; TRAILER_LEN];
-        read_at(&file, &mut tail, len - TRAILER_LEN as u64, "the trailer")?;
-        let trailer = Trailer::from_bytes(&tail, len)?;
-        let state = part(&file, trailer.state, "the device state")?
-            .ok_or(Damage::State { offset: trailer.state.offset, end: trailer.index.offset - 1 })?;
-        let end = len - TRAILER_LEN as u64 - 1;
-        let index = part(&file, trailer.index, "the index")?
-            .ok_or(Damage::Index { offset: trailer.index.offset, end })?;
-        let state = State::from_bytes(&state)?;
-        let index = Index::from_bytes(&index, shape, trailer.state.offset)?;
-        Ok(Self { file, shape, trailer, state, index })
+        Ok(Self { file, form, shape, trailer, state, identity, index, packs, nth: nth() })
+    }
+
+    /// Packs alone, without a save. `file` is any of their store's.
+    pub(crate) fn of_packs(file: File, shape: Shape, mut packs: Packs) -> Self {
+        let none = Part { offset: 0, len: 0, checksum: 0 };
+        let trailer = Trailer { first: none, index: none, file_len: 0, hash: 0 };
+        let index = Index { slots: 0, units: std::mem::take(&mut packs.units), blocks: Vec::new() };
+        let form = Form::Save;
+        let state = State::default();
+        Self { file, form, shape, trailer, state, identity: 0, index, packs, nth: nth() }
     }
 
     /// Page size and unit size.
@@ -90,13 +119,50 @@ impl Image {
         pages * self.shape.page_size() as u64
     }
 
-    /// The hash over the file, as its trailer states it. Two images with one hash are copies.
-    pub fn hash(&self) -> u128 {
-        self.trailer.hash
+    /// Identifies the saved VM: the hash over the file as the trailer of an image states it, or the
+    /// identity of a save. Two images with one identity hold the same VM.
+    pub fn identity(&self) -> u128 {
+        self.identity
+    }
+
+    /// The packs that hold the pages of a save; none for an image in one file.
+    pub fn pack_refs(&self) -> Vec<PackRef> {
+        self.packs.refs()
+    }
+
+    /// Whether the pages lie in the packs of a store.
+    pub fn is_save(&self) -> bool {
+        self.form == Form::Save
+    }
+
+    /// Number of this image among those that the process has opened.
+    pub(crate) fn nth(&self) -> u64 {
+        self.nth
+    }
+
+    pub(crate) fn packs(&self) -> &Packs {
+        &self.packs
     }
 
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// The file that holds `unit`, and the number of the unit in it.
+    pub(crate) fn place(&self, unit: u64, file: u32) -> (&File, u64, Option<&OpenPack>) {
+        match self.packs.packs.get(file as usize) {
+            Some(pack) => (&pack.file, unit - pack.first, Some(pack)),
+            None => (&self.file, unit, None),
+        }
+    }
+
+    /// The base pages of a unit that holds differences.
+    pub(crate) fn bases(&self, unit: u64) -> Option<&Option<Box<[Base]>>> {
+        // An image in one file has none: no look-up.
+        if self.packs.differences.is_empty() {
+            return None;
+        }
+        self.packs.differences.get(&unit)
     }
 
     pub(crate) fn trailer(&self) -> &Trailer {
@@ -104,8 +170,19 @@ impl Image {
     }
 }
 
+/// Whether `path` names another file than `file`.
+fn is_replaced(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
+    (open.dev(), open.ino()) != (named.dev(), named.ino())
+}
+
+fn nth() -> u64 {
+    // Relaxed: only the number counts.
+    OPENED.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Reads a part and compares its checksum; `None` on a mismatch.
-fn part(file: &File, part: Part, what: &str) -> Result<Option<Vec<u8>>, Damage> {
+pub(crate) fn part(file: &File, part: Part, what: &str) -> Result<Option<Vec<u8>>, Damage> {
     // `Trailer::from_bytes` has bounded the length by the part's limit and by the file's length.
     let mut bytes = vec![0; usize::try_from(part.len).unwrap_or(usize::MAX)];
     read_at(file, &mut bytes, part.offset, what)?;
@@ -121,82 +198,4 @@ pub(crate) fn read_at(file: &File, out: &mut [u8], at: u64, what: &str) -> Resul
         }
         _ => Damage::io(format!("{what} at byte {at}"), error),
     })
-}
-
-/// Reads and decodes units. Each thread has its own.
-pub struct Units {
-    decoder: Decoder,
-    stored: Vec<u8>,
-}
-
-impl Units {
-    /// A reader without buffers; they are allocated when needed.
-    ///
-    /// # Panics
-    ///
-    /// If memory for the codecs' contexts cannot be allocated.
-    pub fn new() -> Self {
-        Self { decoder: Decoder::new(), stored: Vec::new() }
-    }
-
-    /// Reads the stored bytes of unit `unit` and compares their checksum; returns their offset in
-    /// the file.
-    ///
-    /// # Errors
-    ///
-    /// [`Damage`] names the unit.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such unit.
-    pub fn check(&mut self, image: &Image, unit: u64) -> Result<u64, Damage> {
-        let entry = image.index.units[usize::try_from(unit).expect("a number below the count")];
-        self.stored.resize(entry.len as usize, 0);
-        let (offset, what) = (entry.offset, format_args!("unit {unit}"));
-        if image.file.read_exact_at(&mut self.stored, offset).is_err() {
-            // Read again for the error's text. Building that text here keeps it off the path that
-            // succeeds.
-            read_at(&image.file, &mut self.stored, offset, &what.to_string())?;
-        }
-        if checksum(&self.stored) != entry.checksum {
-            let end = offset + u64::from(entry.len) - 1;
-            return Err(Damage::Unit { unit, offset, end });
-        }
-        Ok(offset)
-    }
-
-    /// Decodes unit `unit` to the front of `out` and returns the number of plain bytes. Rule I7.
-    ///
-    /// # Errors
-    ///
-    /// [`Damage`] names the unit and its defect. The bytes in `out` are then unspecified.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such unit, or `out` is shorter than a unit.
-    pub fn read(&mut self, image: &Image, unit: u64, out: &mut [u8]) -> Result<usize, Damage> {
-        let offset = self.check(image, unit)?;
-        let bad = |error| Damage::UnitDecode { unit, offset, error };
-        let header = UnitHeader::from_bytes(&self.stored).map_err(|error| bad(error.into()))?;
-        let expected = image.index.unit_pages(image.shape, unit) * image.shape.page_size() as u64;
-        if u64::from(header.plain_len) != expected {
-            let stated = u64::from(header.plain_len);
-            return Err(Damage::UnitLength { unit, offset, stated, expected });
-        }
-        let out = &mut out[..header.plain_len as usize];
-        self.decoder.decode(&header, &self.stored[UnitHeader::LEN..], out).map_err(bad)?;
-        Ok(out.len())
-    }
-}
-
-impl Default for Units {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl std::fmt::Debug for Units {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Units")
-    }
 }

@@ -1,18 +1,22 @@
 //! Verifies every byte of an image.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::layout::{HEADER_LEN, TRAILER_LEN};
+use crate::layout::{Trailer, HEADER_LEN, TRAILER_LEN};
+use crate::pack::PageHash;
+use crate::packs::OpenPack;
 use crate::reader::read_at;
-use crate::{Content, Damage, Image, Units};
+use crate::sharing::page_hash;
+use crate::{Content, Damage, Image, Store, Units, WriteError};
 
 /// The result of [`verify`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Length of the file, bytes.
+    /// Length of the file, bytes; of a save, with its packs.
     pub bytes: u64,
     /// Units that were read.
     pub units: u64,
@@ -37,10 +41,7 @@ pub struct Finding {
 
 impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.damage)?;
-        if let Damage::Io { source, .. } = &self.damage {
-            write!(f, ": {source}")?;
-        }
+        f.write_str(&self.damage.chain())?;
         for (at, (name, first, pages)) in self.pages.iter().enumerate() {
             let before = if at == 0 { "; it holds" } else { "," };
             write!(f, "{before} pages {first} to {} of {name}", first + pages - 1)?;
@@ -49,8 +50,8 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// Reads every byte of the image at `path` and reports the damaged parts. An image without findings
-/// is byte for byte as written.
+/// Reads every byte of the image at `path`, or of the save at `path` and its packs, and reports the
+/// damaged parts. An image without findings is byte for byte as written.
 pub fn verify(path: &Path) -> Report {
     let image = match Image::open(path) {
         Ok(image) => image,
@@ -61,23 +62,93 @@ pub fn verify(path: &Path) -> Report {
         }
     };
     let mut report = Report { bytes: image.file_len(), ..Report::default() };
+    let packs = &image.packs().packs;
+    let key = if packs.is_empty() { None } else { report.note(key_of(path)) };
     let mut units = Units::new();
     let mut plain = vec![0; image.shape().unit_bytes()];
-    for unit in 0..image.index().units.len() as u64 {
-        report.units += 1;
-        if let Err(damage) = units.read(&image, unit, &mut plain) {
-            if report.findings.len() < Report::MOST {
-                report.findings.push(Finding { damage, pages: pages_of(&image, unit) });
+    let in_one_file = image.index().units.len() as u64;
+    let whole = [(None, 0..in_one_file)];
+    let parts = packs.iter().map(|pack| (Some(pack), pack.first..pack.first + pack.units));
+    let parts: Vec<_> = if packs.is_empty() { whole.into() } else { parts.collect() };
+    for (pack, numbers) in parts {
+        let hashes = pack.and_then(|pack| report.note(pack.hashes()));
+        let mut hashes = hashes.iter().flatten();
+        for unit in numbers {
+            report.units += 1;
+            let pages = usize::try_from(image.index().unit_pages(unit)).unwrap_or(usize::MAX);
+            let expected: Vec<_> = hashes.by_ref().take(pages).copied().collect();
+            let read = match image.bases(unit) {
+                // A unit that the save does not use, since it lacks its base pages.
+                Some(None) => units.decode(&image, unit, &mut plain).map(|_| ()),
+                _ => units.read(&image, unit, &mut plain).and_then(|len| {
+                    let Some(key) = &key else { return Ok(()) };
+                    compare(&image, pack, unit, key, &plain[..len], &expected)
+                }),
+            };
+            if let Err(damage) = read {
+                if report.findings.len() < Report::MOST {
+                    report.findings.push(Finding { damage, pages: pages_of(&image, unit) });
+                }
+            }
+        }
+        if let Some(pack) = pack {
+            report.bytes += pack.trailer.file_len;
+            let named = |damage| Damage::Pack { id: pack.id, damage: Box::new(damage) };
+            report.whole(whole_file(&pack.file, &pack.trailer).map_err(named));
+        }
+    }
+    report.whole(whole_file(image.file(), image.trailer()));
+    report
+}
+
+impl Report {
+    /// Adds the defect, if there is one.
+    fn note<T>(&mut self, result: Result<T, Damage>) -> Option<T> {
+        let note = |damage| self.findings.push(Finding { damage, pages: Vec::new() });
+        result.map_err(note).ok()
+    }
+
+    /// Adds the result for a whole file. A wrong hash only repeats findings about its parts.
+    fn whole(&mut self, result: Result<(), Damage>) {
+        if let Err(damage) = result {
+            let inner = match &damage {
+                Damage::Pack { damage, .. } => damage,
+                damage => damage,
+            };
+            if self.findings.is_empty() || !matches!(inner, Damage::Hash { .. }) {
+                self.findings.push(Finding { damage, pages: Vec::new() });
             }
         }
     }
-    if let Err(damage) = whole(&image) {
-        // A wrong hash only repeats the findings about units.
-        if report.findings.is_empty() || !matches!(damage, Damage::Hash { .. }) {
-            report.findings.push(Finding { damage, pages: Vec::new() });
+}
+
+/// The key of the store that the save at `path` lies in.
+fn key_of(path: &Path) -> Result<[u8; 32], Damage> {
+    match Store::of(path) {
+        Ok(Some((store, _))) => Ok(*store.key()),
+        Err(WriteError::Store { source, .. }) => Err(source),
+        Ok(None) | Err(_) => Err(Damage::Store),
+    }
+}
+
+/// Compares the hashes of a unit's pages.
+fn compare(
+    image: &Image,
+    pack: Option<&OpenPack>,
+    unit: u64,
+    key: &[u8; 32],
+    plain: &[u8],
+    expected: &[PageHash],
+) -> Result<(), Damage> {
+    let Some(pack) = pack else { return Ok(()) };
+    let pages = plain.chunks_exact(image.shape().page_size());
+    for (nth, (page, expected)) in pages.zip(expected).enumerate() {
+        if page_hash(key, page) != *expected {
+            let damage = Box::new(Damage::PageHash { unit: unit - pack.first, nth });
+            return Err(Damage::Pack { id: pack.id, damage });
         }
     }
-    report
+    Ok(())
 }
 
 /// Compares the checksums of the stored bytes of all units, on `threads` threads. Unlike [`verify`]
@@ -114,20 +185,20 @@ pub fn check_units(image: &Image, threads: usize) -> Result<(), Damage> {
     })
 }
 
-/// Compares the hash over the file.
-fn whole(image: &Image) -> Result<(), Damage> {
-    let end = image.file_len() - TRAILER_LEN as u64;
+/// Compares the hash over a file.
+fn whole_file(file: &File, trailer: &Trailer) -> Result<(), Damage> {
+    let end = trailer.file_len - TRAILER_LEN as u64;
     let mut hash = Xxh3::new();
     let mut chunk = vec![0; 1 << 20];
     let mut at = 0;
     while at < end {
         let len = usize::try_from(end - at).map_or(chunk.len(), |left| left.min(chunk.len()));
-        read_at(image.file(), &mut chunk[..len], at, "the file")?;
+        read_at(file, &mut chunk[..len], at, "the file")?;
         hash.update(&chunk[..len]);
         at += len as u64;
     }
     debug_assert!(end >= HEADER_LEN as u64);
-    let (expected, got) = (image.trailer().hash, hash.digest128());
+    let (expected, got) = (trailer.hash, hash.digest128());
     if expected == got {
         Ok(())
     } else {

@@ -1,127 +1,62 @@
-//! Writes an image from pages that arrive in any order.
+//! Writes an image, or a save of a store, from pages that arrive in any order.
 
-use std::collections::HashMap;
-use std::io::{self, Write};
+use std::collections::HashSet;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use codec::{checksum, DecodeError, Settings, SettingsError};
-use pages::{Arena, Slot};
-use pipeline::{Lanes, LanesConfig, Popped, Reorder, Results};
-use xxhash_rust::xxh3::Xxh3;
+use codec::checksum;
+use pages::Slot;
 
-use crate::compress::{room, Context, Encode, Encoded};
 use crate::extents::Content;
 use crate::file::NewFile;
-use crate::layout::{header, Part, Trailer, MAX_BLOCKS, MAX_RAM, TRAILER_LEN};
+use crate::finish::{base_packs, block, random, used, Finished, NewPack, OwnSlots, Table};
+use crate::layout::{header, Form, MAX_BLOCKS, MAX_RAM};
 use crate::map::PageMap;
-use crate::{Block, Index, RamBlock, Shape, State, UnitEntry, HEADER_LEN};
+use crate::pack::{Base, PageHash, PACKS};
+use crate::save::SaveIndex;
+use crate::sharing::{has_room, Sharing};
+use crate::store::Store;
+use crate::unit_file::{Sealing, UnitFile};
+use crate::{Image, Index, Options, RamBlock, Shape, State, Summary, WriteError};
 
-/// Options for writing an image.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Codec and level for the units.
-    pub settings: Settings,
-    /// Plain bytes in a full unit.
-    pub unit_bytes: usize,
-    /// Compression threads.
-    pub threads: usize,
-}
-
-/// Default of [`Options::unit_bytes`]; `docs/image.md` has the figures behind it.
-const UNIT_BYTES: usize = 128 << 10;
-
-impl Default for Options {
-    fn default() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
-        Self { settings: Settings::default(), unit_bytes: UNIT_BYTES, threads }
-    }
-}
-
-/// The reason that no image was written. There is no file at its name.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WriteError {
-    /// The file system failed.
-    #[error("cannot {what} {path}", path = path.display())]
-    Io {
-        /// The operation that failed.
-        what: &'static str,
-        /// Path of the image.
-        path: PathBuf,
-        /// The kernel's error.
-        source: io::Error,
-    },
-    /// Memory or threads could not be allocated.
-    #[error("cannot set up compression")]
-    SetUp(#[source] io::Error),
-    /// The codec could not be set up.
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    /// Page or unit size outside the format's limits.
-    #[error(transparent)]
-    Shape(#[from] crate::Damage),
-    /// A unit does not decode to its pages: this host's memory or a codec is faulty.
-    #[error("unit {unit} does not decode to its pages ({error}): check this host's memory, and save again")]
-    Unit {
-        /// Number of the unit.
-        unit: u64,
-        /// The codec's error.
-        error: DecodeError,
-    },
-    /// A RAM block outside the format's limits.
-    #[error("RAM block '{name}' of {len} bytes: {what}")]
-    Blocks {
-        /// Name of the block.
-        name: String,
-        /// Length of the block, bytes.
-        len: u64,
-        /// The violated limit.
-        what: &'static str,
-    },
-    /// The index or the state exceeds its limit.
-    #[error("{what} exceeds the limit of an image")]
-    TooLong {
-        /// The part that is too long.
-        what: &'static str,
-    },
-}
-
-/// Pages and bytes of an image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
-    /// Length of the file, bytes.
-    pub file_bytes: u64,
-    /// Pages in slots, superseded ones included.
-    pub slots: u64,
-    /// Pages in slots that a later version of the page supersedes.
-    pub superseded: u64,
-    /// Pages received as zero, each version counted.
-    pub zero: u64,
-    /// Pages received as same-filled with another word, each version counted.
-    pub filled: u64,
-    /// Pages never received; 0 until the image is finished.
-    pub unsent: u64,
-}
-
-/// Writes one image. Dropping the writer leaves no file.
+/// Writes one image, or one save of a store. Dropping the writer leaves no file.
 pub struct Writer {
-    new: NewFile,
     path: PathBuf,
     shape: Shape,
-    hash: Box<Xxh3>,
-    at: u64,
-    blocks: Vec<(RamBlock, PageMap)>,
-    lanes: Arc<Lanes<Encode>>,
-    results: Arc<Results<Encoded>>,
-    order: Reorder<Encoded>,
-    plain: Arc<Arena>,
-    stored: Arc<Arena>,
-    /// The unit that is being filled, and its bytes so far.
-    filling: Option<(Slot, usize)>,
-    submitted: u64,
-    units: Vec<UnitEntry>,
+    file: UnitFile,
+    blocks: Option<Vec<(RamBlock, PageMap)>>,
+    target: Option<Target>,
+    /// The units that are being filled: one with pages, one with differences.
+    filling: [Option<Fill>; 2],
+    /// Final numbers of the units, in the order in which their filling began.
+    numbers: Vec<u64>,
+    /// Hashes and base pages of each unit, in final order. Empty for an image in one file.
+    filled: Vec<(Vec<PageHash>, Vec<Base>)>,
+    /// Room for a difference.
+    difference: Vec<u8>,
     summary: Summary,
+}
+
+/// The store that a save is written to.
+struct Target {
+    store: Store,
+    parent: Option<String>,
+    without: HashSet<u128>,
+    identity: u128,
+    sharing: Sharing,
+    /// Keeps packs that this save may refer to from being removed.
+    lock: File,
+}
+
+/// A unit that is being filled.
+struct Fill {
+    slot: Slot,
+    /// Bytes in it.
+    filled: usize,
+    /// Index of its final number.
+    number: usize,
+    hashes: Vec<PageHash>,
+    bases: Vec<Base>,
 }
 
 impl Writer {
@@ -132,40 +67,71 @@ impl Writer {
     /// `path` exists, the folder cannot be written, a setting is out of range, or memory or threads
     /// cannot be allocated.
     pub fn create(path: &Path, options: Options) -> Result<Self, WriteError> {
-        // The page size of most guests, until `blocks` sets it.
+        let new = NewFile::create(path).map_err(|source| io("create", path, source))?;
+        Self::over(new, path, options, None)
+    }
+
+    /// Begins the save that will be linked to `name` in `store`. Pages are compared with those of
+    /// the save `parent`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::create`]; a name that no save may have; a store that cannot be read.
+    pub fn create_in(
+        store: &Store,
+        name: &str,
+        parent: Option<&str>,
+        options: Options,
+    ) -> Result<Self, WriteError> {
+        let path = store.path(name)?;
+        // Nothing may exist at the path.
+        drop(NewFile::create(&path).map_err(|source| io("create", &path, source))?);
+        Self::into_store(store, &path, parent, HashSet::new(), options)
+    }
+
+    /// As [`Writer::create_in`], without looking at `path`, and without sharing some packs.
+    pub(crate) fn into_store(
+        store: &Store,
+        path: &Path,
+        parent: Option<&str>,
+        without: HashSet<u128>,
+        options: Options,
+    ) -> Result<Self, WriteError> {
         let shape = Shape::new(pages::PAGE_SIZE, options.unit_bytes)?;
-        let (settings, unit_bytes) = (options.settings, options.unit_bytes);
-        let threads = options.threads.max(1);
-        let mut contexts = Vec::with_capacity(threads);
-        for _ in 0..threads {
-            contexts.push(Context::new(settings, unit_bytes)?);
-        }
-        let new = NewFile::create(path).map_err(|source| WriteError::Io {
-            what: "create",
-            path: path.to_owned(),
-            source,
-        })?;
-        let config = LanesConfig { threads, name: "image", ..LanesConfig::default() };
-        let lanes = Lanes::new(config, |_| contexts.pop().expect("one for each thread"))
-            .map_err(WriteError::SetUp)?;
-        // The depth of the lanes, the unit that is being filled, and one that waits for room.
-        let slots = lanes.depth() + 2;
-        let arena = |bytes| Arena::new(slots, bytes).map_err(WriteError::SetUp);
+        let lock = store.lock_for_saving()?;
+        let folder = store.folder();
+        let sharing = Sharing::new(folder, *store.key(), parent, &without, shape)
+            .map_err(|source| store.error(source))?;
+        let new = NewFile::create_in(&folder.join(PACKS), "new")
+            .map_err(|source| io("create", path, source))?;
+        let parent = parent.map(Into::into);
+        let (store, identity) = (store.clone(), random().map(u128::from_ne_bytes)?);
+        let target = Target { store, parent, without, identity, sharing, lock };
+        Self::over(new, path, options, Some(target))
+    }
+
+    /// Makes this save another file of the VM of `image`.
+    pub(crate) fn keep_identity(&mut self, image: &Image) {
+        self.target.as_mut().expect("a save of a store").identity = image.identity();
+    }
+
+    fn over(
+        new: NewFile,
+        path: &Path,
+        options: Options,
+        target: Option<Target>,
+    ) -> Result<Self, WriteError> {
         Ok(Self {
-            new,
             path: path.to_owned(),
-            shape,
-            hash: Box::new(Xxh3::new()),
-            at: 0,
-            blocks: Vec::new(),
-            lanes,
-            results: Results::new(slots),
-            order: Reorder::new(slots),
-            plain: arena(unit_bytes)?,
-            stored: arena(room(unit_bytes))?,
-            filling: None,
-            submitted: 0,
-            units: Vec::new(),
+            // The page size of most guests, until `blocks` sets it.
+            shape: Shape::new(pages::PAGE_SIZE, options.unit_bytes)?,
+            file: UnitFile::new(new, path, options)?,
+            blocks: None,
+            target,
+            filling: [None, None],
+            numbers: Vec::new(),
+            filled: Vec::new(),
+            difference: vec![0; pages::PAGE_SIZE],
             summary: Summary::default(),
         })
     }
@@ -180,26 +146,40 @@ impl Writer {
     ///
     /// If the blocks are set already.
     pub fn blocks(&mut self, page_size: usize, blocks: &[RamBlock]) -> Result<(), WriteError> {
-        assert!(self.at == 0, "a VM has one block table");
-        self.shape = Shape::new(page_size, self.shape.unit_bytes())?;
-        self.append(&header(self.shape))?;
+        assert!(self.blocks.is_none(), "a VM has one block table");
+        let shape = Shape::new(page_size, self.shape.unit_bytes())?;
+        let form = if self.target.is_some() { Form::Pack } else { Form::Image };
+        self.file.begin(form, shape)?;
+        if let Some(target) = &mut self.target {
+            if shape != self.shape {
+                let (folder, key) = (target.store.folder(), *target.store.key());
+                let (parent, without) = (target.parent.as_deref(), &target.without);
+                let sharing = Sharing::new(folder, key, parent, without, shape);
+                target.sharing = sharing.map_err(|source| target.store.error(source))?;
+            }
+            target.sharing.blocks(blocks);
+        }
+        self.shape = shape;
+        self.difference.resize(page_size, 0);
         let page = self.shape.page_size() as u64;
-        let (mut names, mut ram) = (HashMap::new(), 0_u64);
+        let (mut names, mut ram) = (HashSet::new(), 0_u64);
+        let mut maps = Vec::new();
         for block in blocks {
             ram = ram.saturating_add(block.len);
             let what = if block.len % page != 0 {
                 "its length is not a multiple of the page size"
             } else if ram > MAX_RAM || blocks.len() > MAX_BLOCKS {
                 "an image has at most 16 TiB of RAM in 4096 blocks"
-            } else if block.name.len() > 255 || names.insert(&block.name, ()).is_some() {
+            } else if block.name.len() > 255 || !names.insert(&block.name) {
                 "its name is too long, or another block has it"
             } else {
-                self.blocks.push((block.clone(), PageMap::new(block.len / page)));
+                maps.push((block.clone(), PageMap::new(block.len / page)));
                 continue;
             };
             let (name, len) = (block.name.clone(), block.len);
             return Err(WriteError::Blocks { name, len, what });
         }
+        self.blocks = Some(maps);
         Ok(())
     }
 
@@ -221,7 +201,7 @@ impl Writer {
                 self.note(block, page, Content::Filled(word.to_le_bytes()));
             }
             None => {
-                let slot = self.put(bytes)?;
+                let slot = self.store(block, page, bytes)?;
                 self.note(block, page, Content::Slot(slot));
             }
         }
@@ -239,91 +219,99 @@ impl Writer {
     }
 
     fn note(&mut self, block: usize, page: u64, content: Content) {
-        let map = &mut self.blocks[block].1;
+        let map = &mut self.blocks.as_mut().expect("blocks are set before pages")[block].1;
         assert!(page < map.pages(), "page {page} of a block of {}", map.pages());
-        if let Content::Slot(_) = map.set(page, content) {
+        let before = map.set(page, content);
+        if matches!(before, Content::Slot(_)) && before != content {
             self.summary.superseded += 1;
         }
     }
 
-    /// Copies a page into the next slot and returns the slot's number.
-    fn put(&mut self, bytes: &[u8]) -> Result<u64, WriteError> {
-        let (mut slot, filled) = match self.filling.take() {
-            Some(filling) => filling,
-            None => (self.free(|this| this.plain.take())?, 0),
+    /// Finds or makes the slot of a page.
+    fn store(&mut self, block: usize, page: u64, bytes: &[u8]) -> Result<u64, WriteError> {
+        let Some(target) = &mut self.target else { return self.put(PAGES, bytes, None, None) };
+        let sharing = &mut target.sharing;
+        let hash = sharing.hash(bytes);
+        if let Some(slot) = sharing.find(&hash) {
+            self.summary.shared += 1;
+            return Ok(slot);
+        }
+        let slot = match sharing.difference(block, page, bytes, &mut self.difference) {
+            None => self.put(PAGES, bytes, Some(hash), None)?,
+            Some(slot) => {
+                self.summary.differences += 1;
+                let base = Base { slot, checksum: checksum(bytes) };
+                let difference = std::mem::take(&mut self.difference);
+                let put = self.put(DIFFERENCES, &difference, Some(hash), Some(base));
+                self.difference = difference;
+                put?
+            }
         };
-        slot[filled..filled + bytes.len()].copy_from_slice(bytes);
-        let filled = filled + bytes.len();
+        self.sharing().add(hash, slot);
+        Ok(slot)
+    }
+
+    fn sharing(&mut self) -> &mut Sharing {
+        &mut self.target.as_mut().expect("a save of a store").sharing
+    }
+
+    /// The slot that the units of this file begin at. Slots below it are the store's.
+    fn own(&self) -> u64 {
+        let units = self.target.as_ref().map_or(0, |target| target.sharing.units());
+        units * self.shape.unit_pages()
+    }
+
+    /// Copies a page or a difference into the next slot of its kind, and returns the slot.
+    fn put(
+        &mut self,
+        kind: usize,
+        bytes: &[u8],
+        hash: Option<PageHash>,
+        base: Option<Base>,
+    ) -> Result<u64, WriteError> {
+        let size = self.shape.unit_pages();
+        if let (Some(fill), Some(base)) = (&self.filling[kind], base) {
+            if !has_room(&fill.bases, base.slot, size) {
+                self.submit(kind)?;
+            }
+        }
+        if self.filling[kind].is_none() {
+            let (slot, number) = (self.file.buffer()?, self.numbers.len());
+            self.numbers.push(u64::MAX);
+            let fill = Fill { slot, filled: 0, number, hashes: Vec::new(), bases: Vec::new() };
+            self.filling[kind] = Some(fill);
+        }
+        let own = self.own();
+        let fill = self.filling[kind].as_mut().expect("just begun");
+        let nth = fill.filled / bytes.len();
+        fill.slot[fill.filled..fill.filled + bytes.len()].copy_from_slice(bytes);
+        fill.filled += bytes.len();
+        fill.hashes.extend(hash);
+        fill.bases.extend(base);
+        let slot = own + fill.number as u64 * size + nth as u64;
         self.summary.slots += 1;
-        if filled == self.shape.unit_bytes() {
-            self.submit(slot, filled)?;
-        } else {
-            self.filling = Some((slot, filled));
+        if fill.filled == self.shape.unit_bytes() {
+            self.submit(kind)?;
         }
-        Ok(self.summary.slots - 1)
+        Ok(slot)
     }
 
-    fn submit(&mut self, plain: Slot, plain_len: usize) -> Result<(), WriteError> {
-        let stored = self.free(|this| this.stored.take())?;
-        let mut job = Encode { number: self.submitted, plain, plain_len, stored };
-        self.submitted += 1;
-        while let Err(back) = self.lanes.try_submit(job, &self.results) {
-            job = back;
-            self.collect()?;
-        }
-        while let Some(encoded) = self.results.pop() {
-            self.arrived(encoded)?;
+    /// Ends the unit of this kind, if one is being filled.
+    fn submit(&mut self, kind: usize) -> Result<(), WriteError> {
+        let Some(Fill { slot, filled, number, hashes, bases }) = self.filling[kind].take() else {
+            return Ok(());
+        };
+        self.numbers[number] = self.file.submit(slot, filled, self.shape.page_size())?;
+        if self.target.is_some() {
+            self.filled.push((hashes, bases));
         }
         Ok(())
-    }
-
-    /// Calls `take` until it gives a slot; collects units in between.
-    fn free(&mut self, take: impl Fn(&Self) -> Option<Slot>) -> Result<Slot, WriteError> {
-        loop {
-            match take(self) {
-                Some(slot) => return Ok(slot),
-                None => self.collect()?,
-            }
-        }
-    }
-
-    /// Waits for one encoded unit.
-    fn collect(&mut self) -> Result<(), WriteError> {
-        match self.results.pop_until(None) {
-            Popped::Item(encoded) => self.arrived(encoded),
-            Popped::Timeout | Popped::Closed => unreachable!("no deadline, and open"),
-        }
-    }
-
-    /// Accepts an encoded unit and writes all units that are next in order.
-    fn arrived(&mut self, encoded: Encoded) -> Result<(), WriteError> {
-        self.order.insert(encoded.number, encoded).expect("numbered here, and window for all");
-        while let Some(encoded) = self.order.pop() {
-            if let Err(error) = encoded.verdict {
-                return Err(WriteError::Unit { unit: encoded.number, error });
-            }
-            let len = u32::try_from(encoded.len).expect("a unit is short");
-            let entry = UnitEntry { offset: self.at, len, checksum: encoded.checksum };
-            self.append(&encoded.stored[..encoded.len])?;
-            self.units.push(entry);
-        }
-        Ok(())
-    }
-
-    fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        self.hash.update(bytes);
-        self.at += bytes.len() as u64;
-        let written = self.new.file().write_all(bytes);
-        written.map_err(|source| self.io("write", source))
-    }
-
-    fn io(&self, what: &'static str, source: io::Error) -> WriteError {
-        WriteError::Io { what, path: self.path.clone(), source }
     }
 
     /// Counts so far. `file_bytes` covers only the units that are written.
     pub fn summary(&self) -> Summary {
-        Summary { file_bytes: self.at, ..self.summary }
+        let damaged = self.target.as_ref().map_or(0, |target| target.sharing.damaged);
+        Summary { file_bytes: self.file.len(), damaged, ..self.summary }
     }
 
     /// Writes everything and makes it durable. The image is not linked to its path yet.
@@ -332,45 +320,54 @@ impl Writer {
     ///
     /// Errors of the file system; units that do not decode; a state or an index beyond the limits.
     pub fn finish(mut self, state: &State) -> Result<Finished, WriteError> {
-        if self.at == 0 {
+        if self.blocks.is_none() {
             // A VM without RAM. `blocks` writes the header.
             self.blocks(self.shape.page_size(), &[])?;
         }
-        if let Some((slot, filled)) = self.filling.take() {
-            self.submit(slot, filled)?;
-        }
-        while (self.units.len() as u64) < self.submitted {
-            self.collect()?;
-        }
-        self.lanes.join();
-        self.summary.unsent = self.blocks.iter().map(|(_, map)| map.unsent()).sum();
+        self.submit(PAGES)?;
+        self.submit(DIFFERENCES)?;
         let state = state.to_bytes().ok_or(WriteError::TooLong { what: "the device state" })?;
-        let index = Index {
-            slots: self.summary.slots,
-            units: std::mem::take(&mut self.units),
-            blocks: std::mem::take(&mut self.blocks).into_iter().map(block).collect(),
+        let mut summary = self.summary();
+        let blocks = self.blocks.take().expect("set above");
+        summary.unsent = blocks.iter().map(|(_, map)| map.unsent()).sum();
+        let unit_pages = self.shape.unit_pages();
+        let own = OwnSlots { first: self.own(), numbers: self.numbers, unit_pages };
+        let (units, file) = self.file.finish()?;
+        let too_long = WriteError::TooLong { what: "the index" };
+        let Some(Target { store, sharing, lock, identity, .. }) = self.target else {
+            let number = |slot| own.number(slot).expect("this file has all slots");
+            let blocks = blocks.into_iter().map(|entry| block(entry, number)).collect();
+            let index = Index { slots: summary.slots, units, blocks };
+            let index = index.to_bytes().ok_or(too_long)?;
+            let (new, trailer) = file.seal(Form::Image, &state, &index)?;
+            summary.file_bytes = trailer.file_len;
+            return Ok(Finished { files: vec![(new, self.path)], summary, _lock: None });
         };
-        let index = index.to_bytes().ok_or(WriteError::TooLong { what: "the index" })?;
-        let part = |offset, bytes: &[u8]| Part {
-            offset,
-            len: bytes.len() as u64,
-            checksum: checksum(bytes),
+        let bases = base_packs(&sharing, &self.filled);
+        // A save without new pages has no pack of its own.
+        let pack = match self.filled.is_empty() {
+            true => None,
+            false => Some(NewPack::finish(&sharing, units, file, self.filled, &bases, unit_pages)?),
         };
-        let state_part = part(self.at, &state);
-        self.append(&state)?;
-        let index_part = part(self.at, &index);
-        self.append(&index)?;
-        let trailer = Trailer {
-            state: state_part,
-            index: index_part,
-            file_len: self.at + TRAILER_LEN as u64,
-            hash: self.hash.digest128(),
+        let used = used(&sharing, &blocks, &own, &bases);
+        let table = Table::new(&sharing, &used, pack.as_ref().map(|pack| pack.of), unit_pages);
+        let number = |slot| match own.number(slot) {
+            Some(number) => table.own + number,
+            None => table.slot(&sharing, slot),
         };
-        self.append(&trailer.to_bytes())?;
-        self.new.sync().map_err(|source| self.io("write", source))?;
-        let summary = self.summary();
-        debug_assert!(summary.file_bytes >= (HEADER_LEN + TRAILER_LEN) as u64);
-        Ok(Finished { new: self.new, path: self.path, summary })
+        let blocks = blocks.into_iter().map(|entry| block(entry, number)).collect();
+        let index = SaveIndex { identity, packs: table.refs.clone(), blocks };
+        let index = index.to_bytes().ok_or(too_long)?;
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let new = NewFile::create_in(store.folder(), &name)
+            .map_err(|source| io("create", &self.path, source))?;
+        let mut save = Sealing::new(new, &self.path);
+        save.append(&header(Form::Save, self.shape))?;
+        let (new, trailer) = save.seal(Form::Save, &state, &index)?;
+        summary.file_bytes = trailer.file_len + pack.as_ref().map_or(0, |pack| pack.bytes);
+        let mut files: Vec<_> = pack.into_iter().map(|pack| pack.named(&store)).collect();
+        files.push((new, self.path));
+        Ok(Finished { files, summary, _lock: Some(lock) })
     }
 }
 
@@ -380,33 +377,11 @@ impl std::fmt::Debug for Writer {
     }
 }
 
-/// An image that is complete and durable, but not linked to its path. Dropping it leaves no file.
-#[derive(Debug)]
-pub struct Finished {
-    new: NewFile,
-    path: PathBuf,
-    summary: Summary,
-}
+/// Units with pages.
+const PAGES: usize = 0;
+/// Units with differences.
+const DIFFERENCES: usize = 1;
 
-impl Finished {
-    /// Links the image to its path, durably.
-    ///
-    /// # Errors
-    ///
-    /// Errors of the file system; a file that has appeared at the path meanwhile.
-    pub fn link(self) -> Result<Summary, WriteError> {
-        let Self { new, path, summary } = self;
-        new.link().map_err(|source| WriteError::Io { what: "name", path, source })?;
-        Ok(summary)
-    }
-
-    /// Counts of the finished image.
-    pub fn summary(&self) -> Summary {
-        self.summary
-    }
-}
-
-fn block((block, map): (RamBlock, PageMap)) -> Block {
-    let RamBlock { name, host_page, .. } = block;
-    Block { name, pages: map.pages(), host_page, extents: map.extents() }
+fn io(what: &'static str, path: &Path, source: std::io::Error) -> WriteError {
+    WriteError::Io { what, path: path.to_owned(), source }
 }

@@ -96,6 +96,7 @@ targets! {
     record_stream "../../../fuzz/fuzz_targets/record_stream.rs"
     restore_back "../../../fuzz/fuzz_targets/restore_back.rs"
     return_path "../../../fuzz/fuzz_targets/return_path.rs"
+    save_open "../../../fuzz/fuzz_targets/save_open.rs"
     store_attach "../../../fuzz/fuzz_targets/store_attach.rs"
     store_ops "../../../fuzz/fuzz_targets/store_ops.rs"
     swap_nbd "../../../fuzz/fuzz_targets/swap_nbd.rs"

@@ -31,9 +31,10 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     for (name, from, to, machine) in pairs {
         let (from, to) = (VmSpec::tiny(from, machine), VmSpec::tiny(to, machine));
         type Run = fn(&mut Stage, &VmSpec, &VmSpec) -> Result<()>;
-        let kinds: [(&str, Run); 5] = [
+        let kinds: [(&str, Run); 6] = [
             ("runs_at_once", runs_at_once),
             ("is_loaded_first", is_loaded_first),
+            ("second_save_of_a_store_outlives_the_first", chained),
             ("plain_stream_loads", plain_stream),
             ("survives_the_death_of_players", players_die),
             ("image_damaged_while_it_runs", image_damaged),
@@ -149,6 +150,46 @@ fn is_loaded_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> 
     let report = restore.report()?;
     ensure!(mode(&report) == "load" && report["fallback"].is_null(), "it was not: {report}");
     is_whole(stage, destination)
+}
+
+/// A guest is saved into a store, runs on, and is saved again. The first save is removed. The second
+/// one is restored at once, and loaded first.
+fn chained(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+    let mut vm = stage.vm_of(from)?;
+    vm.let_migrate()?;
+    let store = stage.lab.scratch("store");
+    let (one, two) = (store.join("one"), store.join("two"));
+    let text = |path: &Path| path.display().to_string();
+    image_command(stage, &vm, &["init", &text(&store)])?;
+    vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    let mut save = start_save(stage, &vm, &one, &[])?;
+    save.succeed(LIMIT)?;
+    let first = save.report()?;
+    let before = vm.guest.work("loops")?;
+    vm.guest.wait_work("loops", before)?;
+    let mut save = start_save(stage, &vm, &two, &["--then", "pause"])?;
+    save.succeed(LIMIT)?;
+    vm.wait_left()?;
+    let second = save.report()?;
+    let count = |report: &Value, what: &str| report[what].as_u64().unwrap_or(0);
+    ensure!(second["unsent"] == 0 && second["damaged"] == 0, "{second}");
+    ensure!(
+        count(&second, "shared") > count(&second, "pages")
+            && 2 * count(&second, "image-bytes") < count(&first, "image-bytes"),
+        "the second save shares too little with the first: {first} {second}"
+    );
+    image_command(stage, &vm, &["verify", &text(&store)])?;
+    image_command(stage, &vm, &["rm", &text(&one)])?;
+    image_command(stage, &vm, &["verify", &text(&two)])?;
+    for (flags, expected) in [(&[][..], "instant"), (&["--load"], "load")] {
+        let mut destination = stage.lab.incoming_with(&vm, to)?;
+        let mut restore = start_restore(stage, &destination, &two, flags)?;
+        restore.succeed(LIMIT)?;
+        let report = restore.report()?;
+        ensure!(mode(&report) == expected, "it was not: {report}");
+        runs_whole(&mut destination)?;
+    }
+    Ok(())
 }
 
 /// QEMU loads the output of `image export` without platen, and `image import` makes an image of the

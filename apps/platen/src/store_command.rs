@@ -1,0 +1,240 @@
+//! `platen image init`, `list`, `rm` and `gc`: stores, in which saves share their pages.
+
+use crate::image_lock::ImageLock;
+use crate::saved_vm::bytes;
+use crate::say::{printable, say, show};
+use anyhow::{bail, Context};
+use clap::Args;
+use image::{Collected, Options, SaveInfo, Store, Summary, Writer};
+use serde_json::{json, Value};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use time::OffsetDateTime;
+
+#[derive(Args, Debug)]
+pub(crate) struct InitArgs {
+    /// Folder; it is made if it does not exist
+    #[arg(value_name = "STORE")]
+    store: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    /// Folder of the store
+    #[arg(value_name = "STORE")]
+    store: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RemoveArgs {
+    /// Saves to remove, as STORE/NAME
+    #[arg(value_name = "SAVE", required = true)]
+    saves: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CollectArgs {
+    /// Folder of the store
+    #[arg(value_name = "STORE")]
+    store: PathBuf,
+}
+
+pub(crate) fn init(args: &InitArgs) -> anyhow::Result<()> {
+    let path = args.store.display();
+    let _ = Store::create(&args.store).with_context(|| format!("store {path}"))?;
+    say(&format!("{path} is a store: save into it with platen save --qmp unix:PATH {path}/NAME"));
+    Ok(())
+}
+
+/// Opens the store in `folder`.
+pub(crate) fn open_store(folder: &Path) -> anyhow::Result<Store> {
+    Store::open(folder)?.with_context(|| {
+        format!("{0} is no store: make one with platen image init {0}", folder.display())
+    })
+}
+
+/// Begins the image at `path`. If its folder is a store, the image becomes a save that shares pages
+/// with the others there, and is compared with the newest one of the VM with this UUID.
+pub(crate) fn begin_image(
+    path: &Path,
+    options: Options,
+    uuid: Option<&str>,
+) -> anyhow::Result<Writer> {
+    let Some((store, name)) = Store::of(path)? else { return Ok(Writer::create(path, options)?) };
+    let mut newest = None;
+    for name in store.names()? {
+        // A save that cannot be read is nobody's parent. `verify` names its defect.
+        let Ok(info) = store.info(&name) else { continue };
+        let facts = facts(&info);
+        if !info.packs.is_empty() && facts["uuid"].as_str() == uuid {
+            newest = newest.max(Some((facts["saved"].as_u64(), info.modified, name)));
+        }
+    }
+    let parent = newest.map(|(_, _, name)| name);
+    Ok(Writer::create_in(&store, &name, parent.as_deref(), options)?)
+}
+
+/// Says what a user of a store should know about a save.
+pub(crate) fn say_shared(summary: &Summary) {
+    if summary.shared > 0 {
+        say(&format!(
+            "{} pages are equal to stored ones; {} others are stored as differences",
+            summary.shared, summary.differences
+        ));
+    }
+    if summary.damaged > 0 {
+        say(&format!(
+            "{} parts of the store are damaged, and this save uses none of them: look at the others with platen \
+             image verify STORE",
+            summary.damaged
+        ));
+    }
+}
+
+/// The facts of a save. They may be empty, or of another version of platen.
+fn facts(info: &SaveInfo) -> Value {
+    serde_json::from_slice(&info.state.facts).unwrap_or_else(|_| json!({}))
+}
+
+/// The bytes of the packs of a store, and those that only one save uses.
+#[derive(Default)]
+struct Sizes {
+    packs: HashMap<u128, (u64, u32)>,
+}
+
+impl Sizes {
+    fn of(store: &Store, saves: &[(String, Option<SaveInfo>)]) -> Self {
+        let mut this = Self::default();
+        for pack in saves.iter().filter_map(|(_, info)| info.as_ref()).flat_map(|info| &info.packs)
+        {
+            let entry = this.packs.entry(pack.id).or_insert_with(|| {
+                let path = store.folder().join("packs").join(format!("{:032x}", pack.id));
+                (path.metadata().map_or(0, |metadata| metadata.len()), 0)
+            });
+            entry.1 += 1;
+        }
+        this
+    }
+
+    fn total(&self) -> u64 {
+        self.packs.values().map(|(len, _)| len).sum()
+    }
+
+    /// Bytes that the removal of the save would free.
+    fn own(&self, info: &SaveInfo) -> u64 {
+        let own = info.packs.iter().map(|pack| match self.packs.get(&pack.id) {
+            Some((len, 1)) => *len,
+            _ => 0,
+        });
+        own.sum::<u64>() + info.file_len
+    }
+}
+
+pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
+    let store = open_store(&args.store)?;
+    let mut saves = Vec::new();
+    for name in store.names()? {
+        let info = store.info(&name);
+        saves.push((name, info));
+    }
+    let plain: Vec<_> =
+        saves.iter().map(|(name, info)| (name.clone(), info.as_ref().ok().cloned())).collect();
+    let sizes = Sizes::of(&store, &plain);
+    let entries: Vec<Value> = saves
+        .iter()
+        .map(|(name, info)| match info {
+            Ok(info) => json!({
+                "name": name, "ram-bytes": info.ram_bytes, "own-bytes": sizes.own(info),
+                "packs": info.packs.len(), "machine": info.state.machine(), "facts": facts(info),
+            }),
+            Err(damage) => json!({ "name": name, "error": damage.chain() }),
+        })
+        .collect();
+    let total =
+        sizes.total() + plain.iter().flat_map(|(_, info)| info).map(|i| i.file_len).sum::<u64>();
+    if args.json {
+        return show(&format!("{}\n", json!({ "bytes": total, "saves": entries })));
+    }
+    let mut text = format!("{:24} {:20} {:>12} {:>12}  VM\n", "NAME", "SAVED (UTC)", "RAM", "OWN");
+    for entry in &entries {
+        let name = printable(entry["name"].as_str().unwrap_or_default());
+        if let Some(error) = entry["error"].as_str() {
+            text += &format!("{name:24} damaged: {}\n", printable(error));
+            continue;
+        }
+        let size = |key: &str| bytes(entry[key].as_u64().unwrap_or(0));
+        let facts = &entry["facts"];
+        text += &format!(
+            "{name:24} {:20} {:>12} {:>12}  {}\n",
+            utc(facts["saved"].as_i64()),
+            size("ram-bytes"),
+            size("own-bytes"),
+            printable(facts["name"].as_str().unwrap_or("unknown")),
+        );
+    }
+    text += &format!("{} saves in {}\n", entries.len(), bytes(total));
+    show(&text)
+}
+
+/// A time as text.
+fn utc(seconds: Option<i64>) -> String {
+    match seconds.map(OffsetDateTime::from_unix_timestamp) {
+        Some(Ok(at)) => format!(
+            "{:04}-{:02}-{:02} {:02}:{:02}:{:02}",
+            at.year(),
+            u8::from(at.month()),
+            at.day(),
+            at.hour(),
+            at.minute(),
+            at.second()
+        ),
+        _ => "unknown".into(),
+    }
+}
+
+pub(crate) fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
+    let mut stores: HashMap<PathBuf, Store> = HashMap::new();
+    for path in &args.saves {
+        let Some((store, name)) = Store::of(path)? else {
+            bail!(
+                "{} does not lie in a store: an image in one file is removed with rm",
+                path.display()
+            );
+        };
+        // A player that replaces one that died opens the save again.
+        let _lock = ImageLock::take_to_remove(&store.path(&name)?)?;
+        store.remove(&name)?;
+        say(&format!("{} is removed", path.display()));
+        stores.insert(store.folder().to_owned(), store);
+    }
+    for store in stores.values() {
+        collect_store(store)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn collect(args: &CollectArgs) -> anyhow::Result<()> {
+    collect_store(&open_store(&args.store)?)
+}
+
+fn collect_store(store: &Store) -> anyhow::Result<()> {
+    let folder = store.folder().display();
+    let done = store.collect(Options::default()).with_context(|| format!("store {folder}"))?;
+    let Collected { packs, bytes: freed, rewritten, in_use, busy } = done;
+    if !rewritten.is_empty() {
+        say(&format!("rewritten, since most of their packs was unused: {}", rewritten.join(", ")));
+    }
+    if !in_use.is_empty() {
+        say(&format!("not rewritten, since they are in use: {}", in_use.join(", ")));
+    }
+    if busy {
+        say(&format!(
+            "another process uses store {folder}: unused packs stay until the next platen image rm or gc"
+        ));
+    }
+    say(&format!("{packs} packs removed from {folder}, {}", bytes(freed)));
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! Saves in a store.
+
+use super::*;
+
+/// Makes a store with two saves of a VM, `one` and `two`; returns the VM and the store.
+fn two_saves(folder: &Path) -> Option<(Qemu, String)> {
+    let source = Qemu::start(folder, "source", &MACHINE)?;
+    let store = folder.join("store").display().to_string();
+    works(folder, &["image", "init", &store]);
+    let address = source.address();
+    let save = |name: &str, flags: &[&str]| {
+        let path = format!("{store}/{name}");
+        works(folder, &[&["save", &path, "--qmp", &address][..], flags].concat()).1
+    };
+    let first = save("one", &[]);
+    assert_eq!((&first["status"], &first["differences"]), (&json!("completed"), &json!(0)));
+    let second = save("two", &["--then", "pause"]);
+    let count = |report: &Value, what: &str| report[what].as_u64().unwrap();
+    assert!(count(&second, "pages") * 4 < count(&first, "pages"), "{first} {second}");
+    assert!(count(&second, "shared") > count(&first, "shared"), "{first} {second}");
+    Some((source, store))
+}
+
+#[test]
+fn saves_of_a_store_are_listed_verified_removed_and_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, store)) = two_saves(folder) else { return };
+    drop(source);
+    let (one, two) = (format!("{store}/one"), format!("{store}/two"));
+    let expected = block(&two, "pc.ram");
+    let (list, _) = works(folder, &["image", "list", &store]);
+    assert!(list.contains("one ") && list.contains("two ") && list.contains("2 saves"), "{list}");
+    let (json, _) = works(folder, &["image", "list", "--json", &store]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["saves"][1]["name"], "two");
+    assert_eq!(json["saves"][1]["facts"]["name"], "source");
+    let (sound, _) = works(folder, &["image", "verify", &store]);
+    assert_eq!(sound.lines().count(), 2, "{sound}");
+    works(folder, &["image", "info", &two]);
+    fails(folder, &["image", "rm", &format!("{store}/three")], "three");
+    fails(folder, &["image", "rm", "none"], "does not lie in a store");
+    fails(folder, &["image", "list", &folder.display().to_string()], "is no store");
+    fails(folder, &["image", "init", &store], "exists");
+    works(folder, &["image", "rm", &one]);
+    works(folder, &["image", "verify", &two]);
+    assert!(block(&two, "pc.ram") == expected);
+    // The stream of a save is that of an image in one file: an import of it shares every page.
+    let stream = folder.join("stream").display().to_string();
+    works(folder, &["image", "export", &two, &stream]);
+    let again = format!("{store}/again");
+    works(folder, &["image", "import", &stream, &again]);
+    assert!(block(&again, "pc.ram") == expected);
+    for flags in [&[][..], &["--load"], &["--verify"]] {
+        let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS, &["-S"]].concat());
+        let waiting = waiting.unwrap();
+        let words = ["restore", &two, "--qmp", &waiting.address()];
+        works(folder, &[&words[..], flags].concat());
+        let saved = folder.join("saved").display().to_string();
+        works(folder, &["save", &saved, "--qmp", &waiting.address(), "--then", "quit"]);
+        assert!(block(&saved, "pc.ram") == expected, "{flags:?}");
+        fs::remove_file(&saved).unwrap();
+    }
+    works(folder, &["image", "rm", &two, &again]);
+    assert_eq!(fs::read_dir(format!("{store}/packs")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_save_that_is_being_restored_is_not_removed_and_a_damaged_pack_ends_the_restore() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, store)) = two_saves(folder) else { return };
+    drop(source);
+    let (one, two) = (format!("{store}/one"), format!("{store}/two"));
+    let waits = |name| Qemu::start(folder, name, &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let first = waits("first");
+    let restore = Restore::held(&two, &first, &[]);
+    let player = restore.player();
+    fails(folder, &["image", "rm", &two], "is in use by process");
+    fails(folder, &["image", "rm", &two], &format!("{player} (platen)"));
+    // Its packs stay, although the save that made them goes.
+    works(folder, &["image", "rm", &one]);
+    works(folder, &["image", "verify", &two]);
+    drop(restore);
+    kill(player, &two);
+    drop(first);
+    let mut packs: Vec<_> = fs::read_dir(format!("{store}/packs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    packs.sort_by_key(|path| path.metadata().unwrap().len());
+    let large = packs.pop().unwrap();
+    let name = large.file_name().unwrap().to_str().unwrap().to_owned();
+    let file = File::options().read(true).write(true).open(&large).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 1000).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 1000).unwrap();
+    let waiting = waits("second");
+    let words = ["restore", &two, "--qmp", &waiting.address(), "--verify"];
+    fails(folder, &words, &format!("pack {name} of its store: unit 0 (bytes 64 to"));
+    assert_eq!(waiting.monitor().query_status().unwrap().status, "inmigrate");
+    fails(folder, &["image", "verify", &store], "has damaged saves: two");
+    fs::remove_file(&large).unwrap();
+    fails(folder, &words[..4], &name);
+}

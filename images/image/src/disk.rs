@@ -1,0 +1,112 @@
+//! The operations that change a store on disk, each a step at which a test can end the writer.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+use rustix::fs::{linkat, AtFlags, CWD};
+
+/// A kind of step, for the tests' model of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Bytes are appended to a file.
+    Write,
+    /// A file is made durable.
+    Sync,
+    /// A file gets a name.
+    Link,
+    /// A file takes the name of another one.
+    Rename,
+    /// A name is removed.
+    Unlink,
+    /// The names in a folder are made durable.
+    SyncFolder,
+}
+
+pub(crate) fn write(mut file: &File, bytes: &[u8]) -> io::Result<()> {
+    step(Step::Write, file, None)?;
+    file.write_all(bytes)
+}
+
+pub(crate) fn sync(file: &File) -> io::Result<()> {
+    step(Step::Sync, file, None)?;
+    file.sync_all()
+}
+
+/// Links the open file `from`, which `open` names, to `to`.
+pub(crate) fn link(from: &File, open: &Path, flags: AtFlags, to: &Path) -> io::Result<()> {
+    step(Step::Link, from, Some(to))?;
+    Ok(linkat(CWD, open, CWD, to, flags)?)
+}
+
+pub(crate) fn rename(of: &File, from: &Path, to: &Path) -> io::Result<()> {
+    step(Step::Rename, of, Some(to))?;
+    std::fs::rename(from, to)
+}
+
+pub(crate) fn unlink(path: &Path) -> io::Result<()> {
+    step(Step::Unlink, &File::open(path)?, Some(path))?;
+    std::fs::remove_file(path)
+}
+
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = File::open(path)?;
+    step(Step::SyncFolder, &folder, Some(path))?;
+    folder.sync_all()
+}
+
+#[cfg(not(test))]
+#[expect(clippy::unnecessary_wraps, reason = "tests make it fail")]
+fn step(_: Step, _: &File, _: Option<&Path>) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+fn step(kind: Step, file: &File, path: Option<&Path>) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    steps::step(kind, file.metadata()?.ino(), path)
+}
+
+/// The tests' hook: a log of steps, and the step at which the thread's writer dies.
+#[cfg(test)]
+pub(crate) mod steps {
+    use super::Step;
+    use std::cell::RefCell;
+    use std::io;
+    use std::path::{Path, PathBuf};
+
+    /// A step, the inode that it changes, and the name that it sets or removes.
+    pub(crate) type Entry = (Step, u64, Option<PathBuf>);
+
+    thread_local! {
+        static LOG: RefCell<Option<(usize, Vec<Entry>)>> = const { RefCell::new(None) };
+    }
+
+    /// Logs this thread's steps from now on. From step `dies` on, each of them fails.
+    pub(crate) fn begin(dies: usize) {
+        LOG.with(|log| *log.borrow_mut() = Some((dies, Vec::new())));
+    }
+
+    /// Ends the log and returns it: the steps that were done.
+    pub(crate) fn end() -> Vec<Entry> {
+        LOG.with(|log| log.borrow_mut().take()).map_or_else(Vec::new, |(_, entries)| entries)
+    }
+
+    /// Whether the writer has died.
+    pub(crate) fn is_dead() -> bool {
+        LOG.with(|log| log.borrow().as_ref().is_some_and(|(left, _)| *left == 0))
+    }
+
+    pub(super) fn step(kind: Step, inode: u64, path: Option<&Path>) -> io::Result<()> {
+        LOG.with(|log| {
+            let mut log = log.borrow_mut();
+            let Some((left, entries)) = &mut *log else { return Ok(()) };
+            if *left == 0 {
+                return Err(io::Error::other("killed by the test"));
+            }
+            *left -= 1;
+            entries.push((kind, inode, path.map(Path::to_owned)));
+            Ok(())
+        })
+    }
+}

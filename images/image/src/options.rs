@@ -1,0 +1,122 @@
+//! Options, errors and counts of writing an image.
+
+use std::io;
+use std::path::PathBuf;
+
+use codec::{DecodeError, Settings, SettingsError};
+
+/// Options for writing an image.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Codec and level for the units.
+    pub settings: Settings,
+    /// Plain bytes in a full unit.
+    pub unit_bytes: usize,
+    /// Compression threads.
+    pub threads: usize,
+}
+
+/// Default of [`Options::unit_bytes`]; `docs/image.md` has the figures behind it.
+const UNIT_BYTES: usize = 128 << 10;
+
+impl Default for Options {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+        Self { settings: Settings::default(), unit_bytes: UNIT_BYTES, threads }
+    }
+}
+
+/// The reason that no image was written. There is no file at its name.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The file system failed.
+    #[error("cannot {what} {path}", path = path.display())]
+    Io {
+        /// The operation that failed.
+        what: &'static str,
+        /// Path of the image.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// Memory or threads could not be allocated.
+    #[error("cannot set up compression")]
+    SetUp(#[source] io::Error),
+    /// The codec could not be set up.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Page or unit size outside the format's limits.
+    #[error(transparent)]
+    Shape(#[from] crate::Damage),
+    /// A unit does not decode to its pages: this host's memory or a codec is faulty.
+    #[error("unit {unit} does not decode to its pages ({error}): check this host's memory, and save again")]
+    Unit {
+        /// Number of the unit.
+        unit: u64,
+        /// The codec's error.
+        error: DecodeError,
+    },
+    /// The store cannot be read.
+    #[error("store {path}", path = path.display())]
+    Store {
+        /// Path of the store.
+        path: PathBuf,
+        /// The defect.
+        source: crate::Damage,
+    },
+    /// A save of the store is damaged. As long as it is there, no pack is removed.
+    #[error("save {name}: repair or remove it first")]
+    Save {
+        /// Name of the save.
+        name: String,
+        /// The defect.
+        source: crate::Damage,
+    },
+    /// A name that no save may have.
+    #[error("'{}' cannot be the name of a save: give it at most 200 bytes of UTF-8, no / and no dot at the beginning, and neither packs nor platen-store", name.escape_default())]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// A RAM block outside the format's limits.
+    #[error("RAM block '{name}' of {len} bytes: {what}")]
+    Blocks {
+        /// Name of the block.
+        name: String,
+        /// Length of the block, bytes.
+        len: u64,
+        /// The violated limit.
+        what: &'static str,
+    },
+    /// The index or the state exceeds its limit.
+    #[error("{what} exceeds the limit of an image")]
+    TooLong {
+        /// The part that is too long.
+        what: &'static str,
+    },
+}
+
+/// Pages and bytes of an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Length of the file, bytes; in a store, of the save and of its new pack.
+    pub file_bytes: u64,
+    /// Pages in slots, superseded ones included.
+    pub slots: u64,
+    /// Pages in slots that a later version of the page supersedes.
+    pub superseded: u64,
+    /// Pages received as zero, each version counted.
+    pub zero: u64,
+    /// Pages received as same-filled with another word, each version counted.
+    pub filled: u64,
+    /// Pages never received; 0 until the image is finished.
+    pub unsent: u64,
+    /// Pages that are equal to one in the store or to an earlier one of the save, each version
+    /// counted.
+    pub shared: u64,
+    /// Pages of `slots` that are stored as differences from pages that the store had.
+    pub differences: u64,
+    /// Units of the store that were not shared, because they are damaged.
+    pub damaged: u64,
+}

@@ -1,0 +1,152 @@
+//! Several packs, whose units have one numbering.
+
+use std::collections::HashMap;
+use std::fs::File;
+
+use crate::index::UnitEntry;
+use crate::layout::Trailer;
+use crate::pack::{Base, Pack, PackRef, PageHash};
+use crate::reader::part;
+use crate::{Content, Damage, Extent, Shape};
+
+/// One of the packs.
+#[derive(Debug)]
+pub(crate) struct OpenPack {
+    pub(crate) file: File,
+    pub(crate) id: u128,
+    pub(crate) trailer: Trailer,
+    /// Number of its first unit.
+    pub(crate) first: u64,
+    pub(crate) units: u64,
+}
+
+/// Packs in ascending order of their names. Their units are counted through.
+#[derive(Debug, Default)]
+pub(crate) struct Packs {
+    pub(crate) packs: Vec<OpenPack>,
+    pub(crate) units: Vec<UnitEntry>,
+    /// The base pages of each unit that holds differences; `None` if one of their packs is not
+    /// among these packs.
+    pub(crate) differences: HashMap<u64, Option<Box<[Base]>>>,
+}
+
+impl Packs {
+    /// Gives the units of `packs`, which are in ascending order of their names, one numbering.
+    pub(crate) fn new(packs: Vec<(u128, Pack)>, shape: Shape) -> Self {
+        let mut this = Self::default();
+        let mut differences = Vec::new();
+        for ((id, pack), number) in packs.into_iter().zip(0..) {
+            let first = this.units.len() as u64;
+            let units = pack.index.units.len() as u64;
+            this.units.extend(pack.index.units.iter().map(|u| UnitEntry { file: number, ..*u }));
+            this.packs.push(OpenPack { file: pack.file, id, trailer: pack.trailer, first, units });
+            differences.push((first, pack.index.bases, pack.index.differences));
+        }
+        let is_difference = |unit| {
+            let of = this.packs.partition_point(|pack| pack.first <= unit) - 1;
+            differences[of].2.contains_key(&(unit - this.packs[of].first))
+        };
+        let mut all = HashMap::new();
+        for (first, refs, units) in &differences {
+            for (unit, bases) in units {
+                let bases = bases.iter().map(|base| {
+                    let slot = this.slot(refs, base.slot, shape)?;
+                    let unit = slot / shape.unit_pages();
+                    let is_page = this.has(slot, 1, shape) && !is_difference(unit);
+                    is_page.then_some(Base { slot, ..*base })
+                });
+                all.insert(first + unit, bases.collect());
+            }
+        }
+        this.differences = all;
+        this
+    }
+
+    /// Number here of `slot`, which counts through the packs of another table.
+    pub(crate) fn slot(&self, refs: &[PackRef], slot: u64, shape: Shape) -> Option<u64> {
+        let mut left = slot;
+        for of in refs {
+            let slots = of.units * shape.unit_pages();
+            if left < slots {
+                let at = self.packs.binary_search_by_key(&of.id, |pack| pack.id).ok()?;
+                let pack = &self.packs[at];
+                return (pack.units == of.units).then_some(pack.first * shape.unit_pages() + left);
+            }
+            left -= slots;
+        }
+        None
+    }
+
+    /// Whether the `run` slots from `slot` on hold pages.
+    fn has(&self, slot: u64, run: u64, shape: Shape) -> bool {
+        let size = shape.unit_pages();
+        let (mut at, end) = (slot, slot + run);
+        while at < end {
+            let unit = usize::try_from(at / size).ok().and_then(|unit| self.units.get(unit));
+            let behind = end.min(at - at % size + size);
+            if unit.is_none_or(|unit| behind - at / size * size > u64::from(unit.pages)) {
+                return false;
+            }
+            at = behind;
+        }
+        true
+    }
+
+    /// Checks that the packs hold the pages of `extent`.
+    pub(crate) fn check(&self, extent: &Extent, shape: Shape) -> Result<(), Damage> {
+        let Content::Slot(slot) = extent.content else { return Ok(()) };
+        let size = shape.unit_pages();
+        let unit = slot / size;
+        if !self.has(slot, extent.pages, shape) {
+            return Err(Damage::Place { unit });
+        }
+        for unit in unit..=(slot + extent.pages - 1) / size {
+            if self.differences.get(&unit).is_some_and(Option::is_none) {
+                return Err(Damage::Place { unit });
+            }
+        }
+        Ok(())
+    }
+
+    /// The table of these packs.
+    pub(crate) fn refs(&self) -> Vec<PackRef> {
+        self.packs.iter().map(|pack| PackRef { id: pack.id, units: pack.units }).collect()
+    }
+}
+
+/// Opens the packs of a table.
+pub(crate) fn open_all(
+    refs: &[PackRef],
+    shape: Shape,
+    open: &mut dyn FnMut(u128) -> std::io::Result<File>,
+) -> Result<Packs, Damage> {
+    let mut packs = Vec::new();
+    for of in refs {
+        let named = |damage| Damage::Pack { id: of.id, damage: Box::new(damage) };
+        let file = open(of.id).map_err(|error| named(Damage::io("the file", error)))?;
+        let pack = Pack::over(file, of.id)?;
+        if pack.shape != shape {
+            let (page_size, unit_bytes) =
+                (pack.shape.page_size() as u64, pack.shape.unit_bytes() as u64);
+            return Err(named(Damage::Shape { page_size, unit_bytes }));
+        }
+        if pack.index.units.len() as u64 != of.units {
+            let what = "another number of units than the save names";
+            return Err(named(Damage::IndexForm { what, at: 0 }));
+        }
+        packs.push((of.id, pack));
+    }
+    Ok(Packs::new(packs, shape))
+}
+
+impl OpenPack {
+    /// Reads the hashes of all pages, in the order of units and pages.
+    pub(crate) fn hashes(&self) -> Result<Vec<PageHash>, Damage> {
+        let of = self.trailer.first;
+        let named = |damage| Damage::Pack { id: self.id, damage: Box::new(damage) };
+        let damage = Damage::Hashes { offset: of.offset, end: of.offset + of.len };
+        let bytes = part(&self.file, of, "the hashes of pages").map_err(named)?;
+        let bytes = bytes.ok_or_else(|| named(damage))?;
+        Ok(bytes.chunks_exact(16).map(|hash| hash.try_into().expect("16 bytes")).collect())
+    }
+}

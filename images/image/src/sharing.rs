@@ -1,0 +1,278 @@
+//! What a save shares with the packs of its store: equal pages, and pages that changed little.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{read_dir, File};
+use std::path::Path;
+
+use aws_lc_rs::digest::{Context, SHA256};
+
+use crate::pack::{pack_path, Base, Pack, PackRef, PageHash, PACKS};
+use crate::packs::Packs;
+use crate::save::Parts;
+use crate::units::MAX_BASE_UNITS;
+use crate::{Block, Content, Damage, Image, RamBlock, Shape, Units};
+
+/// Maximum number of packs that a save shares pages with: a restore opens all of them.
+const MAX_PACKS: usize = 200;
+/// Maximum number of pages that a save looks for in the store: 64 GiB. Each takes about 40 bytes of
+/// memory.
+const MAX_PAGES: u64 = 16 << 20;
+/// A page is stored as a difference while at most one in this many of its words has changed. Crate
+/// `delta` measures the same limit.
+const CHANGED: usize = 2;
+
+/// The pages that a store holds, for one save.
+pub(crate) struct Sharing {
+    key: [u8; 32],
+    /// The packs, as an image without blocks.
+    packs: Image,
+    refs: Vec<PackRef>,
+    known: HashMap<PageHash, u64>,
+    /// Whether the stored bytes of each unit match their checksum; `None` until they are read.
+    sound: Vec<Option<bool>>,
+    units: Units,
+    parent: Option<Parent>,
+    /// Parts of the store that are damaged and were left out.
+    pub(crate) damaged: u64,
+}
+
+/// The save that pages are compared with.
+struct Parent {
+    packs: Vec<PackRef>,
+    blocks: HashMap<String, Block>,
+    /// The block of the same name, for each block of the save.
+    by_number: Vec<Option<String>>,
+}
+
+impl Sharing {
+    /// Reads what the store in `folder` holds in units of `shape`, except packs in `without`.
+    /// `parent` is the name of the save that pages are compared with.
+    pub(crate) fn new(
+        folder: &Path,
+        key: [u8; 32],
+        parent: Option<&str>,
+        without: &HashSet<u128>,
+        shape: Shape,
+    ) -> Result<Self, Damage> {
+        let io = |error| Damage::io("the folder of packs", error);
+        let mut largest = Vec::new();
+        for entry in read_dir(folder.join(PACKS)).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let Some(id) = pack_id(&entry.file_name()) else { continue };
+            if !without.contains(&id) {
+                largest.push((entry.metadata().map_or(0, |metadata| metadata.len()), id));
+            }
+        }
+        // The largest packs save most.
+        largest.sort_unstable_by_key(|pack| std::cmp::Reverse(*pack));
+        largest.truncate(MAX_PACKS);
+        let (mut damaged, mut packs) = (0, Vec::new());
+        for (_, id) in largest {
+            match File::open(pack_path(folder, id))
+                .map_err(|error| Damage::io("the file", error))
+                .and_then(|file| Pack::over(file, id))
+            {
+                Ok(pack) if pack.shape == shape => packs.push((id, pack)),
+                Ok(_) => {}
+                Err(_) => damaged += 1,
+            }
+        }
+        let mut left = MAX_PAGES;
+        packs.retain(|(_, pack)| match left.checked_sub(pack.pages()) {
+            Some(rest) => {
+                left = rest;
+                true
+            }
+            None => false,
+        });
+        packs.sort_by_key(|(id, _)| *id);
+        let packs = Packs::new(packs, shape);
+        let mut known = HashMap::new();
+        for pack in &packs.packs {
+            let hashes = pack.hashes().inspect_err(|_| damaged += 1).unwrap_or_default();
+            known.reserve(hashes.len());
+            let mut hashes = hashes.iter();
+            for unit in pack.first..pack.first + pack.units {
+                let entry = packs.units[usize::try_from(unit).expect("a unit in memory")];
+                let usable = !matches!(packs.differences.get(&unit), Some(None));
+                for (slot, hash) in
+                    (unit * shape.unit_pages()..).zip(hashes.by_ref().take(entry.pages as usize))
+                {
+                    if usable {
+                        known.insert(*hash, slot);
+                    }
+                }
+            }
+        }
+        let (sound, refs) = (vec![None; packs.units.len()], packs.refs());
+        let file = File::open(folder).map_err(io)?;
+        let packs = Image::of_packs(file, shape, packs);
+        // Without its parent a save is complete, but larger.
+        let parent = parent.and_then(|name| {
+            let parent = Parent::read(&folder.join(name));
+            parent.inspect_err(|_| damaged += 1).ok()
+        });
+        Ok(Self { key, packs, refs, known, sound, units: Units::new(), parent, damaged })
+    }
+
+    /// Number of units in the packs.
+    pub(crate) fn units(&self) -> u64 {
+        self.sound.len() as u64
+    }
+
+    /// The packs.
+    pub(crate) fn refs(&self) -> &[PackRef] {
+        &self.refs
+    }
+
+    /// Number of the pack that holds `slot`.
+    pub(crate) fn pack_of(&self, slot: u64) -> usize {
+        let unit = slot / self.packs.shape().unit_pages();
+        self.packs.packs().packs.partition_point(|pack| pack.first <= unit) - 1
+    }
+
+    /// First slot of a pack.
+    pub(crate) fn first_slot(&self, pack: usize) -> u64 {
+        self.packs.packs().packs[pack].first * self.packs.shape().unit_pages()
+    }
+
+    /// Slots of the base pages of the unit with `slot`, if it holds differences.
+    pub(crate) fn bases_of(&self, slot: u64) -> impl Iterator<Item = u64> + '_ {
+        let unit = slot / self.packs.shape().unit_pages();
+        let bases = self.packs.bases(unit).and_then(Option::as_ref);
+        bases.into_iter().flatten().map(|base| base.slot)
+    }
+
+    /// Names the blocks of the VM that is saved.
+    pub(crate) fn blocks(&mut self, blocks: &[RamBlock]) {
+        let Some(parent) = &mut self.parent else { return };
+        let known =
+            |block: &RamBlock| parent.blocks.contains_key(&block.name).then(|| block.name.clone());
+        parent.by_number = blocks.iter().map(known).collect();
+    }
+
+    pub(crate) fn hash(&self, page: &[u8]) -> PageHash {
+        page_hash(&self.key, page)
+    }
+
+    /// The slot of a page with this hash, if its unit is sound.
+    pub(crate) fn find(&mut self, hash: &PageHash) -> Option<u64> {
+        let slot = *self.known.get(hash)?;
+        let unit = slot / self.packs.shape().unit_pages();
+        if unit >= self.units() {
+            return Some(slot);
+        }
+        if !self.is_sound(unit) {
+            return None;
+        }
+        let bases: Vec<u64> = match self.packs.bases(unit) {
+            None => return Some(slot),
+            Some(_) => self.bases_of(slot).collect(),
+        };
+        let mut units: Vec<u64> =
+            bases.iter().map(|slot| slot / self.packs.shape().unit_pages()).collect();
+        units.dedup();
+        units.iter().all(|&unit| self.is_sound(unit)).then_some(slot)
+    }
+
+    /// Compares the checksum of a unit's stored bytes, once: a page of a unit that the disk has
+    /// lost is stored again.
+    fn is_sound(&mut self, unit: u64) -> bool {
+        let at = usize::try_from(unit).expect("a unit in memory");
+        if let Some(sound) = self.sound[at] {
+            return sound;
+        }
+        let sound = self.units.check(&self.packs, unit).is_ok();
+        self.sound[at] = Some(sound);
+        self.damaged += u64::from(!sound);
+        sound
+    }
+
+    /// Adds a page of the save itself.
+    pub(crate) fn add(&mut self, hash: PageHash, slot: u64) {
+        self.known.insert(hash, slot);
+    }
+
+    /// Writes the difference of `bytes` from the parent's page to `out`, and returns the slot of
+    /// the base page; `None` if there is none, or too much has changed.
+    ///
+    /// The base page is never a difference itself: where the parent's page is one, its base page
+    /// is taken. Reading a page needs at most one other.
+    pub(crate) fn difference(
+        &mut self,
+        block: usize,
+        page: u64,
+        bytes: &[u8],
+        out: &mut [u8],
+    ) -> Option<u64> {
+        let size = self.packs.shape().unit_pages();
+        let parent = self.parent.as_ref()?;
+        let name = parent.by_number.get(block)?.as_ref()?;
+        let Content::Slot(slot) = parent.blocks[name].content(page)? else { return None };
+        let slot = self.packs.packs().slot(&parent.packs, slot, self.packs.shape())?;
+        let slot = match self.packs.bases(slot / size) {
+            None => slot,
+            Some(bases) => {
+                let nth = usize::try_from(slot % size).expect("below a unit's pages");
+                bases.as_ref()?.get(nth)?.slot
+            }
+        };
+        let unit = usize::try_from(slot / size).expect("a unit in memory");
+        if self.sound[unit] == Some(false) {
+            return None;
+        }
+        let Ok(base) = self.units.base(&self.packs, slot) else {
+            self.sound[unit] = Some(false);
+            self.damaged += 1;
+            return None;
+        };
+        let mut changed = 0;
+        let words = bytes.chunks_exact(8).zip(base.chunks_exact(8)).zip(out.chunks_exact_mut(8));
+        for ((new, old), out) in words {
+            let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
+            let difference = word(new) ^ word(old);
+            changed += usize::from(difference != 0);
+            out.copy_from_slice(&difference.to_ne_bytes());
+        }
+        (changed <= bytes.len() / 8 / CHANGED).then_some(slot)
+    }
+}
+
+impl Parent {
+    fn read(path: &Path) -> Result<Self, Damage> {
+        let file = File::open(path).map_err(|error| Damage::io("the save", error))?;
+        let parts = Parts::read(&file)?;
+        let blocks = parts.index.blocks.into_iter().map(|block| (block.name.clone(), block));
+        Ok(Self { packs: parts.packs, blocks: blocks.collect(), by_number: Vec::new() })
+    }
+}
+
+/// The hash of a page: the first 16 bytes of SHA-256 over the store's key and the page. A guest
+/// that does not know the key cannot look for two pages with one hash.
+pub(crate) fn page_hash(key: &[u8; 32], page: &[u8]) -> PageHash {
+    let mut context = Context::new(&SHA256);
+    context.update(key);
+    context.update(page);
+    context.finish().as_ref()[..16].try_into().expect("16 of 32 bytes")
+}
+
+/// The pack that a file's name is of.
+pub(crate) fn pack_id(name: &std::ffi::OsStr) -> Option<u128> {
+    let name = name.to_str().filter(|name| name.len() == 32)?;
+    let is_hex = name.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    is_hex.then(|| u128::from_str_radix(name, 16).ok())?
+}
+
+/// Whether a unit with base pages `bases` has room for a difference from `slot`, so that a reader
+/// decodes at most [`MAX_BASE_UNITS`] other units.
+pub(crate) fn has_room(bases: &[Base], slot: u64, unit_pages: u64) -> bool {
+    let mut units = [u64::MAX; MAX_BASE_UNITS];
+    let mut count = 0;
+    for unit in bases.iter().map(|base| base.slot / unit_pages) {
+        if !units[..count].contains(&unit) {
+            units[count] = unit;
+            count += 1;
+        }
+    }
+    count < MAX_BASE_UNITS || units.contains(&(slot / unit_pages))
+}

@@ -1,0 +1,285 @@
+//! Removes packs that no save names, and rewrites saves of which much lies in packs that are mostly
+//! unused.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::fs::{read_dir, File};
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{flock, FlockOperation};
+
+use super::{is_at, Store};
+use crate::disk;
+use crate::file::PARTIAL;
+use crate::pack::PACKS;
+use crate::sharing::pack_id;
+use crate::{Content, Damage, Image, Options, RamBlock, Units, WriteError, Writer};
+
+/// Packs are rewritten once at least one in this many of the store's bytes is unused. A pack is
+/// rewritten if at least one in this many of its own bytes is.
+const UNUSED: u64 = 4;
+
+/// What [`Store::collect`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Packs that were removed.
+    pub packs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Saves that were rewritten.
+    pub rewritten: Vec<String>,
+    /// Saves that were not rewritten, because they are being restored.
+    pub in_use: Vec<String>,
+    /// Another process saves into the store, so that unused packs stay until the next collection.
+    pub busy: bool,
+}
+
+impl Store {
+    /// Removes packs that no save names. If many bytes of the others are unused, rewrites the saves
+    /// that lie in such packs, and removes these packs too.
+    ///
+    /// Each save is whole at any moment. A process that dies in here leaves unused packs, which the
+    /// next collection removes.
+    ///
+    /// # Errors
+    ///
+    /// A save that cannot be read, whose packs are therefore not known: nothing is removed. Errors
+    /// of the file system.
+    pub fn collect(&self, options: Options) -> Result<Collected, WriteError> {
+        let mut done = Collected::default();
+        if !self.remove_unused(&mut done)? {
+            return Ok(done);
+        }
+        let sparse = self.sparse()?;
+        if sparse.is_empty() {
+            return Ok(done);
+        }
+        for name in self.names()? {
+            let uses = self.read(&name)?.iter().any(|id| sparse.contains(id));
+            if uses && !self.rewrite(&name, &sparse, options)? {
+                done.in_use.push(name);
+            } else if uses {
+                done.rewritten.push(name);
+            }
+        }
+        self.remove_unused(&mut done)?;
+        Ok(done)
+    }
+
+    /// Removes packs that no save names, and the temporary files of processes that have died; false
+    /// if the store is in use.
+    fn remove_unused(&self, done: &mut Collected) -> Result<bool, WriteError> {
+        let Some(_lock) = self.try_lock(FlockOperation::NonBlockingLockExclusive)? else {
+            done.busy = true;
+            return Ok(false);
+        };
+        let mut named = HashSet::new();
+        for name in self.names()? {
+            named.extend(self.read(&name)?);
+        }
+        let packs = self.folder.join(PACKS);
+        let error =
+            |path: &Path, source| WriteError::Io { what: "remove", path: path.into(), source };
+        // A save that was removed must not come back after its packs are gone.
+        disk::sync_folder(&self.folder).map_err(|source| error(&self.folder, source))?;
+        for folder in [&self.folder, &packs] {
+            let read = |source| self.error(Damage::io("the folder", source));
+            for entry in read_dir(folder).map_err(read)? {
+                let entry = entry.map_err(read)?;
+                let (name, path) = (entry.file_name(), entry.path());
+                let pack = pack_id(&name).filter(|_| folder == &packs);
+                if is_partial(&name) {
+                    disk::unlink(&path).map_err(|source| error(&path, source))?;
+                } else if pack.is_some_and(|id| !named.contains(&id)) {
+                    let len = entry.metadata().map_or(0, |metadata| metadata.len());
+                    disk::unlink(&path).map_err(|source| error(&path, source))?;
+                    done.packs += 1;
+                    done.bytes += len;
+                }
+            }
+        }
+        disk::sync_folder(&packs).map_err(|source| error(&packs, source))?;
+        Ok(true)
+    }
+
+    /// The packs that a save names.
+    fn read(&self, name: &str) -> Result<Vec<u128>, WriteError> {
+        match self.info(name) {
+            Ok(info) => Ok(info.packs.iter().map(|pack| pack.id).collect()),
+            // Another process has removed it.
+            Err(_) if !self.folder.join(name).exists() => Ok(Vec::new()),
+            Err(source) => Err(WriteError::Save { name: name.to_owned(), source }),
+        }
+    }
+
+    /// The packs that are to be rewritten.
+    fn sparse(&self) -> Result<HashSet<u128>, WriteError> {
+        let mut packs: HashMap<u128, Used> = HashMap::new();
+        for name in self.names()? {
+            let image = match Image::open(&self.folder.join(&name)) {
+                Ok(image) if image.is_save() => image,
+                Ok(_) => continue,
+                // A damaged pack is not rewritten, nor is any other: its pages would be lost for
+                // whoever can still repair the disk.
+                Err(_) => return Ok(HashSet::new()),
+            };
+            mark(&image, &mut packs);
+        }
+        let bytes: u64 = packs.values().map(|used| used.bytes).sum();
+        let unused: u64 = packs.values().map(Used::unused).sum();
+        if unused * UNUSED < bytes || unused == 0 {
+            return Ok(HashSet::new());
+        }
+        let is_sparse = |used: &Used| used.unused() * UNUSED >= used.bytes;
+        Ok(packs.iter().filter(|(_, used)| is_sparse(used)).map(|(id, _)| *id).collect())
+    }
+
+    /// Writes the save again, without the packs `sparse`; false if it is in use.
+    fn rewrite(
+        &self,
+        name: &str,
+        sparse: &HashSet<u128>,
+        options: Options,
+    ) -> Result<bool, WriteError> {
+        let path = self.folder.join(name);
+        let io = |source| WriteError::Io { what: "rewrite", path: path.clone(), source };
+        let damaged = |source| WriteError::Save { name: name.to_owned(), source };
+        let file = File::options().read(true).write(true).open(&path).map_err(io)?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
+            return Ok(false);
+        }
+        let image = Image::open(&path).map_err(damaged)?;
+        let options = Options { unit_bytes: image.shape().unit_bytes(), ..options };
+        let mut writer = Writer::into_store(self, &path, None, sparse.clone(), options)?;
+        writer.keep_identity(&image);
+        copy(&image, &mut writer, &damaged)?;
+        let finished = writer.finish(image.state())?;
+        if !is_at(&file, &path) {
+            return Err(io(io::Error::other("another process has removed or replaced it")));
+        }
+        finished.replace()?;
+        Ok(true)
+    }
+}
+
+/// Passes every page of `image` to `writer`.
+fn copy(
+    image: &Image,
+    writer: &mut Writer,
+    damaged: &dyn Fn(Damage) -> WriteError,
+) -> Result<(), WriteError> {
+    let size = image.shape().page_size();
+    let blocks: Vec<_> = image.index().blocks.iter().collect();
+    let ram = blocks.iter().map(|block| RamBlock {
+        name: block.name.clone(),
+        len: block.pages * size as u64,
+        host_page: block.host_page,
+    });
+    writer.blocks(size, &ram.collect::<Vec<_>>())?;
+    let mut pages = Pages::new(image);
+    for (number, block) in blocks.iter().enumerate() {
+        for extent in &block.extents {
+            for page in extent.first..extent.first + extent.pages {
+                match extent.content.plus(page - extent.first) {
+                    Content::Zero => writer.zero(number, page),
+                    Content::Filled(word) => {
+                        writer.page(number, page, &word.repeat(size / word.len()))?;
+                    }
+                    Content::Slot(slot) => {
+                        writer.page(number, page, pages.read(slot).map_err(damaged)?)?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads pages one by one. Neighbours mostly lie in one unit.
+pub(crate) struct Pages<'a> {
+    image: &'a Image,
+    units: Units,
+    last: Option<u64>,
+    plain: Vec<u8>,
+}
+
+impl<'a> Pages<'a> {
+    pub(crate) fn new(image: &'a Image) -> Self {
+        let plain = vec![0; image.shape().unit_bytes()];
+        Self { image, units: Units::new(), last: None, plain }
+    }
+
+    pub(crate) fn read(&mut self, slot: u64) -> Result<&[u8], Damage> {
+        let (per, size) = (self.image.shape().unit_pages(), self.image.shape().page_size());
+        let unit = slot / per;
+        if self.image.bases(unit).is_none() {
+            return self.units.base(self.image, slot);
+        }
+        if self.last != Some(unit) {
+            self.last = None;
+            self.units.read(self.image, unit, &mut self.plain)?;
+            self.last = Some(unit);
+        }
+        let nth = usize::try_from(slot % per).expect("below a unit's pages");
+        Ok(&self.plain[nth * size..(nth + 1) * size])
+    }
+}
+
+/// The slots of a pack that saves use.
+#[derive(Default)]
+struct Used {
+    /// Stored bytes of its units.
+    bytes: u64,
+    /// Stored length, pages and used pages of each unit. A unit has at most 128 pages.
+    units: Vec<(u32, u32, u128)>,
+}
+
+impl Used {
+    /// Bytes that no save uses. A unit counts by its pages.
+    fn unused(&self) -> u64 {
+        let of = |(len, pages, used): &(u32, u32, u128)| {
+            let unused = u64::from(*pages).saturating_sub(used.count_ones().into());
+            u64::from(*len) * unused / u64::from(*pages).max(1)
+        };
+        self.units.iter().map(of).sum()
+    }
+}
+
+/// Marks the slots that `image` uses.
+fn mark(image: &Image, packs: &mut HashMap<u128, Used>) {
+    let per = image.shape().unit_pages();
+    for pack in &image.packs().packs {
+        let used = packs.entry(pack.id).or_default();
+        if used.units.is_empty() {
+            let first = usize::try_from(pack.first).expect("units in memory");
+            let count = usize::try_from(pack.units).expect("units in memory");
+            let units = &image.index().units[first..first + count];
+            used.units = units.iter().map(|u| (u.len, u.pages, 0)).collect();
+            used.bytes = units.iter().map(|unit| u64::from(unit.len)).sum();
+        }
+    }
+    let mut mark = |slot: u64| {
+        let unit = slot / per;
+        let file = image.index().units[usize::try_from(unit).expect("in memory")].file;
+        let pack = &image.packs().packs[file as usize];
+        let used = packs.get_mut(&pack.id).expect("added above");
+        let local = usize::try_from(unit - pack.first).expect("in memory");
+        used.units[local].2 |= 1 << (slot % per);
+    };
+    for extent in image.index().blocks.iter().flat_map(|block| &block.extents) {
+        let Content::Slot(slot) = extent.content else { continue };
+        for slot in slot..slot + extent.pages {
+            mark(slot);
+            if let Some(Some(bases)) = image.bases(slot / per) {
+                let nth = usize::try_from(slot % per).expect("below a unit's pages");
+                mark(bases[nth].slot);
+            }
+        }
+    }
+}
+
+fn is_partial(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.starts_with('.') && name.contains(PARTIAL)
+}

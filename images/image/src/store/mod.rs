@@ -1,0 +1,260 @@
+//! A store: a folder of saves that share their pages.
+//!
+//! ```text
+//!  STORE/platen-store   the key of the page hashes; the lock (flock)
+//!  STORE/NAME           a save: device state, and the place of each page in the packs
+//!  STORE/packs/HASH     units; written once, named by the hash over the file
+//! ```
+//!
+//! Any number of processes may save into a store at once. Each holds the lock shared until its save
+//! is linked, so that no other process removes the packs that the save refers to. Only the removal
+//! of packs holds the lock exclusively, and only for that time.
+
+mod collect;
+#[cfg(test)]
+mod tests;
+
+use std::fs::{create_dir, read_dir, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use aws_lc_rs::rand;
+use codec::checksum;
+use rustix::fs::{flock, FlockOperation};
+use rustix::io::Errno;
+
+pub use collect::Collected;
+
+use crate::disk;
+use crate::file::NewFile;
+use crate::layout::STORE_VERSION;
+use crate::pack::{PackRef, PACKS};
+use crate::save::Parts;
+use crate::{Damage, Shape, State, WriteError};
+
+/// Name of the file that makes a folder a store.
+pub const STORE_FILE: &str = "platen-store";
+const MAGIC: &[u8; 8] = b"PLATENST";
+const FILE_LEN: usize = 64;
+/// Longest wait for another process to end the removal of packs.
+const LOCKED: Duration = Duration::from_secs(120);
+
+/// An open store.
+#[derive(Clone, Debug)]
+pub struct Store {
+    folder: PathBuf,
+    key: [u8; 32],
+}
+
+/// What the file of a save holds, without its pages.
+#[derive(Clone, Debug)]
+pub struct SaveInfo {
+    /// Device state.
+    pub state: State,
+    /// Page size and unit size.
+    pub shape: Shape,
+    /// Guest RAM, bytes.
+    pub ram_bytes: u64,
+    /// Length of the save's file, bytes.
+    pub file_len: u64,
+    /// The packs that hold its pages. An image in one file, which may lie in a store, has none.
+    pub packs: Vec<PackRef>,
+    /// Time of the file's last change.
+    pub modified: SystemTime,
+}
+
+impl Store {
+    /// Makes `folder`, which may exist, a store.
+    ///
+    /// # Errors
+    ///
+    /// The folder is a store; errors of the file system.
+    pub fn create(folder: &Path) -> Result<Self, WriteError> {
+        let error = |source| WriteError::Io { what: "create", path: folder.to_owned(), source };
+        let make = |path: &Path| match create_dir(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+            made => made,
+        };
+        make(folder).map_err(error)?;
+        let path = folder.join(STORE_FILE);
+        let new = NewFile::create(&path).map_err(error)?;
+        make(&folder.join(PACKS)).map_err(error)?;
+        disk::sync_folder(folder).map_err(error)?;
+        let mut key = [0; 32];
+        rand::fill(&mut key).map_err(|_| error(io::Error::other("no randomness")))?;
+        let mut bytes = Vec::from(*MAGIC);
+        bytes.extend(STORE_VERSION.to_be_bytes());
+        bytes.extend([0; 12]);
+        bytes.extend(key);
+        bytes.extend(checksum(&bytes).to_be_bytes());
+        new.write(&bytes).and_then(|()| new.sync()).map_err(error)?;
+        new.link(&path).map_err(error)?;
+        Ok(Self { folder: folder.to_owned(), key })
+    }
+
+    /// Opens the store in `folder`; `None` if the folder is no store.
+    ///
+    /// # Errors
+    ///
+    /// The store's file is damaged, of another version, or cannot be read.
+    pub fn open(folder: &Path) -> Result<Option<Self>, WriteError> {
+        let error = |source| WriteError::Store { path: folder.to_owned(), source };
+        let bytes = match std::fs::read(folder.join(STORE_FILE)) {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Ok(None);
+            }
+            read => read.map_err(|source| error(Damage::io(STORE_FILE, source)))?,
+        };
+        let Some(bytes) = <&[u8; FILE_LEN]>::try_from(&bytes[..]).ok() else {
+            return Err(error(Damage::Store));
+        };
+        let version = u32::from_be_bytes(bytes[8..12].try_into().expect("4 bytes"));
+        if &bytes[..8] == MAGIC && version != STORE_VERSION {
+            return Err(error(Damage::Version { version }));
+        }
+        let sum = u64::from_be_bytes(bytes[56..].try_into().expect("8 bytes"));
+        if &bytes[..8] != MAGIC || bytes[12..24] != [0; 12] || checksum(&bytes[..56]) != sum {
+            return Err(error(Damage::Store));
+        }
+        let key = bytes[24..56].try_into().expect("32 bytes");
+        Ok(Some(Self { folder: folder.to_owned(), key }))
+    }
+
+    /// The store that `path` is or would be a save of, and the save's name.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::open`].
+    pub fn of(path: &Path) -> Result<Option<(Self, String)>, WriteError> {
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let Some(store) = Self::open(folder)? else { return Ok(None) };
+        let name = path.file_name().unwrap_or_default();
+        let Some(plain) = name.to_str() else {
+            return Err(WriteError::Name { name: name.to_string_lossy().into_owned() });
+        };
+        Ok(Some((store, plain.to_owned())))
+    }
+
+    /// Folder of the store.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(crate) fn key(&self) -> &[u8; 32] {
+        &self.key
+    }
+
+    /// Path of the save `name`.
+    ///
+    /// # Errors
+    ///
+    /// A name that no save may have.
+    pub fn path(&self, name: &str) -> Result<PathBuf, WriteError> {
+        let path = self.folder.join(name);
+        let is_plain = Path::new(name).file_name().is_some_and(|file| file == name);
+        if is_plain && !name.starts_with('.') && name.len() <= 200 && !is_reserved(name) {
+            return Ok(path);
+        }
+        Err(WriteError::Name { name: name.to_owned() })
+    }
+
+    /// Names of the saves, in order.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the file system.
+    pub fn names(&self) -> Result<Vec<String>, WriteError> {
+        let error = |source| self.error(Damage::io("the folder", source));
+        let mut names = Vec::new();
+        for entry in read_dir(&self.folder).map_err(error)? {
+            let entry = entry.map_err(error)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if !name.starts_with('.') && !is_reserved(&name) {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Reads the file of the save `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`Damage`] names the defect of the file.
+    pub fn info(&self, name: &str) -> Result<SaveInfo, Damage> {
+        let io = |error| Damage::io("the save", error);
+        let file = File::open(self.folder.join(name)).map_err(io)?;
+        let parts = Parts::read(&file)?;
+        let pages: u64 = parts.index.blocks.iter().map(|block| block.pages).sum();
+        Ok(SaveInfo {
+            state: parts.state,
+            shape: parts.shape,
+            ram_bytes: pages * parts.shape.page_size() as u64,
+            file_len: parts.trailer.file_len,
+            packs: parts.packs,
+            modified: file.metadata().and_then(|metadata| metadata.modified()).map_err(io)?,
+        })
+    }
+
+    /// Removes the save `name`, durably. Its packs stay until [`Store::collect`].
+    ///
+    /// # Errors
+    ///
+    /// There is no such save; errors of the file system.
+    pub fn remove(&self, name: &str) -> Result<(), WriteError> {
+        let path = self.path(name)?;
+        let removed = disk::unlink(&path).and_then(|()| disk::sync_folder(&self.folder));
+        removed.map_err(|source| WriteError::Io { what: "remove", path, source })
+    }
+
+    pub(crate) fn error(&self, source: Damage) -> WriteError {
+        WriteError::Store { path: self.folder.clone(), source }
+    }
+
+    /// Locks the store's packs against removal. Waits for a removal that is under way.
+    pub(crate) fn lock_for_saving(&self) -> Result<File, WriteError> {
+        let until = Instant::now() + LOCKED;
+        loop {
+            match self.try_lock(FlockOperation::NonBlockingLockShared)? {
+                Some(lock) => return Ok(lock),
+                None if Instant::now() > until => {
+                    let text = format!("another process removes packs for {} s", LOCKED.as_secs());
+                    let error = io::Error::new(ErrorKind::WouldBlock, text);
+                    return Err(self.error(Damage::io("its lock", error)));
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    /// Locks the store; `None` if another process holds it.
+    fn try_lock(&self, operation: FlockOperation) -> Result<Option<File>, WriteError> {
+        let error = |source| self.error(Damage::io("its lock", source));
+        // NFS locks a file exclusively only if it is open for writing.
+        let path = self.folder.join(STORE_FILE);
+        let file = File::options().read(true).write(true).open(path).map_err(error)?;
+        match flock(&file, operation) {
+            Ok(()) => Ok(Some(file)),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(error(errno.into())),
+        }
+    }
+}
+
+/// Whether `path` still names the open file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
+    (open.dev(), open.ino()) == (named.dev(), named.ino())
+}
+
+fn is_reserved(name: &str) -> bool {
+    name == STORE_FILE || name == PACKS
+}

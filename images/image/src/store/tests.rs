@@ -1,0 +1,224 @@
+//! A process that dies at any step of a store's operations leaves every finished save whole.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use codec::{Codec, Settings};
+
+use super::collect::Pages;
+use super::Store;
+use crate::disk::steps::{self, Entry};
+use crate::disk::Step;
+use crate::file::PARTIAL;
+use crate::{verify, Content, Image, Options, RamBlock, State, WriteError, Writer};
+
+const PAGE: usize = 4096;
+
+fn options() -> Options {
+    let settings = Settings::new(Codec::Zstd, None).unwrap();
+    Options { settings, unit_bytes: 64 << 10, threads: 1 }
+}
+
+/// A page that does not compress.
+fn page(seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1442);
+        (state >> 16).to_le_bytes()
+    };
+    (0..PAGE / 8).flat_map(|_| next()).collect()
+}
+
+type Ram = Vec<Vec<u8>>;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Save(&'static str, Option<&'static str>, Ram),
+    Remove(&'static str),
+    Collect,
+}
+
+fn run(store: &Store, op: &Op) -> Result<(), WriteError> {
+    match op {
+        Op::Save(name, parent, ram) => {
+            let mut writer = Writer::create_in(store, name, *parent, options())?;
+            let len = (ram.len() * PAGE) as u64;
+            writer.blocks(PAGE, &[RamBlock { name: "ram".into(), len, host_page: 0 }])?;
+            for (number, bytes) in ram.iter().enumerate() {
+                writer.page(0, number as u64, bytes)?;
+            }
+            writer.finish(&State { facts: b"{}".to_vec(), ..State::default() })?.link()?;
+        }
+        Op::Remove(name) => store.remove(name)?,
+        Op::Collect => {
+            store.collect(options())?;
+        }
+    }
+    Ok(())
+}
+
+/// Two VMs, one of which changes little and then much, so that the collection at the end has packs
+/// to remove and saves to rewrite.
+fn ops() -> Vec<Op> {
+    let first: Ram = (0..40).map(page).collect();
+    let mut second = first.clone();
+    second[3][100] ^= 1;
+    second[5] = page(500);
+    let third: Ram = (0..40).map(|at| if at < 5 { page(at) } else { page(at + 1000) }).collect();
+    let mut third = third;
+    third[3].clone_from(&second[3]);
+    vec![
+        Op::Save("other", None, (2000..2020).map(page).collect()),
+        Op::Save("a", None, first),
+        Op::Remove("other"),
+        Op::Collect,
+        Op::Save("b", Some("a"), second),
+        Op::Save("c", Some("b"), third),
+        Op::Remove("a"),
+        Op::Collect,
+        Op::Remove("b"),
+        Op::Collect,
+    ]
+}
+
+/// Asserts that every page of the save is as given, and that no byte is damaged.
+fn is_whole(store: &Store, name: &str, ram: &Ram) {
+    let path = store.path(name).unwrap();
+    let image = Image::open(&path).unwrap();
+    let mut pages = Pages::new(&image);
+    for (number, expected) in (0..).zip(ram) {
+        let Some(Content::Slot(slot)) = image.index().blocks[0].content(number) else {
+            panic!("page {number} of {name} has no slot");
+        };
+        assert!(pages.read(slot).unwrap() == expected, "page {number} of {name}");
+    }
+    assert_eq!(verify(&path).findings, Vec::new(), "{name}");
+}
+
+/// The saves that must be there after the operations `done`, and those that may be, since `dying`
+/// was under way.
+fn oracle(done: &[Op], dying: Option<&Op>) -> (BTreeMap<&'static str, Ram>, HashSet<&'static str>) {
+    let (mut must, mut may) = (BTreeMap::new(), HashSet::new());
+    for op in done {
+        match op {
+            Op::Save(name, _, ram) => {
+                must.insert(*name, ram.clone());
+            }
+            Op::Remove(name) => {
+                must.remove(name);
+            }
+            Op::Collect => {}
+        }
+    }
+    match dying {
+        Some(Op::Save(name, ..)) => {
+            may.insert(*name);
+        }
+        Some(Op::Remove(name)) => {
+            must.remove(name);
+            may.insert(*name);
+        }
+        _ => {}
+    }
+    (must, may)
+}
+
+fn rams(ops: &[Op]) -> HashMap<&'static str, Ram> {
+    ops.iter()
+        .filter_map(|op| match op {
+            Op::Save(name, _, ram) => Some((*name, ram.clone())),
+            _ => None,
+        })
+        .collect()
+}
+
+fn packs(store: &Store) -> usize {
+    store.folder().join("packs").read_dir().unwrap().count()
+}
+
+#[test]
+fn a_process_that_dies_at_any_step_leaves_every_finished_save_whole() {
+    let ops = ops();
+    let rams = rams(&ops);
+    let (mut steps_in_all, mut rewritten) = (0, false);
+    for dies in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::create(&folder.path().join("store")).unwrap();
+        steps::begin(dies);
+        let mut done = 0;
+        while done < ops.len() && run(&store, &ops[done]).is_ok() {
+            done += 1;
+        }
+        let is_dead = steps::is_dead();
+        let log = steps::end();
+        rewritten |= log.iter().any(|(step, ..)| *step == Step::Rename);
+        in_the_order_that_a_disk_needs(&store, &log);
+        let (must, may) = oracle(&ops[..done], ops.get(done));
+        let there: HashSet<String> = store.names().unwrap().into_iter().collect();
+        for (name, ram) in &must {
+            assert!(there.contains(*name), "{name} is lost, {dies} steps");
+            is_whole(&store, name, ram);
+        }
+        for name in &there {
+            assert!(
+                must.contains_key(&name[..]) || may.contains(&name[..]),
+                "{name}, {dies} steps"
+            );
+            is_whole(&store, name, &rams[&name[..]]);
+        }
+        // Another process goes on, and what the dead one left is removed.
+        store.collect(options()).unwrap();
+        for name in &there {
+            is_whole(&store, name, &rams[&name[..]]);
+            store.remove(name).unwrap();
+        }
+        store.collect(options()).unwrap();
+        assert_eq!(packs(&store), 0, "{dies} steps");
+        assert_eq!(store.folder().read_dir().unwrap().count(), 2, "{dies} steps: other files stay");
+        if !is_dead {
+            steps_in_all = log.len();
+            assert_eq!(done, ops.len());
+            break;
+        }
+    }
+    assert!(steps_in_all > 40 && rewritten, "{steps_in_all} steps, rewritten: {rewritten}");
+}
+
+/// Asserts that a host that loses power after any of the steps has every finished save: a file is
+/// durable before it has a name, a pack has its name before a save refers to it, and a pack is
+/// removed after the saves that named it.
+fn in_the_order_that_a_disk_needs(store: &Store, log: &[Entry]) {
+    let is_temporary = |path: &Path| path.to_string_lossy().contains(PARTIAL);
+    let in_packs = |path: &Path| path.parent() == Some(&store.folder().join("packs"));
+    let mut unsynced: HashSet<u64> = HashSet::new();
+    // Names that may not be on disk yet, by folder.
+    let mut names: HashSet<PathBuf> = HashSet::new();
+    for (step, inode, path) in log {
+        match (step, path) {
+            (Step::Write, _) => {
+                unsynced.insert(*inode);
+            }
+            (Step::Sync, _) => {
+                unsynced.remove(inode);
+            }
+            (Step::Link | Step::Rename, Some(path)) => {
+                assert!(!unsynced.contains(inode), "{} is named unsynced", path.display());
+                if is_temporary(path) {
+                    continue;
+                }
+                let packs = names.iter().any(|name| in_packs(name));
+                assert!(in_packs(path) || !packs, "{} names new packs", path.display());
+                names.insert(path.clone());
+            }
+            (Step::Unlink, Some(path)) => {
+                let saves = names.iter().any(|name| !in_packs(name));
+                assert!(!in_packs(path) || !saves, "{} goes before saves", path.display());
+                if !is_temporary(path) {
+                    names.insert(path.clone());
+                }
+            }
+            (Step::SyncFolder, Some(folder)) => names.retain(|name| name.parent() != Some(folder)),
+            (step, None) => panic!("{step:?} without a path"),
+        }
+    }
+}

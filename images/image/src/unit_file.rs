@@ -1,0 +1,190 @@
+//! A file of units that is being written: encodes units on threads and appends them in order.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use codec::checksum;
+use pages::{Arena, Slot};
+use pipeline::{Lanes, LanesConfig, Popped, Reorder, Results};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::compress::{room, Context, Encode, Encoded};
+use crate::file::NewFile;
+use crate::layout::{header, Form, Part, Trailer, TRAILER_LEN};
+use crate::{Options, Shape, UnitEntry, WriteError};
+
+/// Units that may be filled at once.
+const FILLING: usize = 2;
+
+/// The threads that encode units, and their buffers.
+pub(crate) struct UnitFile {
+    out: Sealing,
+    lanes: Arc<Lanes<Encode>>,
+    results: Arc<Results<Encoded>>,
+    order: Reorder<Encoded>,
+    plain: Arc<Arena>,
+    stored: Arc<Arena>,
+    submitted: u64,
+    units: Vec<UnitEntry>,
+}
+
+impl UnitFile {
+    /// Begins a file; `path` is for errors.
+    pub(crate) fn new(new: NewFile, path: &Path, options: Options) -> Result<Self, WriteError> {
+        let (settings, unit_bytes) = (options.settings, options.unit_bytes);
+        let threads = options.threads.max(1);
+        let mut contexts = Vec::with_capacity(threads);
+        for _ in 0..threads {
+            contexts.push(Context::new(settings, unit_bytes)?);
+        }
+        let config = LanesConfig { threads, name: "image", ..LanesConfig::default() };
+        let lanes = Lanes::new(config, |_| contexts.pop().expect("one for each thread"))
+            .map_err(WriteError::SetUp)?;
+        // The depth of the lanes, the units that are being filled, and one that waits for room.
+        let slots = lanes.depth() + FILLING + 1;
+        let arena = |bytes| Arena::new(slots, bytes).map_err(WriteError::SetUp);
+        Ok(Self {
+            out: Sealing::new(new, path),
+            lanes,
+            results: Results::new(slots),
+            order: Reorder::new(slots),
+            plain: arena(unit_bytes)?,
+            stored: arena(room(unit_bytes))?,
+            submitted: 0,
+            units: Vec::new(),
+        })
+    }
+
+    /// Length so far, bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.out.at
+    }
+
+    /// Writes the header, before the first unit.
+    pub(crate) fn begin(&mut self, form: Form, shape: Shape) -> Result<(), WriteError> {
+        self.out.append(&header(form, shape))
+    }
+
+    /// A free buffer for a unit.
+    pub(crate) fn buffer(&mut self) -> Result<Slot, WriteError> {
+        self.free(|this| this.plain.take())
+    }
+
+    /// Adds the unit with the first `len` bytes of `plain`; returns its number.
+    pub(crate) fn submit(
+        &mut self,
+        plain: Slot,
+        len: usize,
+        page_size: usize,
+    ) -> Result<u64, WriteError> {
+        let stored = self.free(|this| this.stored.take())?;
+        let number = self.submitted;
+        let pages = u32::try_from(len / page_size).expect("a unit has few pages");
+        let mut job = Encode { number, pages, plain, plain_len: len, stored };
+        self.submitted += 1;
+        while let Err(back) = self.lanes.try_submit(job, &self.results) {
+            job = back;
+            self.collect()?;
+        }
+        while let Some(encoded) = self.results.pop() {
+            self.arrived(encoded)?;
+        }
+        Ok(number)
+    }
+
+    /// Calls `take` until it gives a slot; collects units in between.
+    fn free(&mut self, take: impl Fn(&Self) -> Option<Slot>) -> Result<Slot, WriteError> {
+        loop {
+            match take(self) {
+                Some(slot) => return Ok(slot),
+                None => self.collect()?,
+            }
+        }
+    }
+
+    /// Waits for one encoded unit.
+    fn collect(&mut self) -> Result<(), WriteError> {
+        match self.results.pop_until(None) {
+            Popped::Item(encoded) => self.arrived(encoded),
+            Popped::Timeout | Popped::Closed => unreachable!("no deadline, and open"),
+        }
+    }
+
+    /// Accepts an encoded unit and writes all units that are next in order.
+    fn arrived(&mut self, encoded: Encoded) -> Result<(), WriteError> {
+        self.order.insert(encoded.number, encoded).expect("numbered here, and window for all");
+        while let Some(encoded) = self.order.pop() {
+            if let Err(error) = encoded.verdict {
+                return Err(WriteError::Unit { unit: encoded.number, error });
+            }
+            let len = u32::try_from(encoded.len).expect("a unit is short");
+            let (offset, pages, checksum) = (self.out.at, encoded.pages, encoded.checksum);
+            let entry = UnitEntry { file: 0, pages, offset, len, checksum };
+            self.out.append(&encoded.stored[..encoded.len])?;
+            self.units.push(entry);
+        }
+        Ok(())
+    }
+
+    /// Waits for all units and ends the threads; returns the units and the file.
+    pub(crate) fn finish(mut self) -> Result<(Vec<UnitEntry>, Sealing), WriteError> {
+        while (self.units.len() as u64) < self.submitted {
+            self.collect()?;
+        }
+        self.lanes.join();
+        Ok((self.units, self.out))
+    }
+}
+
+/// A file to which parts and a trailer are appended.
+pub(crate) struct Sealing {
+    new: NewFile,
+    path: PathBuf,
+    hash: Box<Xxh3>,
+    at: u64,
+}
+
+impl Sealing {
+    /// Begins a file; `path` is for errors.
+    pub(crate) fn new(new: NewFile, path: &Path) -> Self {
+        Self { new, path: path.to_owned(), hash: Box::new(Xxh3::new()), at: 0 }
+    }
+
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        self.hash.update(bytes);
+        self.at += bytes.len() as u64;
+        self.new.write(bytes).map_err(|source| self.io(source))
+    }
+
+    /// Appends both parts and the trailer, and makes the file durable.
+    pub(crate) fn seal(
+        mut self,
+        form: Form,
+        first: &[u8],
+        index: &[u8],
+    ) -> Result<(NewFile, Trailer), WriteError> {
+        let part = |offset, bytes: &[u8]| Part {
+            offset,
+            len: bytes.len() as u64,
+            checksum: checksum(bytes),
+        };
+        let first_part = part(self.at, first);
+        self.append(first)?;
+        let index_part = part(self.at, index);
+        self.append(index)?;
+        let trailer = Trailer {
+            first: first_part,
+            index: index_part,
+            file_len: self.at + TRAILER_LEN as u64,
+            hash: self.hash.digest128(),
+        };
+        self.append(&trailer.to_bytes(form))?;
+        self.new.sync().map_err(|source| self.io(source))?;
+        Ok((self.new, trailer))
+    }
+
+    fn io(&self, source: io::Error) -> WriteError {
+        WriteError::Io { what: "write", path: self.path.clone(), source }
+    }
+}
