@@ -168,7 +168,7 @@ fn full_of_zeros(path: &Path) {
     const PAGE: u64 = 4096;
     let file = std::fs::File::create(path).unwrap();
     file.set_len(MEMORY).unwrap();
-    file.write_all_at(&[7; 128 * PAGE as usize], 22_500 * PAGE).unwrap();
+    file.write_all_at(&[7; 128 * 4096], 22_500 * PAGE).unwrap();
 }
 
 const MEMORY: u64 = 512 << 20;
