@@ -31,7 +31,7 @@ impl Carry for Job {
 }
 
 #[test]
-fn every_unit_comes_back_once_and_right_whatever_the_device_does() {
+fn every_unit_is_returned_once_and_correct_whatever_the_device_does() {
     let sim = Sim::turn();
     for fault in &FAULTS {
         for compress in [true, false] {

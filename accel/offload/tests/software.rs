@@ -65,7 +65,7 @@ fn decode(payload: &[u8], plain: &[u8]) -> Result<(), String> {
 }
 
 #[test]
-fn units_come_back_once_and_decode_to_their_input() {
+fn each_unit_is_returned_once_and_decodes_to_its_input() {
     let inputs = inputs();
     let mut offload = offload(3);
     let mut seen = vec![0; inputs.len() * 2];
@@ -104,7 +104,7 @@ fn units_come_back_once_and_decode_to_their_input() {
 }
 
 #[test]
-fn without_a_device_decompression_is_left_to_the_caller() {
+fn without_a_device_the_caller_decompresses() {
     let mut offload = offload(1);
     let job = Job { number: 0, own: Some(vec![0; 100]) };
     assert!(offload.decompress(job, 4096).is_err());

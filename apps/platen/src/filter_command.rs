@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_usual_arguments_are_understood_and_all_others_are_not() {
+    fn the_usual_arguments_are_understood_and_others_are_refused() {
         let parsed = |line: &str| {
             let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
             parse(Name::Zstd, &words).map(|args| (args.decompress, args.level, args.threads))

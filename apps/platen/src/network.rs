@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn without_certificates_nothing_goes_without_insecure() {
+    fn without_certificates_a_migration_needs_insecure() {
         let folder = tempfile::tempdir().unwrap();
         let safe = options(folder.path(), false);
         for peer in ["127.0.0.1:1", "[::1]:1", "192.0.2.1:1"] {

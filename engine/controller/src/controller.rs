@@ -127,7 +127,7 @@ const PLAN_EVERY: u32 = 8;
 const WEIGHT_MEMORY: f64 = 32.0;
 /// A class with less than this share of the chunks is planned for as if it were about to get all.
 /// When the data changes, all chunks get the plan made for the few
-/// (`a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all`), as far as the other classes can
+/// (`a_rare_class_is_planned_for_as_if_all_chunks_had_it`), as far as the other classes can
 /// afford it (`rare_data_costs_no_more_than_bytes_are_worth_to_the_rest`).
 const RARE: f64 = 0.1;
 /// At most one chunk in this many explores: while a class is new, and later.

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_prose_and_noise_are_told_apart() {
+    fn zeros_prose_and_noise_are_distinguished() {
         assert_eq!(Class::of(&[0; 1 << 19]), Class::Sparse);
         let prose =
             b"It was the best of times, it was the worst of times, it was the age of wisdom. ";

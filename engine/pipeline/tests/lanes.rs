@@ -228,7 +228,7 @@ fn room_is_found_in_any_worker_and_busy_is_counted() {
 }
 
 #[test]
-fn a_job_reaches_an_idle_worker_while_another_is_held() {
+fn a_job_reaches_an_idle_worker_while_another_worker_is_blocked() {
     let (lanes, contexts) = lanes(2, 4);
     let (held, results) = (Results::new(4), Results::new(4));
     let opener = Opener(Arc::default());
@@ -247,7 +247,7 @@ fn a_job_reaches_an_idle_worker_while_another_is_held() {
 }
 
 #[test]
-fn of_several_submitters_each_reaches_the_workers_that_are_not_held() {
+fn each_of_several_submitters_reaches_the_workers_that_are_not_blocked() {
     const THREADS: usize = 4;
     for held_workers in 1..THREADS {
         let (lanes, _) = lanes(THREADS, 4);
@@ -395,7 +395,7 @@ fn several_threads_may_pop() {
 }
 
 #[test]
-fn closed_results_give_what_is_left_and_free_their_workers() {
+fn closed_results_return_the_remaining_outputs_and_free_their_workers() {
     let (lanes, _) = lanes(1, 4);
     let results = Results::new(2);
     for number in 0..4 {
@@ -413,7 +413,7 @@ fn closed_results_give_what_is_left_and_free_their_workers() {
 }
 
 #[test]
-fn cpu_times_are_of_the_workers_and_stay_after_their_end() {
+fn cpu_times_are_those_of_the_workers_and_persist_after_their_end() {
     struct Spin;
     impl Job for Spin {
         type Output = ();

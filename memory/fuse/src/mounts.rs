@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_that_there_are_stay_and_others_are_none() {
+    fn existing_mounts_stay_and_other_paths_are_no_mounts() {
         let mut proc = Watched::new(Path::new("/proc")).unwrap();
         assert!(proc.is_there(Duration::from_millis(1)));
         proc.id = b"no such".to_vec();

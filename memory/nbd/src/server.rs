@@ -495,7 +495,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_not_there_is_seen_before_it_is_used() {
+    fn missing_memory_is_detected_before_its_use() {
         assert!(has_memory(CONNECTION_MEMORY + QUEUE_MEMORY));
         assert!(!has_memory(usize::MAX / 2));
     }

@@ -39,7 +39,7 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn clients_that_lie_take_a_bounded_amount_of_memory() {
+fn clients_with_invalid_requests_cost_a_bounded_amount_of_memory() {
     let store = Store::create(SIZE / PAGE as u64, Options::default()).unwrap();
     let options = DeviceOptions { workers: 2, depth: 8, ..DeviceOptions::default() };
     let device = Device::new(&store, &options).unwrap();

@@ -98,7 +98,7 @@ fn answer(stream: &mut UnixStream) -> u64 {
 }
 
 #[test]
-fn small_writes_of_one_connection_are_under_way_together() {
+fn small_writes_of_one_connection_run_concurrently() {
     let store = Store::create(256, Options::default()).unwrap();
     let device = Device::new(&store, &DeviceOptions::default()).unwrap();
     let server =

@@ -101,7 +101,7 @@ fn eventually(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_repeated_request_waits_for_the_thread_that_still_has_it() {
+fn a_repeated_request_waits_for_the_thread_that_still_serves_it() {
     let store = Store::create(256, Options::default()).unwrap();
     let device = Device::new(&store, &DeviceOptions::default()).unwrap();
     let (begun, has_begun) = channel();

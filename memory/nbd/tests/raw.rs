@@ -201,7 +201,7 @@ proptest! {
 
     /// Any ranges, one after the other, against plain memory.
     #[test]
-    fn the_export_holds_what_plain_memory_holds(steps in prop::collection::vec(step(), 1..40)) {
+    fn the_export_reads_what_plain_memory_reads(steps in prop::collection::vec(step(), 1..40)) {
         let served = Served::new(ServerOptions::default());
         let mut client = served.simple();
         let mut model = vec![0; usize::try_from(SIZE).unwrap()];
@@ -275,7 +275,7 @@ fn many_requests_at_once_are_all_answered_and_long_reads_are_not_torn() {
 }
 
 #[test]
-fn lies_are_answered_or_end_that_connection_alone() {
+fn invalid_requests_are_answered_or_end_that_connection_alone() {
     let served = Served::new(ServerOptions { connections: 4, ..ServerOptions::default() });
     let mut good = served.simple();
     assert_eq!(good.write(0, b"kept"), 0);
@@ -338,7 +338,7 @@ fn lies_are_answered_or_end_that_connection_alone() {
 }
 
 #[test]
-fn a_handshake_that_dawdles_ends() {
+fn a_slow_handshake_ends() {
     let options =
         ServerOptions { handshake: Duration::from_millis(50), ..ServerOptions::default() };
     let served = Served::new(options);

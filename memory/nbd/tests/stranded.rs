@@ -46,7 +46,7 @@ fn eventually(what: &str, mut is: impl FnMut() -> bool) {
 
 // Over 80 lines: one sequence on one disk that does not answer.
 #[test]
-fn clients_that_leave_a_disk_that_does_not_answer_hold_no_place() {
+fn clients_that_disconnect_from_a_disk_that_does_not_answer_occupy_no_connection() {
     const PAGES: u64 = 256;
     const OUT: u64 = 128;
     let store = Store::create(PAGES, Options::default()).unwrap();

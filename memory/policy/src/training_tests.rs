@@ -194,7 +194,7 @@ fn records_are_compressed_with_a_dictionary_and_read_back_by_the_next_server() {
 }
 
 #[test]
-fn pages_with_a_dictionary_become_groups_and_leave_them() {
+fn pages_with_a_dictionary_are_grouped_and_ungrouped() {
     let page = |number| record(1, number);
     let mut made = made(page);
     made.round(honest);
@@ -261,7 +261,7 @@ fn a_dictionary_that_is_damaged_costs_its_pages_an_error_and_nothing_wrong_is_re
 }
 
 #[test]
-fn pages_without_anything_in_common_get_none() {
+fn pages_without_common_content_get_no_dictionary() {
     let mut made = made(guest_like);
     made.round(honest);
     let stats = made.counters.stats();
@@ -286,7 +286,7 @@ fn pages_without_anything_in_common_get_none() {
 }
 
 #[test]
-fn other_pages_get_another_dictionary_and_the_same_ones_do_not() {
+fn new_pages_get_another_dictionary_and_the_same_pages_do_not() {
     let mut made = made(|number| record(1, number));
     made.round(honest);
     for _ in 0..20 {
@@ -331,7 +331,7 @@ fn dictionary(kind: u64) -> Vec<u8> {
 }
 
 #[test]
-fn trainers_that_lie_cost_their_round() {
+fn trainers_with_invalid_answers_cost_their_round() {
     let page = |number| record(1, number);
     let mut made = made(page);
     let foreign = dictionary(77);
@@ -415,7 +415,7 @@ fn trainers_that_die_cost_their_round_at_once() {
 }
 
 #[test]
-fn trainers_that_hang_are_given_up_and_may_not_speak_later() {
+fn trainers_that_hang_are_abandoned_and_their_late_answers_ignored() {
     let page = |number| record(1, number);
     let mut made = made(page);
     let good = dictionary(1);
@@ -471,7 +471,7 @@ fn trainers_that_hang_are_given_up_and_may_not_speak_later() {
 }
 
 #[test]
-fn while_memory_is_short_none_is_begun_and_one_that_is_on_is_given_up() {
+fn while_memory_is_short_no_training_starts_and_a_running_one_is_abandoned() {
     let page = |number| record(1, number);
     let mut made = made(page);
     for _ in 0..20 {
@@ -518,7 +518,7 @@ fn while_memory_is_short_none_is_begun_and_one_that_is_on_is_given_up() {
 }
 
 #[test]
-fn without_memory_for_it_nothing_is_installed() {
+fn without_memory_no_dictionary_is_installed() {
     let page = |number| record(1, number);
     let mut made = made(page);
     made.store.set_mem_limit(made.store.stats().mem_used_total);
@@ -553,7 +553,7 @@ fn a_trainer_without_a_question_or_samples_ends() {
 }
 
 #[test]
-fn that_none_can_be_trained_is_said_and_stops_nothing_else() {
+fn without_a_worker_training_is_reported_impossible_and_the_policy_continues() {
     let store = Store::create(64, Options { reserve: 0, ..Options::default() }).unwrap();
     let options = DeviceOptions { workers: 0, dictionaries: true, ..DeviceOptions::default() };
     let device = Device::new(&store, &options).unwrap();
@@ -571,7 +571,7 @@ fn that_none_can_be_trained_is_said_and_stops_nothing_else() {
 }
 
 #[test]
-fn only_zstd_and_only_auto_trains() {
+fn only_zstd_with_automatic_dictionaries_trains() {
     for (codec, word, expected) in
         [(Codec::Zstd, "off", false), (Codec::Lz4, "auto", false), (Codec::Zstd, "auto", true)]
     {
@@ -617,7 +617,7 @@ proptest! {
 
     /// Arbitrary bytes, in arbitrary pieces, are accepted only if they are an answer.
     #[test]
-    fn answers_that_nobody_gave_are_none(
+    fn answers_of_no_trainer_are_refused(
         pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..80), 0..8),
         head in prop::option::of((0_u64..4, 0_u64..200, 0_u64..11_000, any::<bool>())),
         cut in 0_usize..400, round in 0_u64..4, ends in any::<bool>(),
@@ -667,7 +667,7 @@ proptest! {
 
     /// Bytes that say they are a dictionary never do more than be refused or used within bounds.
     #[test]
-    fn dictionaries_that_nobody_trained_are_refused_or_bounded(
+    fn untrained_dictionaries_are_refused_or_bounded(
         at in 8_usize..4000, bytes in prop::collection::vec(any::<u8>(), 1..64), keep in 256_usize..8000,
     ) {
         thread_local! {

@@ -156,7 +156,7 @@ fn pages_without_gain_are_tried_once() {
 
 // Over 80 lines: the threads share the state that each checks.
 #[test]
-fn clients_that_write_read_and_discard_meanwhile_see_their_own_pages() {
+fn clients_that_write_read_and_discard_meanwhile_read_their_own_pages() {
     const PAGES: u64 = 512;
     const THREADS: u64 = 3;
     let options = Options { reserve: 8 << 20, ..Options::default() };
@@ -250,7 +250,7 @@ fn clients_that_write_read_and_discard_meanwhile_see_their_own_pages() {
 }
 
 #[test]
-fn a_store_at_its_limit_goes_on_taking_writes() {
+fn a_store_at_its_limit_continues_to_accept_writes() {
     const PAGES: u64 = 2000;
     let options = Options { mem_limit: 3 << 20, reserve: 0, ..Options::default() };
     let (store, device) = device(PAGES, options);
@@ -298,7 +298,7 @@ fn groups_by_itself(settings: &Settings) -> policy::PolicyStats {
 }
 
 #[test]
-fn the_thread_works_by_itself_and_sooner_under_pressure() {
+fn the_thread_runs_on_its_own_and_sooner_under_pressure() {
     groups_by_itself(&Settings { period: 1, cpu: 100, ..settings() });
     // Half of all time some process waits for memory.
     let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -76,7 +76,7 @@ fn recompress(passes: &mut Passes) {
 }
 
 #[test]
-fn each_name_stands_for_its_pages() {
+fn each_name_selects_its_pages() {
     let made = made(2000);
     let mut queue = fill(&made);
     let mut passes = Passes::new(&made.store, &settings()).unwrap();
@@ -170,7 +170,7 @@ fn limits_end_a_pass_and_are_counted() {
 }
 
 #[test]
-fn the_thread_writes_back_by_itself_and_when_asked() {
+fn the_thread_writes_back_on_its_own_and_on_request() {
     let made = made(2000);
     let keeper = Keeper::start(&made.store).unwrap();
     let mut queue = fill(&made);

@@ -429,7 +429,7 @@ fn done_with(script: &[Op], limit: u64) -> Vec<bool> {
 }
 
 #[test]
-fn a_server_of_a_full_store_that_is_killed_leaves_it_within_its_limit() {
+fn a_full_store_whose_server_is_killed_stays_within_its_limit() {
     let _turn = turn();
     let script = full_script();
     let limit = 36 * 4096;
@@ -682,7 +682,7 @@ fn writes_of_a_killed_server_may_reach_the_disk_late() {
 }
 
 #[test]
-fn notes_of_killed_servers_that_say_anything_shut_blocks_and_no_more() {
+fn arbitrary_notes_of_killed_servers_only_reserve_blocks() {
     let _turn = turn();
     let store = Store::create(PAGES, options()).unwrap();
     let disk = memfd_create("disk", MemfdFlags::CLOEXEC).unwrap();

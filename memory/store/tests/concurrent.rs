@@ -227,7 +227,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn threads_see_a_page_as_some_order_of_writes_left_it(
+    fn threads_read_each_page_as_some_order_of_its_writes(
         lists in prop::collection::vec(ops(), THREADS),
         full in any::<bool>(),
     ) {
@@ -238,7 +238,7 @@ proptest! {
 }
 
 #[test]
-fn a_keeper_works_beside_threads() {
+fn a_keeper_runs_beside_threads() {
     let list = |seed: u64| {
         let mut random = seed;
         (0..3000).map(move |_| {
@@ -260,7 +260,7 @@ fn a_keeper_works_beside_threads() {
 }
 
 #[test]
-fn a_full_store_with_a_keeper_refuses_and_loses_nothing() {
+fn a_full_store_with_a_keeper_refuses_and_loses_no_page() {
     const PAGES: u64 = 4096;
     let options = Options { mem_limit: 4 << 20, reserve: 1 << 20, ..Options::default() };
     let store = Store::create(PAGES, options).unwrap();

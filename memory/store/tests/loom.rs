@@ -341,7 +341,7 @@ fn a_modification_waits_for_a_reader() {
 }
 
 #[test]
-fn a_reader_gets_its_page_while_a_group_is_made_and_another_page_leaves() {
+fn a_reader_gets_its_page_while_a_group_is_made_and_another_page_is_removed() {
     explore(2, || {
         let model = Arc::new(Model::new());
         model.put(0, 0, 1);
@@ -358,7 +358,7 @@ fn a_reader_gets_its_page_while_a_group_is_made_and_another_page_leaves() {
 }
 
 #[test]
-fn a_page_that_comes_back_to_its_place_with_other_bytes_is_not_let_in() {
+fn a_page_rewritten_at_the_same_place_does_not_join_the_group() {
     explore(3, || {
         let model = Arc::new(Model::new());
         // The same entry with other bytes, as when a place is reused.
@@ -410,7 +410,7 @@ fn the_last_reader_frees_a_group_and_its_record_is_reused() {
 }
 
 #[test]
-fn a_record_that_nothing_was_put_into_is_taken_by_another() {
+fn an_empty_record_is_reused() {
     explore(3, || {
         let model = Arc::new(Model::new());
         // There is no room for a group's object, so that nothing else orders the two threads.
@@ -425,7 +425,7 @@ fn a_record_that_nothing_was_put_into_is_taken_by_another() {
 }
 
 #[test]
-fn a_place_that_was_moved_from_is_written_again() {
+fn a_vacated_place_is_written_again() {
     explore(3, || {
         let model = Arc::new(Model::new());
         model.put(0, 0, 1);
@@ -443,7 +443,7 @@ fn a_place_that_was_moved_from_is_written_again() {
 }
 
 #[test]
-fn a_full_slab_with_a_hole_is_listed_by_somebody() {
+fn a_full_slab_with_a_free_place_is_listed() {
     explore(3, || {
         let slab = Arc::new(Slab::new(Role::Owned, OBJECTS));
         while slab.claim().is_some() {}
@@ -475,7 +475,7 @@ fn a_full_slab_with_a_hole_is_listed_by_somebody() {
 }
 
 #[test]
-fn an_empty_slab_goes_to_another_class_once_nobody_reads_in_it() {
+fn an_empty_slab_changes_class_once_no_reader_is_in_it() {
     explore(3, || {
         let model = Arc::new(Model::new());
         model.slabs[0].settle(Role::Listed);
@@ -554,7 +554,7 @@ impl Device {
 }
 
 #[test]
-fn a_block_that_is_written_for_another_page_is_not_taken_for_the_first_one_s() {
+fn a_reused_block_does_not_pass_as_that_of_its_first_page() {
     explore(3, || {
         let device = Arc::new(Device::new());
         let reader = {
@@ -573,7 +573,7 @@ fn a_block_that_is_written_for_another_page_is_not_taken_for_the_first_one_s() {
 }
 
 #[test]
-fn a_page_that_is_just_written_back_reads_as_what_it_was() {
+fn a_page_during_writeback_reads_unchanged() {
     explore(3, || {
         let device = Arc::new(Device::new());
         device.discard(0);

@@ -516,13 +516,13 @@ proptest! {
     }
 
     #[test]
-    fn a_full_store_loses_nothing(ops in ops(), limit in 60_000..400_000_u64) {
+    fn a_full_store_loses_no_page(ops in ops(), limit in 60_000..400_000_u64) {
         run(ops, limit);
     }
 }
 
 #[test]
-fn a_buffer_that_has_an_earlier_group_of_the_record_is_not_believed() {
+fn a_buffer_with_an_earlier_group_of_the_record_is_not_used() {
     let store = Store::create(PAGES, Options::default()).unwrap();
     let mut worker = store.worker().unwrap();
     let mut kept = GroupBuffer::new();

@@ -347,7 +347,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn the_header_is_one_that_other_tools_know() {
+    fn other_tools_recognise_the_swap_header() {
         let page = header(1 << 20, [0xff; 16]).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().write_all_at(&page, 0).unwrap();

@@ -540,7 +540,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_s_description_stands_where_the_struct_has_it() {
+    fn a_device_s_description_has_the_offsets_of_the_struct() {
         let ask = DeviceInfo {
             queues: 0x0102,
             depth: 0x0304,
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_stand_where_the_struct_has_them() {
+    fn parameters_have_the_offsets_of_the_struct() {
         let geometry = Geometry { size: 1 << 30, queues: 2, depth: 64, max_io: 512 << 10 };
         let p = parameters(&geometry);
         assert_eq!((p.sectors, p.max_sectors), (1 << 21, 1024));

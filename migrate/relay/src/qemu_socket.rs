@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_closes_with_bytes_unread_is_told_from_one_that_has_read_them() {
+    fn a_peer_that_closes_with_unread_bytes_differs_from_one_that_has_read_them() {
         let (qemu, ours) = pair();
         drop(qemu);
         assert_eq!({ &ours }.read(&mut [0; 1]).unwrap(), 0);

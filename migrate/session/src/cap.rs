@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn no_second_has_3_percent_more_whatever_the_links_do() {
+    fn no_second_exceeds_the_limit_by_3_percent_whatever_the_links_do() {
         for rate in RATES {
             for count in [1, 2, 4, 64] {
                 for (late, pause, away) in [
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_join_have_had_their_handshakes() {
+    fn links_join_after_their_handshakes() {
         let cap = Cap::new(1 << 20);
         // Each takes 7.8 ms of this rate, and up to 8 ms may be made up for.
         (0..4).for_each(|_| cap.add(SECOND, HANDSHAKE));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_and_records_count() {
+    fn headers_and_records_are_counted() {
         let plain = Overhead { headers: 66, segment: 1448, records: false };
         assert_eq!((plain.with(1448), plain.with(1449)), (1514, 1449 + 132));
         let secured = Overhead { records: true, ..plain };

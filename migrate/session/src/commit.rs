@@ -48,7 +48,7 @@ mod tests {
     use super::CommitGate;
 
     #[test]
-    fn a_gate_is_passed_or_closed_and_never_both() {
+    fn a_gate_is_either_passed_or_closed() {
         let gate = CommitGate::new();
         assert!(!gate.is_passed());
         assert!(gate.pass() && gate.pass() && gate.is_passed());

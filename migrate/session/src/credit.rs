@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_does_not_move_leaves_the_others_their_own_credit() {
+    fn a_blocked_stream_does_not_use_the_credit_of_others() {
         let credits = credits();
         credits.issue(0, FrameType::Open, 0).unwrap();
         credits.issue(1, FrameType::Open, 1).unwrap();

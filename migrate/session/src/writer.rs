@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_that_arrives_is_known_to_have_and_says_whether_its_sender_asks() {
+    fn an_abort_is_acknowledged_and_states_whether_its_sender_asks() {
         let note =
             |asks| serde_json::json!({ "reason": "the test", "committed": false, "asks": asks });
         assert_eq!(aborted(Arc::new(Nobody)), note(false));
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_whose_queue_brings_nothing_to_send_sends_heartbeats() {
+    fn a_link_without_frames_to_send_sends_heartbeats() {
         let session = session();
         // Another link has the role of the first link.
         assert_eq!(session.links.role(u64::MAX - 1), Role::First);

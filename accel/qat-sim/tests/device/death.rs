@@ -137,7 +137,7 @@ fn a_late_request_of_a_dead_device_writes_nothing() {
 }
 
 #[test]
-fn a_stopped_instance_forgets_and_can_start_again() {
+fn a_stopped_instance_drops_its_requests_and_can_start_again() {
     let rig = Rig::new("now silence");
     let mut slots = submit(&rig, 20);
     assert_eq!(rig.device.stop_instance(rig.handles[0]), CPA_STATUS_SUCCESS);

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_that_is_off_and_one_that_is_not_yet_there_are_told_apart() {
+    fn a_policy_that_is_off_differs_from_one_that_has_not_started() {
         let said = |enabled, what| {
             let answer: Answer = serde_json::from_str(&ask(None, enabled, 3, what)).unwrap();
             assert_eq!((answer.generation, answer.ticket), (3, 0));

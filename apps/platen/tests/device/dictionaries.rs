@@ -168,7 +168,7 @@ fn wait_for_a_dictionary(served: &Served) {
 }
 
 #[test]
-fn a_trainer_has_nothing_of_the_server_s_and_ends_when_memory_is_short() {
+fn a_trainer_has_limits_and_no_descriptor_of_the_server_and_ends_when_memory_is_short() {
     if !have(&["nbdcopy"]) {
         return;
     }
@@ -205,7 +205,7 @@ fn a_trainer_has_nothing_of_the_server_s_and_ends_when_memory_is_short() {
 }
 
 #[test]
-fn a_server_killed_while_a_trainer_runs_is_replaced_and_its_successor_has_one_of_its_own() {
+fn a_server_killed_while_a_trainer_runs_is_replaced_and_its_successor_starts_another_trainer() {
     if !have(&["nbdcopy"]) {
         return;
     }

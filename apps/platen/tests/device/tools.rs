@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn nbdinfo_sees_what_is_promised() {
+fn nbdinfo_reports_the_documented_capabilities() {
     if !have(&["nbdinfo"]) {
         return;
     }
@@ -84,7 +84,7 @@ fn nbdcopy_gets_back_what_it_put_in() {
 /// Every command and flag, odd alignments, and errors, by libnbd's own shell.
 // Over 80 lines: one script of nbdsh, in the order of the protocol.
 #[test]
-fn nbdsh_finds_every_command_as_the_protocol_has_it() {
+fn nbdsh_finds_every_command_as_the_protocol_defines_it() {
     if !have(&["nbdsh"]) {
         return;
     }

@@ -152,7 +152,7 @@ fn a_mistyped_backing_device_is_refused_and_no_file_is_made_of_it() {
 
 /// The memory for the block table of a large backing device is allocated before it is needed.
 #[test]
-fn a_server_that_stands_by_has_the_memory_for_its_backing_device() {
+fn a_standby_server_has_the_memory_for_its_backing_device() {
     let folder = on_disk();
     let resident = |blocks: u64| {
         let file = fs::File::create(folder.path().join("backing")).unwrap();

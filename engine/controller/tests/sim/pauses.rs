@@ -45,11 +45,11 @@ fn with_pauses(at_source: bool) {
 }
 
 #[test]
-fn a_source_that_pauses_is_not_taken_for_a_slow_one() {
+fn a_pausing_source_does_not_count_as_slow() {
     with_pauses(true);
 }
 
 #[test]
-fn a_destination_that_pauses_is_not_taken_for_a_slow_one() {
+fn a_pausing_destination_does_not_count_as_slow() {
     with_pauses(false);
 }

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_that_is_forged_or_was_used_before_does_not_count() {
+    fn a_forged_or_used_pass_does_not_count() {
         let last = LastPass::default();
         for (number, token, counts) in [
             (5, "ours", true),

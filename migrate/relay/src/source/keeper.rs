@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn in_postcopy_it_lets_go_once_the_source_is_there() {
+    fn in_postcopy_the_keeper_closes_once_the_source_is_in_postcopy() {
         let mut rig = rig(Some(Some(0)));
         rig.relay = None;
         rig.control = None;
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn it_lets_go_of_a_source_that_still_writes_its_packaged_state() {
+    fn the_keeper_closes_while_the_source_writes_its_packaged_state() {
         let mut rig = rig(Some(Some(1)));
         rig.relay = None;
         rig.control = None;

@@ -226,7 +226,7 @@ fn hellos_that_open_no_session_get_the_reason() {
 
 /// The source is told to come again, and does not: the session ends.
 #[test]
-fn a_session_whose_link_does_not_come_again_ends() {
+fn a_session_whose_link_does_not_return_ends() {
     bounded(|| {
         let site = Site::new();
         let asked = Hello { name: Some("door:49152".into()), again: true, ..hello() };

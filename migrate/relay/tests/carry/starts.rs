@@ -52,7 +52,7 @@ fn retry(connect: impl Fn() -> Result<Source, RelayError>) -> Source {
 }
 
 #[test]
-fn a_peer_that_comes_up_late_is_waited_for() {
+fn a_peer_that_starts_late_is_awaited() {
     bounded(|| {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
@@ -117,7 +117,7 @@ impl Host for Carries {
 }
 
 #[test]
-fn a_session_without_a_migration_does_not_use_up_once() {
+fn a_session_without_a_migration_does_not_count_for_once() {
     bounded(|| {
         let folder = tempfile::tempdir().unwrap();
         let (address, running) = once(Arc::new(Carries), folder.path(), RESUME);

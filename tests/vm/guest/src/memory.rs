@@ -214,7 +214,7 @@ mod tests {
     const LOAD: Load = Load { rate: 1, whole_percent: 30, pages: 50 };
 
     #[test]
-    fn updates_leave_exactly_the_content_the_table_says() {
+    fn updates_produce_the_contents_that_the_table_states() {
         let corpus = corpus("updates", 20);
         let mut shard = Shard::fill(&corpus, 7, 64).expect("fill");
         for _ in 0..20_000 {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_was_not_sent_again_is_called_stale() {
+    fn a_page_that_was_not_resent_is_reported_stale() {
         let corpus = corpus("stale", 20);
         let mut shard = Shard::fill(&corpus, 0, 1).expect("fill");
         shard.update(&corpus, Load { whole_percent: 0, ..LOAD }).expect("update");
