@@ -20,7 +20,7 @@ fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
 fn credentials(options: &TlsOptions) -> anyhow::Result<Credentials> {
     let (ca, cert, key) = options.paths();
     let credentials = Credentials::load(&ca, &cert, &key).context(
-        "relays prove to each other who they are (--insecure does without: guest memory then crosses the network \
+        "relays authenticate each other (--insecure does without: guest memory then crosses the network \
          in the clear, and whoever reaches the port can deliver a VM)",
     )?;
     credentials.check_dates()?;

@@ -172,7 +172,7 @@ pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
             }
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 bail!(
-                    "it is not served: nobody listens on {}, which was left behind",
+                    "it is not served: no process listens on {}, which a dead server left",
                     path.display()
                 );
             }
@@ -232,7 +232,7 @@ mod tests {
         assert!(said.starts_with("it is not served: there is no "), "{said}");
         drop(UnixListener::bind(&path).unwrap());
         let said = ask(&path, "stat").unwrap_err().to_string();
-        assert!(said.starts_with("it is not served: nobody listens on "), "{said}");
+        assert!(said.starts_with("it is not served: no process listens on "), "{said}");
     }
 
     #[test]

@@ -109,7 +109,7 @@ fn wait(path: &Path, asked: &Answer, limit: Duration) -> anyhow::Result<Outcome>
     loop {
         match question(path, &format!("written {}", asked.ticket)) {
             Ok(answer) if answer.generation != asked.generation => bail!(
-                "its server was replaced meanwhile; what had been written is on the backing device, the rest in memory: ask again"
+                "its server was replaced meanwhile; the pages written by then are on the backing device, the others in memory: ask again"
             ),
             Ok(Answer { error: Some(error), .. }) => bail!(error),
             Ok(Answer { outcome: Some(outcome), .. }) => return Ok(outcome),

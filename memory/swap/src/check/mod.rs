@@ -133,7 +133,7 @@ impl Eyes {
             item("keeper", Required, self.keeper(pids, subject.keeper, subject.memory)),
             item("oom-score", Required, self.oom(pids)),
             item("cgroup", Required, self.cgroup(pids)),
-            item("says-elsewhere", Required, process::says_elsewhere()),
+            item("output-threads", Required, process::output_threads()),
             item("mount-namespace", Required, self.mounts(pids)),
             item("no-core-dump", Required, self.cores(pids)),
         ];

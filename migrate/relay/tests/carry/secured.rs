@@ -347,8 +347,8 @@ fn ciphertext_that_is_cut_truncated_or_changed_frees_the_source_and_delivers_not
                 let error = site.receiving.result().unwrap_err().to_string();
                 let words = match harm {
                     Harm::Flip => &["does not authenticate", "no record"][..],
-                    Harm::Truncate => &["cut off without a word"][..],
-                    Harm::Cut => &["cut off without a word", "was lost"][..],
+                    Harm::Truncate => &["cut off without a closing message"][..],
+                    Harm::Cut => &["cut off without a closing message", "was lost"][..],
                 };
                 assert!(words.iter().any(|words| error.contains(words)), "{error}");
                 if let Ok((destination, _)) = listener.accept() {
