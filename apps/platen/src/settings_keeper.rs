@@ -153,7 +153,7 @@ fn attempt(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {
     let mut qmp = match Qmp::connect(args.qmp.path(), MONITOR) {
         Ok(qmp) => qmp,
         Err(QmpError::Missing { .. } | QmpError::Connect { .. }) => return Ok(Left::Gone),
-        // Somebody else is connected, or QEMU is about to end.
+        // Another client is connected, or QEMU is about to end.
         Err(error) => return later(error),
     };
     let info = match qmp.query_migrate() {

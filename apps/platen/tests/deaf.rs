@@ -1,5 +1,5 @@
-//! Nobody listens: standard error is a pipe whose reader has gone, or that is full; standard output
-//! cannot be written.
+//! Output without a reader: standard error is a pipe whose reader has gone, or that is full;
+//! standard output cannot be written.
 
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::fs::File;
@@ -86,7 +86,7 @@ fn a_receiver_serves_when_standard_error_has_no_reader() {
             .stderr(stderr)
             .spawn()
             .unwrap();
-        // It listens, turns somebody away, and goes on.
+        // It listens, turns a client away, and continues.
         for _ in 0..2 {
             let deadline = Instant::now() + Duration::from_secs(20);
             let mut stranger = loop {

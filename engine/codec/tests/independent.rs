@@ -109,8 +109,8 @@ fn units_of_other_encoders_are_decoded() {
 
 #[test]
 fn a_unit_with_a_stored_block_is_decoded() {
-    // Our encoder never sends stored blocks. A unit of one stored and one compressed block is valid
-    // all the same.
+    // Our encoder never sends stored blocks. A unit of one stored and one compressed block is
+    // valid.
     let plain = [&Kind::Random.make(300, 1)[..], &[7; 4000]].concat();
     let mut payload = vec![0, 44, 1, 0xd3, 0xfe];
     payload.extend(&plain[..300]);

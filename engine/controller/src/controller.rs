@@ -400,7 +400,7 @@ impl Inner {
         let (now, bottleneck) = (self.now, self.flow.bottleneck);
         let news = |last: &Decision| last.differs(now, bottleneck, mix.at.size, mix.at.cost);
         if self.log.back().is_none_or(news) {
-            self.tell(self.decision(false));
+            self.record(self.decision(false));
         }
     }
 
@@ -475,10 +475,10 @@ impl Inner {
         }
         self.mix = Some(Mix { pairs, at, price: f64::INFINITY, idle_used: false });
         let decision = self.decision(true);
-        self.tell(decision);
+        self.record(decision);
     }
 
-    fn tell(&mut self, decision: Decision) {
+    fn record(&mut self, decision: Decision) {
         if self.log.len() >= LOG {
             self.log.pop_front();
         }

@@ -6,12 +6,12 @@
 //! size = level ^ power, cost = level * multiple. When the data changes, chunks encoded with the
 //! candidate in use update the estimates of all candidates at once.
 //!
-//! What is believed of a relation is a weighted mean of three sources: the candidate's own
-//! observations, by their number; those of candidates like it, since the levels of zstd deviate
-//! from their priors together; and the prior. Observations age as chunks pass. So a candidate whose
-//! few observations were bad by chance returns to what its likes suggest, and is tried again as
-//! soon as that makes it worth trying. Without that it would be believed bad for ever: a candidate
-//! that looks bad gets no chunks, and without chunks no better observations.
+//! The belief in a relation is a weighted mean of three sources: the candidate's own observations,
+//! by their number; those of candidates like it, since the levels of zstd deviate from their priors
+//! together; and the prior. Observations age as chunks pass. So a candidate whose few observations
+//! were bad by chance returns to what its likes suggest, and is tried again as soon as that makes
+//! it worth trying. Without that it would be believed bad for ever: a candidate that looks bad gets
+//! no chunks, and without chunks no better observations.
 //!
 //! A level and the relations to it could drift together unnoticed. So they are pinned: over the
 //! candidates observed, the relations are on (geometric) average the priors.

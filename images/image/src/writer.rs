@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use codec::{checksum, DecodeError, Settings, SettingsError};
 use pages::{Arena, Slot};
-use pipeline::{Lanes, LanesConfig, Popped, Reorder, Results};
+use pipeline::{Pool, PoolConfig, Popped, Reorder, Results};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::compress::{room, Context, Encode, Encoded};
@@ -112,7 +112,7 @@ pub struct Writer {
     hash: Box<Xxh3>,
     at: u64,
     blocks: Vec<(RamBlock, PageMap)>,
-    lanes: Arc<Lanes<Encode>>,
+    lanes: Arc<Pool<Encode>>,
     results: Arc<Results<Encoded>>,
     order: Reorder<Encoded>,
     plain: Arc<Arena>,
@@ -145,8 +145,8 @@ impl Writer {
             path: path.to_owned(),
             source,
         })?;
-        let config = LanesConfig { threads, name: "image", ..LanesConfig::default() };
-        let lanes = Lanes::new(config, |_| contexts.pop().expect("one for each thread"))
+        let config = PoolConfig { threads, name: "image", ..PoolConfig::default() };
+        let lanes = Pool::new(config, |_| contexts.pop().expect("one for each thread"))
             .map_err(WriteError::SetUp)?;
         // The depth of the lanes, the unit that is being filled, and one that waits for room.
         let slots = lanes.depth() + 2;

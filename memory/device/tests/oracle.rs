@@ -263,7 +263,8 @@ fn two_concurrent_writes_of_a_page_are_never_mixed() {
     }
 }
 
-/// Four threads count in the bytes of one page, each in its own, while whole pages go elsewhere.
+/// Four threads count in the bytes of one page, each in its own, while whole pages are written
+/// beside it.
 #[test]
 fn partial_writes_of_one_page_lose_no_byte() {
     let device = Arc::new(device(2, Codec::Lz4, 0));

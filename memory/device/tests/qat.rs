@@ -150,7 +150,7 @@ impl Client {
         let mut results = Vec::new();
         for (number, &(page, pages)) in writes.iter().enumerate() {
             let bytes = &mut data[page as usize * PAGE..(page + pages) as usize * PAGE];
-            // SAFETY: `data` lives until every request is over, and nobody writes it meanwhile.
+            // SAFETY: `data` lives until every request is over, and no code writes it meanwhile.
             let buffer = unsafe { Buffer::new(bytes.as_mut_ptr(), bytes.len()) };
             let page = self.base + page;
             let request = Request { op: Op::Write, page, pages: pages as u32, buffer };
@@ -426,7 +426,7 @@ fn a_limit_fails_writes_and_preserves_stored_pages() {
     noise.chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
     let mut results = Vec::new();
     for number in 0..4 {
-        // SAFETY: `noise` lives until every request is over, and nobody writes it meanwhile.
+        // SAFETY: `noise` lives until every request is over, and no code writes it meanwhile.
         let buffer = unsafe { Buffer::new(noise.as_mut_ptr(), noise.len()) };
         let page = 1024 * (number + 1);
         let request = Request { op: Op::Write, page, pages: 1024, buffer };
@@ -484,7 +484,7 @@ fn a_page_that_changes_while_the_device_has_it_reads_as_one_whole_version() {
     }
     let mut submit = |client: &mut Client, version: usize, number: usize| {
         let bytes = &mut versions[version][number * PAGE..][..PAGE];
-        // SAFETY: the versions live until every request is over, and nobody writes them meanwhile.
+        // SAFETY: the versions live until every request is over, and no code writes them meanwhile.
         let buffer = unsafe { Buffer::new(bytes.as_mut_ptr(), PAGE) };
         let request = Request { op: Op::Write, page: number as u64, pages: 1, buffer };
         assert_eq!(client.queue.submit(number as u64, request), None);

@@ -161,7 +161,7 @@ impl Server {
 
     /// Gives up a file that is no longer mounted. Processes that have it open are served until they
     /// close it, or this process ends.
-    pub fn leave(self) {
+    pub fn abandon(self) {
         std::mem::forget(self.session);
     }
 

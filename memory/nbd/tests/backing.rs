@@ -1,5 +1,5 @@
 //! Pages that are on a backing device, asked for by the kernel's way of speaking and by the other
-//! one: nobody waits for them but who asked.
+//! one: only the client that sent them waits for them.
 
 #[path = "../../store/tests/shelf/mod.rs"]
 mod shelf;

@@ -1,6 +1,6 @@
 //! A connection that is given up while one of its requests is held up, as the kernel's client does
-//! after some time: what it then sends by another connection must not be overtaken by what the slow
-//! thread has in its hands.
+//! after some time: its requests on another connection must not be overtaken by the one that the
+//! slow thread still serves.
 
 mod simple;
 
@@ -147,7 +147,7 @@ fn a_repeated_request_waits_for_the_thread_that_still_serves_it() {
     assert_eq!(page[0], 2, "a write that was given up came after the one that followed it");
     assert_eq!((server.waiting(), server.simple_ended()), (0, 2));
 
-    // All at once are given up when the server ends: nobody waits for anybody.
+    // All at once are given up when the server ends: no connection waits for another.
     server.stop();
     running.join().unwrap();
 }

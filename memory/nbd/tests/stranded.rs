@@ -1,5 +1,5 @@
-//! Clients that go while their reads wait for a backing device that does not answer: they hold
-//! nobody's place.
+//! Clients that go while their reads wait for a backing device that does not answer: they occupy no
+//! connection.
 
 #[path = "../../store/tests/shelf/mod.rs"]
 mod shelf;
@@ -107,7 +107,7 @@ fn clients_that_disconnect_from_a_disk_that_does_not_answer_occupy_no_connection
     drop(other);
     eventually("its place", || server.connections() == 0);
 
-    // No more than so many are left; the others wait, and go on when there is room. Who ends the
+    // No more than so many are left; the others wait, and go on when there is room. The end of the
     // server does not wait.
     set_gate(false);
     let strand = || {

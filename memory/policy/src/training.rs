@@ -408,7 +408,7 @@ impl Training {
             self.last = self.this;
             return self.end(true);
         }
-        self.encoder.forget_dictionary();
+        self.encoder.release_dictionary();
         let store = self.worker.store();
         match self.dictionaries.install(store, room, &self.bytes[..len], gain) {
             Ok(_) => {
@@ -422,7 +422,7 @@ impl Training {
     }
 
     fn drop_room(&mut self, room: Arc<Dictionary>) {
-        self.encoder.forget_dictionary();
+        self.encoder.release_dictionary();
         self.dictionaries.give_back(room);
     }
 

@@ -114,8 +114,7 @@ impl Made {
         }
     }
 
-    /// Steps until somebody is asked to start a trainer for the `nth` time; what that one is to
-    /// have.
+    /// Steps until the `nth` request to start a trainer; returns the descriptor for that trainer.
     fn until_asked(&mut self, nth: u32) -> UnixStream {
         self.training.end_pause();
         self.until("asked", |made| made.asked.load(Ordering::Relaxed) >= nth);
@@ -305,7 +304,7 @@ fn new_pages_get_another_dictionary_and_the_same_pages_do_not() {
         assert_eq!(made.store.dictionaries() as u64, kind, "{:?}", made.counters.stats());
         made.is_unharmed(|number| record(kind, number));
     }
-    // All places are taken: nobody is asked for more.
+    // All places are taken: no further trainer is requested.
     let asked = made.asked.load(Ordering::Relaxed);
     for _ in 0..20 {
         made.training.end_pause();
@@ -317,7 +316,7 @@ fn new_pages_get_another_dictionary_and_the_same_pages_do_not() {
 /// Takes the samples, and says `answer` of this round with these bytes: length, gain and checksum
 /// as they are said.
 fn say(mut stream: UnixStream, said: impl FnOnce(u64) -> [u64; 5], bytes: &[u8]) -> io::Result<()> {
-    let (question, _, samples) = channel::hear(&mut stream)?;
+    let (question, _, samples) = channel::receive(&mut stream)?;
     assert_eq!(samples.len(), SAMPLES * PAGE);
     let head: [u8; ANSWER_LEN] = words(said(question.round));
     stream.write_all(&head)?;
@@ -364,13 +363,13 @@ fn trainers_with_invalid_answers_cost_their_round() {
     lies(&mut made, |round, sum| [ANSWER, round + 1, 300, 400, sum], some);
     // A head whose own sum is wrong.
     made.round(move |mut stream| {
-        channel::hear(&mut stream)?;
+        channel::receive(&mut stream)?;
         stream.write_all(&[0x5a; ANSWER_LEN])
     });
     assert_eq!(made.counters.stats().dictionary_refused, 10);
     // A dictionary of other pages, praised: it is tried here, and brings nothing.
     made.round(move |mut stream| {
-        let (question, ..) = channel::hear(&mut stream)?;
+        let (question, ..) = channel::receive(&mut stream)?;
         channel::answer(&mut stream, question.round, &foreign, 9999)
     });
     let stats = made.counters.stats();
@@ -398,9 +397,9 @@ fn trainers_that_die_cost_their_round_at_once() {
     // its answer, and of the dictionary. No patience is needed for any.
     made.round(|_| Ok(()));
     made.round(|mut stream| stream.read_exact(&mut [0; 100_000]));
-    made.round(|mut stream| channel::hear(&mut stream).map(drop));
+    made.round(|mut stream| channel::receive(&mut stream).map(drop));
     made.round(|mut stream| {
-        channel::hear(&mut stream)?;
+        channel::receive(&mut stream)?;
         stream.write_all(&ANSWER.to_le_bytes())
     });
     let sum = codec::checksum(&good);
@@ -443,7 +442,7 @@ fn trainers_that_hang_are_abandoned_and_their_late_answers_ignored() {
         let (hung, good) = (Arc::new(AtomicU32::new(0)), good.clone());
         let flag = Arc::clone(&hung);
         let child = thread::spawn(move || {
-            let (question, ..) = channel::hear(&mut stream).unwrap();
+            let (question, ..) = channel::receive(&mut stream).unwrap();
             let mut all = Vec::new();
             channel::answer(&mut all, question.round, &bytes, 900).unwrap();
             stream.write_all(&all[..said]).unwrap();
@@ -458,7 +457,7 @@ fn trainers_that_hang_are_abandoned_and_their_late_answers_ignored() {
         assert_eq!((made.ended(), made.store.dictionaries()), (u64::from(nth) - 1, 0));
         made.training.lose_patience();
         made.until("late", |made| made.ended() == u64::from(nth));
-        // It was not dead: nobody hears it any more.
+        // It was not dead: its answer is ignored.
         let answered = channel::answer(&mut stream, round, &good, 9000);
         assert_eq!(answered.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
@@ -487,7 +486,7 @@ fn while_memory_is_short_no_training_starts_and_a_running_one_is_abandoned() {
             let heard = Arc::new(AtomicU32::new(0));
             let flag = Arc::clone(&heard);
             let child = thread::spawn(move || {
-                channel::hear(&mut stream).unwrap();
+                channel::receive(&mut stream).unwrap();
                 flag.store(1, Ordering::Release);
                 // The end of what the server says.
                 stream.read(&mut [0; 8]).unwrap()
@@ -498,7 +497,7 @@ fn while_memory_is_short_no_training_starts_and_a_running_one_is_abandoned() {
         } else {
             made.training.step(false);
             made.training.step(true);
-            assert!(channel::hear(&mut stream).is_err());
+            assert!(channel::receive(&mut stream).is_err());
         }
         assert_eq!(made.counters.stats().dictionary_pressed, 20 + u64::from(nth));
         assert_eq!(made.stopped.load(Ordering::Relaxed), nth, "its memory is wanted");

@@ -1,4 +1,4 @@
-//! The policy beside clients: whatever it does, a page is what was last written.
+//! The policy beside clients: whatever it does, a page reads as last written.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn pass(passes: &mut Passes, idle: u8) {
     loop {
         match passes.step(idle) {
             Step::More => {}
-            // The keeper has some as soon as it has heard.
+            // The keeper has some as soon as it has been notified.
             Step::NoRoom => thread::sleep(Duration::from_millis(1)),
             Step::Done => return,
         }

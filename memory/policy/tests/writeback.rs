@@ -1,4 +1,4 @@
-//! Writing back: what goes out, within which limits, by hand and by itself.
+//! Writing back: the pages that it writes, within which limits, on request and on its own.
 
 use std::sync::Arc;
 use std::thread;
@@ -225,7 +225,7 @@ fn the_thread_writes_back_on_its_own_and_on_request() {
     let worker = made.store.worker().unwrap();
     assert_eq!(worker.peek(0).unwrap().0, Page::Backed);
     drop(keeper);
-    // Without a device there is nobody to ask.
+    // Without a device there is no pass to request.
     let plain = Store::create(PAGES, Options::default()).unwrap();
     let nowhere = Policy::start(&plain, &asked).unwrap().write_back(What::Huge);
     assert_eq!(nowhere, Err(AskError::NoBacking));

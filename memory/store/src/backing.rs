@@ -1,4 +1,4 @@
-//! The backing device of a store: its header, its free blocks, and what has failed.
+//! The backing device of a store: its header, its free blocks, and its failures.
 //!
 //! ```text
 //!  block 0   header: magic, version, block size, blocks, the store's id, generation, checksum

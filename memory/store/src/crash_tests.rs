@@ -243,7 +243,7 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) -> bool {
             let mut buffer = GroupBuffer::new();
             worker.look_group(index, &mut buffer).expect("sound").expect("it is in one");
             let new = bytes(index, number, len);
-            assert_eq!(worker.leave_group(index, &buffer, (3, &new), false), Ok(true));
+            assert_eq!(worker.ungroup(index, &buffer, (3, &new), false), Ok(true));
         }
         Op::WriteBack(from, count) => {
             let mut batch = Batch::new(16);

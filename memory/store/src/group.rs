@@ -207,7 +207,7 @@ impl Worker {
         for (number, piece) in buffer.bytes[..HEADER + len].chunks(MAX_OBJECT).enumerate() {
             let index = heap.map.layout().piece_index(group, number);
             let Ok((object, _)) = self.place_spare(index, tag, piece) else {
-                (0..parts).for_each(|_| self.leave(group));
+                (0..parts).for_each(|_| self.drop_part(group));
                 return Err(full);
             };
             let old = record.pieces()[number].publish(Word::object(object));
@@ -221,11 +221,11 @@ impl Worker {
             if self.exchange_unchanged(&store, seen, word) {
                 joined |= 1 << position;
             } else {
-                self.leave(group);
+                self.drop_part(group);
             }
             inject::step();
         }
-        self.leave(group);
+        self.drop_part(group);
         Ok(joined)
     }
 
@@ -262,7 +262,7 @@ impl Worker {
     /// # Errors
     ///
     /// Those of [`put`](Self::put).
-    pub fn leave_group(
+    pub fn ungroup(
         &mut self,
         index: u64,
         buffer: &GroupBuffer,
@@ -326,7 +326,7 @@ impl Worker {
         // `relocate` has dropped the pin.
         std::mem::forget(pin);
         inject::step();
-        self.forget(pinned);
+        self.release_word(pinned);
         self.count_word(new);
         true
     }

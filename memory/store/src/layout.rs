@@ -165,7 +165,7 @@ impl Layout {
         self.capacity + u64::from(group) * PIECES as u64 + piece as u64
     }
 
-    /// Pages of superblock and table: what an empty store needs.
+    /// Pages of superblock and table: the minimum of an empty store.
     pub(crate) fn fixed_pages(&self) -> u64 {
         1 + (self.pages * 8).div_ceil(PAGE as u64)
     }

@@ -89,8 +89,8 @@
 //! server takes it over ([`Options::grow_to`]). The file and its mapping have room for the largest
 //! table, whose other parts are holes. The order is: memory for the new part of the table; the
 //! number of pages in the superblock, by one store; then the caller tells clients. A server whose
-//! predecessor lives gets the memory first ([`Ahead::grow`]), because nobody serves while it takes
-//! over. A store does not shrink, and one of format version 5 does not grow.
+//! predecessor lives gets the memory first ([`Ahead::grow`]), because no server serves while it
+//! takes over. A store does not shrink, and one of format version 5 does not grow.
 //!
 //! # Memory
 //!

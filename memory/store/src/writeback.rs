@@ -306,7 +306,7 @@ impl Worker {
             let noted = match superblock::note_run(superblock, &run) {
                 Ok(noted) => noted,
                 Err(servers) => {
-                    run.for_each(|block| backing.leave(block));
+                    run.for_each(|block| backing.drop_hold(block));
                     return Err(WriteBackError::Stopped(backing.stop(Stopped::Killed { servers })));
                 }
             };
@@ -314,10 +314,10 @@ impl Worker {
             fence_write();
             let written = backing.write(&mut writer, run.start, &batch.blocks[first..end]);
             inject::step();
-            superblock::forget_run(superblock, noted);
+            superblock::clear_run(superblock, noted);
             inject::step();
             if let Err(stopped) = written {
-                run.for_each(|block| backing.leave(block));
+                run.for_each(|block| backing.drop_hold(block));
                 return Err(WriteBackError::Stopped(stopped));
             }
             done.blocks += run.len() as u64;
@@ -329,13 +329,13 @@ impl Worker {
                 if self.give_way(&store, page, batch, block) {
                     done.pages += 1;
                 } else {
-                    backing.leave(block);
+                    backing.drop_hold(block);
                     done.changed += 1;
                 }
                 inject::step();
             }
             // Drops the writer's reference: a block whose pages all changed becomes free.
-            run.for_each(|block| backing.leave(block));
+            run.for_each(|block| backing.drop_hold(block));
             first = end;
         }
         done.left = batch.pages.iter().filter(|page| page.block >= first).count() as u64;
@@ -366,7 +366,7 @@ impl Worker {
         // `supersede` has dropped the pin.
         mem::forget(pin);
         inject::step();
-        self.forget(pinned);
+        self.release_word(pinned);
         self.count_word(word);
         true
     }
@@ -469,7 +469,7 @@ impl Worker {
             return Ok(false);
         }
         inject::step();
-        self.forget(seen);
+        self.release_word(seen);
         self.count_word(word);
         Ok(true)
     }

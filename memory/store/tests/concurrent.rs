@@ -184,7 +184,7 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
                                 let stamp = u64::from_le_bytes(stamp.try_into().unwrap());
                                 let new = bytes(stamp, len);
                                 let tag = u8::try_from(stamp % 60).unwrap();
-                                let _ = worker.leave_group(index, &buffer, (tag, &new), true);
+                                let _ = worker.ungroup(index, &buffer, (tag, &new), true);
                             }
                         }
                         Op::Compact => drop(store.compact_step(PAGES / 2)),

@@ -71,7 +71,7 @@ impl Model {
                 self.slabs[object.slab as usize].release(object.index, OBJECTS)
             }
             Some(State::Member(_)) => {
-                self.leave();
+                self.drop_part();
                 Freed::Done
             }
             _ => Freed::Done,
@@ -132,10 +132,10 @@ impl Model {
             return 0;
         }
         drop(taking);
-        // SAFETY: the record was taken; loom checks that nobody else has it.
+        // SAFETY: the record was taken; loom checks that no other thread has it.
         self.whose.with_mut(|whose| unsafe { *whose = u32::from(first) });
         let Some(index) = self.slabs[slab as usize].claim() else {
-            (0..3).for_each(|_| self.leave());
+            (0..3).for_each(|_| self.drop_part());
             return 0;
         };
         let cell = &self.bytes[slab as usize][index as usize];
@@ -148,10 +148,10 @@ impl Model {
             let done = self.join(position, first + u8::try_from(position).unwrap());
             joined += u32::from(done);
             if !done {
-                self.leave();
+                self.drop_part();
             }
         }
-        self.leave();
+        self.drop_part();
         joined
     }
 
@@ -174,8 +174,8 @@ impl Model {
         false
     }
 
-    fn leave(&self) {
-        if !self.record.leave() {
+    fn drop_part(&self) {
+        if !self.record.drop_part() {
             return;
         }
         // SAFETY: the last part was ours, so the record is; loom checks just that.
@@ -455,7 +455,7 @@ fn a_full_slab_with_a_free_place_is_listed() {
                 if slab.release(0, OBJECTS) == Freed::LookAgain {
                     let mut listed = listed.lock().unwrap();
                     if slab.role() == Role::Full {
-                        slab.settle(Role::Listed);
+                        slab.set_role(Role::Listed);
                         *listed += 1;
                     }
                 }
@@ -464,8 +464,8 @@ fn a_full_slab_with_a_free_place_is_listed() {
         {
             // The owner has found it full.
             let mut listed = listed.lock().unwrap();
-            if slab.settle(Role::Full) != u64::MAX {
-                slab.settle(Role::Listed);
+            if slab.set_role(Role::Full) != u64::MAX {
+                slab.set_role(Role::Listed);
                 *listed += 1;
             }
         }
@@ -478,7 +478,7 @@ fn a_full_slab_with_a_free_place_is_listed() {
 fn an_empty_slab_changes_class_once_no_reader_is_in_it() {
     explore(3, || {
         let model = Arc::new(Model::new());
-        model.slabs[0].settle(Role::Listed);
+        model.slabs[0].set_role(Role::Listed);
         model.put(0, 0, 1);
         let freer = spawn(&model, |model| {
             model.get(0);
@@ -527,7 +527,7 @@ impl Device {
         let word = Word::backed(Backed { block: 1, whole: true, sum: content });
         let old = self.slots[slot].publish(word);
         assert_eq!(old, Word::ABSENT);
-        self.blocks.leave(1);
+        self.blocks.drop_hold(1);
         true
     }
 
@@ -548,7 +548,7 @@ impl Device {
 
     fn discard(&self, slot: usize) {
         if let Some(State::Backed(at)) = self.slots[slot].publish(Word::ABSENT).state() {
-            self.blocks.leave(at.block);
+            self.blocks.drop_hold(at.block);
         }
     }
 }

@@ -322,7 +322,7 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
                 let found = threads[1].look_group(index, &mut buffer).unwrap();
                 assert_eq!(found.is_some(), grouped);
                 let new = bytes(number, len);
-                match threads[1].leave_group(index, &buffer, (5, &new), len % 2 == 0) {
+                match threads[1].ungroup(index, &buffer, (5, &new), len % 2 == 0) {
                     Ok(done) => {
                         assert_eq!(done, grouped);
                         if done {

@@ -1,4 +1,4 @@
-//! What storing pages may cost while nothing shows that they are sent again.
+//! The cost that storing pages may have while no page is known to be sent again.
 
 use std::time::Duration;
 

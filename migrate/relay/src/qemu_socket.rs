@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// How long a TCP connection on this host may take. It waits only for a full backlog.
 const CONNECT: Duration = Duration::from_millis(500);
 /// Bytes to QEMU that the kernel may hold before QEMU's own kernel buffer: they count as delivered,
-/// and what is there when the VM stops adds to its downtime.
+/// and those still there when the VM stops add to its downtime.
 const SEND_BUFFER: usize = 256 << 10;
 /// How long a reset may take to arrive behind the end of the other end's bytes. Where it comes later,
 /// a migration without a return path is called unconfirmed and not failed.
@@ -190,7 +190,7 @@ mod tests {
         (qemu, listener.accept().unwrap().0.into())
     }
 
-    /// QEMU is in a write, and nobody reads: a shutdown alone would leave it there.
+    /// QEMU is in a write that no process reads: a shutdown alone would leave it there.
     #[test]
     fn an_aborted_connection_ends_the_write_that_waits_in_it() {
         let (mut qemu, ours) = pair();

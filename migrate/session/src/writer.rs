@@ -66,7 +66,7 @@ fn abort(session: &Session, link: &mut LinkWriter, note: &[u8]) {
     let deadline = Instant::now() + ABORT_TIME;
     while Instant::now() < deadline {
         if tcp_info::is_acknowledged(&link.socket) {
-            return session.note_told();
+            return session.note_informed();
         }
         std::thread::sleep(ACK_LOOK);
     }
@@ -356,7 +356,7 @@ mod tests {
         let mut note = vec![0; header.payload_len as usize];
         std::io::Read::read_exact(&mut theirs, &mut note).unwrap();
         session.join();
-        assert!(session.is_peer_told());
+        assert!(session.is_peer_informed());
         serde_json::from_slice(&note).unwrap()
     }
 

@@ -155,7 +155,7 @@ impl Vm {
         self.runs().map_err(|error| {
             // A guest that arrives corrupted panics, and QEMU ends with it: the console has the
             // reason.
-            error.context(format!("{}; {}", self.process.tail(), self.guest.last_words()))
+            error.context(format!("{}; {}", self.process.tail(), self.guest.remaining_output()))
         })
     }
 

@@ -77,8 +77,8 @@ fn an_unmounted_file_is_mounted_again_and_no_page_is_lost() {
     assert!(!is_mounted());
 }
 
-/// Without a change of mounts being seen the path would be the empty file beneath for as long as
-/// somebody has it open.
+/// Without a change of mounts being seen the path would be the empty file beneath for as long as a
+/// process has it open.
 #[test]
 fn an_open_file_that_is_unmounted_is_mounted_again() {
     use std::os::unix::fs::FileExt;

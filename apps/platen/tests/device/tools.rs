@@ -146,7 +146,7 @@ fails(errno.ENOSPC, h.zero, 512, size - 511)
 fails(errno.EINVAL, h.trim, 512, size)
 fails(errno.EINVAL, h.cache, 512, 0)
 fails(errno.EINVAL, h.pread, 512, 0, 1 << 9)
-# The limit: noise for more memory than there is. What was stored stays.
+# The limit: noise for more memory than there is. Stored pages stay.
 stored = {}
 full = False
 for offset in range(0, 128 << 20, 1 << 20):

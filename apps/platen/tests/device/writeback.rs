@@ -57,7 +57,7 @@ fn written_back_pages_outlive_their_server() {
         );
     };
     compare();
-    // Nobody else may have it.
+    // No other server may have it.
     let mut second = Served::command(served.folder.path(), "other.sock", "other", &options);
     let refused = output(&mut second);
     let said = String::from_utf8_lossy(&refused.stderr);

@@ -137,7 +137,7 @@ fn incompressible_pages_are_raw_and_one_word_pages_are_found() {
         let (encoded, used) = encoder.encode_with(Some(&room), &[7; 4096], &mut out);
         assert!(encoded.codec == Codec::SameFilled && !used);
         assert!(encoder.encode_with(Some(&room), &page(3), &mut out).1);
-        encoder.forget_dictionary();
+        encoder.release_dictionary();
     }
 }
 

@@ -1,4 +1,4 @@
-//! Devices that fail, now and then or for good, and that answer nobody.
+//! Devices that fail, now and then or for good, and that do not answer.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};

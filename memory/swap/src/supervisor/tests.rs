@@ -120,7 +120,7 @@ impl Service for Shell {
     fn go(&self) -> String {
         "there".into()
     }
-    fn said(&mut self, line: &str) {
+    fn handle_line(&mut self, line: &str) {
         self.log.borrow_mut().push(format!("said {line}"));
     }
     fn up(&mut self, replaces: bool, _: u32) -> Option<Command> {

@@ -83,15 +83,15 @@ pub(super) fn says_never(error: &SessionError) -> bool {
 }
 
 #[derive(Default)]
-pub(super) struct LastWords {
+pub(super) struct FinalEvents {
     pub(super) shut: Option<u32>,
     pub(super) main_eof: bool,
 }
 
 /// After the session has ended: lets the bytes that have arrived on the return paths reach the
 /// source QEMU, and returns the events.
-pub(super) fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords {
-    let mut last = LastWords::default();
+pub(super) fn final_events(shared: &Shared, events: &Receiver<Event>) -> FinalEvents {
+    let mut last = FinalEvents::default();
     shared.close_return_paths();
     let deadline = Instant::now() + REASON;
     loop {

@@ -2,9 +2,9 @@
 //! at the wrong moment.
 //!
 //! From the moment the destination QEMU may have the bytes that start its VM, until the source QEMU
-//! has heard of it, a source whose socket closes starts its own VM again: two copies. A relay that
-//! is killed (SIGKILL, out of memory) closes that socket. So a second process with no other work
-//! holds a copy of it meanwhile:
+//! is informed, a source whose socket closes starts its own VM again: two copies. A relay that is
+//! killed (SIGKILL, out of memory) closes that socket. So a second process with no other work holds
+//! a copy of it meanwhile:
 //!
 //! ```text
 //!  relay ── control socket: HOLD + descriptor, RELEASE ──► keeper

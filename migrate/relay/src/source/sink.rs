@@ -82,9 +82,9 @@ impl Sink for SourceSink {
         shared.session.failure().is_none()
     }
 
-    /// In doubt the relay asks (`doubt::hold`), but not if it ends all the same.
+    /// In doubt the relay asks (`doubt::hold`), unless it ends.
     fn may_ask(&self) -> bool {
-        // As in `still_open`: a STILL_OPEN that is sent all the same is visible here.
+        // As in `still_open`: a STILL_OPEN that is sent before that is visible here.
         fence(Ordering::SeqCst);
         let shared = self.shared.get().and_then(Weak::upgrade);
         shared.is_some_and(|shared| {

@@ -317,7 +317,7 @@ fn receiver_notices(receiving: &Receiving, words: &str) {
     }
 }
 
-/// The source in doubt hears that the destination has confirmed, and tells its QEMU.
+/// The source in doubt learns that the destination has confirmed, and informs its QEMU.
 fn confirmed_by_the_answer(rig: Rig) {
     rig.cutter.release();
     assert_eq!(read_exactly(&rig.source, 8), SHUT_OK);

@@ -113,7 +113,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What redis stored.
+/// The result of redis.
 struct Held {
     stored: u64,
     /// Values that could be read back.

@@ -9,7 +9,9 @@ use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Qemu, Signal, Vm, VmSpec, MACHINE_7_2};
 
 use crate::bare::{Settings, LIMIT};
-use crate::stage::{destination_ends, names_the_cause, settles, wait_crossed, Skip, Stage, NOTICE};
+use crate::stage::{
+    destination_ends, names_the_cause, wait_crossed, wait_until_idle, Skip, Stage, NOTICE,
+};
 use crate::Scenario;
 
 /// Longer than the time for which either relay waits for the other, 30 s.
@@ -64,7 +66,7 @@ impl Switchover {
             ensure!(waits, "it does not come to the switchover; {}", migrate.process.tail());
             std::thread::sleep(Duration::from_millis(20));
         }
-        settles(&stage.lab, &mut migrate)?;
+        wait_until_idle(&stage.lab, &mut migrate)?;
         Ok(Self { vm, destination, receive, migrate })
     }
 
@@ -143,7 +145,7 @@ fn before_it_is_confirmed(stage: &mut Stage) -> Result<()> {
     switchover.vm.monitor.wait_migration(&["device"], NOTICE)?;
     // Device state and its description have at least this many bytes, compressed.
     wait_crossed(&stage.lab, crossed + (6 << 10), &mut switchover.migrate)?;
-    settles(&stage.lab, &mut switchover.migrate)?;
+    wait_until_idle(&stage.lab, &mut switchover.migrate)?;
     let begun = swallow(stage)?;
     switchover.destination.process.signal(Signal::CONT)?;
     switchover.destination.assert_running().context("the destination has it all")?;

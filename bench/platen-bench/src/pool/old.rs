@@ -1,4 +1,4 @@
-//! QEMU's threads before the lanes: a model of its `compress` in C, with its locks.
+//! QEMU's threads before the pool: a model of its `compress` in C, with its locks.
 //!
 //! Each thread can have one pending request, under the thread's lock and condition. A finished
 //! thread says so under one lock and condition that all share. The main thread holds that lock
