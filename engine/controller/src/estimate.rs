@@ -177,7 +177,7 @@ impl Estimates {
         let (power, multiple) = self.belief(candidate);
         let relation = &mut self.relations[candidate];
         if relation.is_raw() {
-            // Raw says nothing of the other candidates.
+            // A raw chunk is no evidence about the other candidates.
             relation.seen += weight;
             let gain = weight / (relation.seen + PRIOR_WORTH).min(RELATION_MEMORY);
             relation.power += gain * (seen.size - relation.power);

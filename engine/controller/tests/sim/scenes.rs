@@ -70,7 +70,7 @@ fn until_the_first_delivery_the_initial_setting_applies() {
     }
 }
 
-/// The first looks at a destination that has just begun say nothing of the link.
+/// The first looks at a destination that has just begun are no evidence about the link.
 #[test]
 fn a_destination_that_is_slow_at_first_does_not_make_chunks_go_raw() {
     let auto = Controller::new(Config::new(2));
