@@ -210,7 +210,7 @@ pub(crate) struct SourceOptions {
     /// link is slower than the CPUs. 0 turns differences off; 64G at most [default: 256M or 1/16 of
     /// the available memory, the smaller, with --codec auto; else 0]
     // QEMU's xbzrle-cache-size is 64M. Guests that do not converge over a slow link write to more
-    // than that, and a slot serves one page only; with a named codec nothing tells whether the
+    // than that, and a slot serves one page only; with a named codec nothing shows whether the
     // copies cost more than they save.
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,

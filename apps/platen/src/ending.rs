@@ -68,7 +68,7 @@ impl Ending {
         })
     }
 
-    /// Says that QEMU's migration begins now.
+    /// Records that QEMU's migration begins now.
     pub(crate) fn begin(&mut self) {
         self.begun = Instant::now();
     }
@@ -122,7 +122,7 @@ impl Ending {
             };
             if let Err(error) = done {
                 self.controller.not_done(action);
-                // QEMU hands over at this moment, or has ended: its own status says so.
+                // QEMU hands over at this moment, or has ended: its own status shows which.
                 if self.explain || action == Action::StartPostcopy {
                     note(&format!("{error:#}"));
                 }

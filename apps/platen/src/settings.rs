@@ -78,7 +78,7 @@ impl Before {
         self.tell()
     }
 
-    /// Tells the keeper the former settings. It has to have them before they change.
+    /// Sends the keeper the former settings. It has to have them before they change.
     fn tell(&mut self) -> anyhow::Result<()> {
         self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.tell(&self.former))
     }

@@ -105,7 +105,7 @@ impl Drop for Served {
     }
 }
 
-/// Whether all of these tools are there; says which is not.
+/// Whether all of these tools are installed; prints the missing ones.
 fn have(tools: &[&str]) -> bool {
     tools.iter().all(|tool| {
         let found = Command::new("sh")

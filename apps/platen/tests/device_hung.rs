@@ -111,7 +111,7 @@ fn a_stopped_server_is_replaced_and_its_pages_are_intact() {
     assert!(log.contains("the server hangs: it has been stopped (SIGSTOP)"), "{log}");
 }
 
-/// The kernel has nothing to say against a server that has nothing to do, nor one at work.
+/// The kernel reports no hang of an idle server, nor of a busy one.
 #[test]
 fn an_idle_or_busy_server_is_not_replaced() {
     let served = Served::start();

@@ -49,7 +49,7 @@ impl Served {
         let mut command = Self::command(folder, "kept", "nbd.sock", options);
         let served =
             Self { supervisor: command.stderr(stderr).spawn().unwrap(), folder: folder.to_owned() };
-        // The policy begins when the supervisor has been told that all is ready: a first server
+        // The policy begins when the supervisor has been informed that all is ready: a first server
         // that dies before that has not started.
         wait("the server does not begin", || {
             served.stat().is_some_and(|stat| !stat["policy"].is_null())
@@ -57,7 +57,7 @@ impl Served {
         served
     }
 
-    /// With what it says in a file `log`.
+    /// With its messages in a file `log`.
     fn logged(folder: &Path, options: &[&str]) -> Self {
         let log = fs::File::create(folder.join("log")).unwrap();
         Self::start(folder, options, log.into())
@@ -266,7 +266,7 @@ fn the_swap_helper_continues_when_its_output_has_no_reader() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");
     fs::write(&disk, [0; 4096]).unwrap();
-    // On a file of a page: it fails, and says so. Off when it is not on: there is nothing to do.
+    // On a file of a page: it fails with a message. Off when it is not on: there is nothing to do.
     for (task, code) in [("on", 1), ("off", 0)] {
         for reads in [false, true] {
             let (reader, stderr) = full();

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(240);
 
-/// A platen that runs, and what it says.
+/// A running platen, and its messages.
 struct Platen {
     child: Child,
     lines: Receiver<String>,
@@ -198,7 +198,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_does_not_end_the_process() {
     assert!(!rig.at("relay.json").exists());
 }
 
-/// Said once, and an end: QEMU waits for a channel that cannot be accepted, and would for ever.
+/// One message, then the end: QEMU waits for a channel that cannot be accepted, and would for ever.
 #[test]
 fn a_relay_without_free_descriptors_reports_the_cause_and_ends() {
     let rig = Rig::new("");
@@ -219,7 +219,7 @@ fn a_relay_without_free_descriptors_reports_the_cause_and_ends() {
     drop((source, idle));
 }
 
-/// A lack of descriptors here says nothing about the peer.
+/// A lack of descriptors here is no fault of the peer.
 #[test]
 fn a_relay_with_too_few_descriptors_for_its_links_does_not_blame_the_peer() {
     let rig = Rig::new("");

@@ -1,4 +1,4 @@
-//! Tells whether a mount still exists, from the kernel's list of mounts: proc(5),
+//! Determines whether a mount still exists, from the kernel's list of mounts: proc(5),
 //! `/proc/PID/mountinfo`.
 //!
 //! A system call on the file itself could deadlock: this process answers it.

@@ -23,7 +23,7 @@ use store::{Options, Store};
 /// Only a hang takes longer.
 const LONG: Duration = Duration::from_secs(300);
 
-/// A device whose next write of page 5 says that it has begun, and goes on when it is told to.
+/// A device whose next write of page 5 signals its start, and continues on a signal.
 struct Slow {
     device: Device,
     next: Mutex<Option<(Sender<()>, Receiver<()>)>>,

@@ -1,4 +1,5 @@
-//! A client of a few lines that says what no library would, against a real server and device.
+//! A client of a few lines that sends requests that no library would, against a real server and
+//! device.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +18,7 @@ static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 
 const SIZE: u64 = 16 << 20;
 
-/// A server on a socket of its own, and what it had to say.
+/// A server on a socket of its own, and its messages.
 struct Served {
     server: Arc<Server<Device>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -74,7 +75,7 @@ impl Served {
         self.notices.lock().unwrap().join("\n")
     }
 
-    /// Waits until so many lines were said.
+    /// Waits until so many lines were printed.
     fn wait_for_notice(&self, part: &str) {
         for _ in 0..6000 {
             if self.notices().contains(part) {
@@ -321,7 +322,7 @@ fn invalid_requests_are_answered_or_end_that_connection_alone() {
     assert!(Client { stream, cookie: 0 }.closed());
     served.wait_for_notice("client flags ffffffff");
 
-    // One that asks and never reads; one that says nothing; the fifth is one too many.
+    // One that sends requests and never reads; one that sends nothing; the fifth is one too many.
     let mut deaf = served.simple();
     for _ in 0..64 {
         deaf.send(0, 0, 0, 8 << 20, &[]);

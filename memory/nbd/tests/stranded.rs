@@ -69,12 +69,12 @@ fn clients_that_disconnect_from_a_disk_that_does_not_answer_occupy_no_connection
 
     set_gate(false);
     // More than there are connections: small reads, long ones, a write begun and not ended, one
-    // that says goodbye and one that says nothing more and waits for its answers until it is gone.
+    // that disconnects and one that sends nothing more and waits for its answers until it is gone.
     for round in 0..5 {
         let mut client = client(&path, LONG);
         ask(&mut client, 0, round * 8, PAGE, &[]);
         ask(&mut client, 0, 64, 40 * PAGE, &[]);
-        // One that is in memory is written meanwhile, and that is told.
+        // One that is in memory is written meanwhile, and its reply arrives.
         ask(&mut client, 1, 200 + round, PAGE, &page(500 + round));
         answer(&mut client, 0);
         match round {

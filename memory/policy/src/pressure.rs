@@ -34,7 +34,7 @@ enum Source {
     None,
 }
 
-/// Tells whether memory is short.
+/// Determines whether memory is short.
 #[derive(Debug)]
 pub(crate) struct Gauge {
     source: Source,

@@ -51,7 +51,7 @@ pub struct Trainer {
     /// Codec and level of new writes: only zstd has dictionaries.
     pub settings: codec::Settings,
     /// Asks for a process that trains with this socket. If there is none, the callback drops the
-    /// socket, which tells the policy.
+    /// socket, which the policy detects.
     pub start: Box<dyn FnMut(OwnedFd) + Send>,
     /// The last requested process is no longer needed, and may be ended.
     pub stop: Box<dyn FnMut() + Send>,

@@ -313,8 +313,8 @@ fn new_pages_get_another_dictionary_and_the_same_pages_do_not() {
     assert_eq!(made.asked.load(Ordering::Relaxed), asked);
 }
 
-/// Takes the samples, and says `answer` of this round with these bytes: length, gain and checksum
-/// as they are said.
+/// Receives the samples, and sends `said` of this round with these bytes: length, gain and checksum
+/// as given.
 fn say(mut stream: UnixStream, said: impl FnOnce(u64) -> [u64; 5], bytes: &[u8]) -> io::Result<()> {
     let (question, _, samples) = channel::receive(&mut stream)?;
     assert_eq!(samples.len(), SAMPLES * PAGE);
@@ -435,7 +435,7 @@ fn trainers_that_hang_are_abandoned_and_their_late_answers_ignored() {
         taken > 4096 && taken < SAMPLES * PAGE / 4,
         "{taken} bytes wait for one who takes none"
     );
-    // It takes all and says nothing; or half of something.
+    // It receives everything and answers nothing; or half of an answer.
     for (nth, said) in [(2, 0), (3, 20), (4, ANSWER_LEN), (5, ANSWER_LEN + 200)] {
         let mut stream = made.until_asked(nth);
         let bytes = good.clone();
@@ -488,7 +488,7 @@ fn while_memory_is_short_no_training_starts_and_a_running_one_is_abandoned() {
             let child = thread::spawn(move || {
                 channel::receive(&mut stream).unwrap();
                 flag.store(1, Ordering::Release);
-                // The end of what the server says.
+                // The end of the server's messages.
                 stream.read(&mut [0; 8]).unwrap()
             });
             made.until("samples", |_| heard.load(Ordering::Acquire) == 1);
@@ -664,7 +664,7 @@ proptest! {
         }
     }
 
-    /// Bytes that say they are a dictionary never do more than be refused or used within bounds.
+    /// Bytes with the magic number of a dictionary are refused or used within bounds.
     #[test]
     fn untrained_dictionaries_are_refused_or_bounded(
         at in 8_usize..4000, bytes in prop::collection::vec(any::<u8>(), 1..64), keep in 256_usize..8000,

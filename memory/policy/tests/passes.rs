@@ -22,7 +22,7 @@ fn device(pages: u64, options: Options) -> (Arc<Store>, Device) {
     (store, device)
 }
 
-/// A page that says which version of which page it is; neighbours have much in common.
+/// A page that states its number and version; neighbours have much in common.
 fn page(index: u64, version: u64) -> [u8; PAGE] {
     let mut page = [0; PAGE];
     let mut state = (index / 8) << 20 | version << 8 | 1;

@@ -205,8 +205,8 @@ fn the_thread_writes_back_on_its_own_and_on_request() {
     }
     let before = made.store.stats().bd_count;
     assert_eq!(policy.asked(1), Asked::Unknown);
-    // Three at once, the first of whom leaves nothing for the second: each is told what its own
-    // pass did.
+    // Three at once, the first of which leaves nothing for the second: each answer describes its
+    // own pass.
     let tickets = [What::Huge, What::Huge, What::Idle].map(|what| policy.write_back(what).unwrap());
     assert_eq!(tickets, [1, 2, 3]);
     wait(&policy, &|| matches!(policy.asked(3), Asked::Done(_)));

@@ -191,7 +191,8 @@ impl Store {
     }
 
     /// Whether the machine is short of memory, as a [`Keeper`] last saw it: less than a 16th of it
-    /// plus the reserve is available. `false` without a keeper, and if the kernel does not say.
+    /// plus the reserve is available. `false` without a keeper, and if the kernel does not report
+    /// it.
     pub fn is_short(&self) -> bool {
         self.heap.short.load(Ordering::Relaxed)
     }

@@ -90,7 +90,7 @@ impl Controller {
         self.max
     }
 
-    /// Says that an action of the last step was not done.
+    /// Records that an action of the last step was not done.
     pub fn not_done(&mut self, action: Action) {
         match action {
             Action::StopAt(_) => (self.set, self.limit) = (None, self.former_limit),
@@ -231,7 +231,7 @@ impl Controller {
         }
     }
 
-    /// Measurements from before QEMU applies a throttle say nothing about it.
+    /// Measurements from before QEMU applies a throttle are no evidence about it.
     fn check_throttle(&mut self, sample: &Sample) {
         let (percent, since) = self.throttle;
         let is_over = sample.throttle >= percent || sample.at.saturating_sub(since) >= APPLIED;

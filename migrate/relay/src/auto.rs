@@ -180,7 +180,7 @@ impl Auto {
         Assigned { auto: self.clone(), choice }
     }
 
-    /// Says that the VM has stopped.
+    /// Records that the VM has stopped.
     pub(crate) fn stopped(&self) {
         self.controller.stopped();
     }

@@ -50,7 +50,7 @@ pub enum RelayError {
     /// The session failed; shared by several threads.
     #[error("{0}")]
     Ended(Arc<SessionError>),
-    /// The destination QEMU left bytes unread, and there is no return path to say why.
+    /// The destination QEMU left bytes unread, and there is no return path to give the reason.
     #[error("the destination QEMU closed its migration socket with bytes of the stream unread: it refused the stream or ended (see its log)")]
     Unread,
     /// The source QEMU ended the migration.
@@ -89,7 +89,7 @@ pub enum RelayError {
     /// The destination has the VM, and the source may not know it.
     #[error("the destination QEMU has confirmed and has the VM: leave it running. The source has not been informed ({cause}): if its QEMU is still there, quit that one")]
     Unheard {
-        /// Why the source could not be told.
+        /// The reason why the source could not be informed.
         cause: Arc<SessionError>,
     },
     /// The peer was lost in doubt, answered later, and has not started the VM.

@@ -72,7 +72,7 @@ impl QemuSocket {
         }
     }
 
-    /// Whether the other end, which has closed, had bytes unread. A unix socket says so with the
+    /// Whether the other end, which has closed, had bytes unread. A unix socket shows that by the
     /// end of its bytes; TCP with a reset, which may be under way.
     pub(crate) fn is_reset(&self) -> bool {
         let Self::Tcp(socket) = self else { return false };

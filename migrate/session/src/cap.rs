@@ -94,7 +94,8 @@ impl Cap {
         self.add(self.now(), HANDSHAKE);
     }
 
-    /// At time `now`: counts `bytes`, which are written at once; or says from when on to ask again.
+    /// At time `now`: counts `bytes`, which are written at once; or returns the time at which to
+    /// ask again.
     fn take(&self, now: u64, bytes: u64) -> Result<(), u64> {
         let taken = self.taken.load(Ordering::Relaxed);
         if taken > now {

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 /// No such byte has been written yet.
 const OPEN: u8 = 0;
-/// Some may have been written: an ABORT says so.
+/// Some may have been written: an ABORT states that.
 const PASSED: u8 = 1;
-/// None was written and none will be: the peer may have been told so, or QEMU has ended.
+/// None was written and none will be: the peer may have been informed, or QEMU has ended.
 const CLOSED: u8 = 2;
 
 /// Either passed or closed, never both: one exchange decides.

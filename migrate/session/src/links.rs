@@ -226,7 +226,7 @@ impl Links {
     /// was received.
     pub(crate) fn note_progress(&self, link: &LinkState) -> Option<Duration> {
         let mut table = lock(&self.table);
-        // Progress of a link that has been lost since says nothing of the links after it.
+        // Progress of a link that has been lost since is no evidence about the links after it.
         table.links().find(|there| there.id == link.id)?;
         let outage = table.outage.take()?;
         let back = outage.back.unwrap_or_else(Instant::now);

@@ -318,8 +318,8 @@ impl Session {
         self.close_commit()
     }
 
-    /// Ends the session early: wakes every waiting thread, and tells the peer if possible. Only the
-    /// first error counts.
+    /// Ends the session early: wakes every waiting thread, and informs the peer if possible. Only
+    /// the first error counts.
     pub fn fail(&self, error: SessionError) {
         let error = Arc::new(error);
         if self.failure.set(error.clone()).is_err() {

@@ -139,7 +139,7 @@ impl Vm {
         self.folder.join(format!("{}.in", self.name))
     }
 
-    /// Tells a waiting QEMU where to listen.
+    /// Sends a waiting QEMU the address to listen on.
     ///
     /// # Errors
     /// As [`Monitor::execute`].

@@ -21,7 +21,7 @@ fn patient() -> EngineOptions {
     EngineOptions { deadline: Duration::from_secs(1), ..options() }
 }
 
-/// Keeps `window` pieces in flight until `enough` says so, or calls it a hang.
+/// Keeps `window` pieces in flight until `enough` returns true, or fails as hung.
 fn stream(engine: &mut Engine, window: usize, mut enough: impl FnMut(&Engine) -> bool) {
     let start = Instant::now();
     let mut tag = 0_u64;

@@ -96,7 +96,7 @@ fn with_a_trainer_that_hangs() -> Option<(tempfile::TempDir, Served, Vec<u8>, Pi
         fs::write(served.path("image"), &image).unwrap();
         run(Command::new("nbdcopy").arg(served.path("image")).arg(served.uri()));
         let start = Instant::now();
-        // While memory is short none is begun, and that is said.
+        // While memory is short no training starts, and a message reports that.
         while served.stat()["policy"]["dictionary_pressed"].as_u64().unwrap_or(0) == 0 {
             assert!(start.elapsed() < Duration::from_secs(60), "{}", served.stat());
             std::thread::sleep(Duration::from_millis(20));

@@ -54,7 +54,7 @@ fn nbdcopy_gets_back_what_it_put_in() {
         run(Command::new("nbdcopy").arg(served.uri()).arg(&copy));
         image.resize(256 * MIB, 0);
         assert!(fs::read(&copy).unwrap() == image, "{codec}: another content");
-        // Every extent that is said to be zero is, and what is said to be a hole takes no memory.
+        // Every extent reported as zero is zero, and one reported as a hole takes no memory.
         let map: serde_json::Value = serde_json::from_str(&run(Command::new("nbdinfo").args([
             "--map",
             "--json",
@@ -203,7 +203,7 @@ fn qemu_reads_what_it_wrote_and_compares_equal() {
         .iter()
         .flat_map(|command| ["-c", command]),
     ));
-    // qemu-io says so, and goes on.
+    // qemu-io reports it, and continues.
     assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
     let plain = served.path("plain");
     let mut image = image(64 * MIB);

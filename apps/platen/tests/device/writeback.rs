@@ -46,7 +46,7 @@ fn written_back_pages_outlive_their_server() {
     );
     assert_eq!(before["mm_stat"]["huge_pages"], 0);
     assert_eq!(before["backing"]["bd_written_today"], huge);
-    // As the supervisor has opened it, which says so where there is no direct I/O.
+    // As the supervisor has opened it, which prints a message where there is no direct I/O.
     let direct = !served.log().contains("no direct I/O");
     assert_eq!(before["backing"]["direct"], direct);
     let compare = || {
@@ -71,7 +71,8 @@ fn written_back_pages_outlive_their_server() {
     assert_eq!(served.stat()["backing"]["bd_written_today"], huge);
     compare();
     assert!(served.stat()["bd_stat"]["bd_reads"].as_u64().unwrap() >= huge);
-    // It gets shorter, and the server is replaced: that is said, and what is in memory is there.
+    // It gets shorter, and the server is replaced: a message reports it, and pages in memory are
+    // intact.
     fs::File::options().write(true).open(&backing).unwrap().set_len(40960).unwrap();
     fs::remove_file(&policy).unwrap();
     replace(&served, 3);

@@ -1,5 +1,5 @@
-//! The check of the precautions: what the kernel says of running processes, and not what they
-//! intended.
+//! The check of the precautions: the state of running processes as the kernel reports it, and not
+//! their intentions.
 //!
 //! Everything is read from `/proc`, `/sys` and the kernel's log, so that one process can check any
 //! other. A precaution that cannot be read there is [unseen](State::Unseen), not met.

@@ -109,8 +109,8 @@ impl Destination {
         self.shared.begun.load(Ordering::Acquire)
     }
 
-    /// Whether the session ended without the source being told, or by a source that was in doubt:
-    /// it may still ask.
+    /// Whether the session ended without the source being informed, or by a source that was in
+    /// doubt: it may still ask.
     pub(crate) fn was_lost(&self) -> bool {
         let asks = |error: &SessionError| {
             matches!(

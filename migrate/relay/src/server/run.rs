@@ -165,8 +165,8 @@ impl Server {
             let stopped = self.stops.load(Ordering::Acquire) > 0;
             if stopped || is_over() {
                 self.closing.store(true, Ordering::Release);
-                // The sessions' own threads close QEMU's sockets and tell the peer. Repeated, since
-                // a last hello may still open a session.
+                // The sessions' own threads close QEMU's sockets and inform the peer. Repeated,
+                // since a last hello may still open a session.
                 if self.lock_sessions().is_empty() && (stopped || !self.may_be_asked()) {
                     return;
                 }

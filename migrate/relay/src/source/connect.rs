@@ -39,7 +39,7 @@ impl Source {
     /// relay waits for the peer ([`SourceConfig::connect_timeout`]).
     ///
     /// # Errors
-    /// As for `connect`. The peer was told, so that its target is free at once.
+    /// As for `connect`. The peer was informed, so that its target is free at once.
     pub fn connect_with(
         config: &SourceConfig,
         accelerator: Option<&Arc<qat::Qat>>,

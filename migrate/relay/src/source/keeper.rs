@@ -89,7 +89,7 @@ impl Keeper {
         self.send(&message, &mut control)
     }
 
-    /// Says that the source may see its socket close again.
+    /// Announces that the source may see its socket close again.
     pub(super) fn release(&self) {
         let mut message = [0; MESSAGE];
         message[0] = RELEASE;

@@ -67,7 +67,8 @@ impl Sink for SourceSink {
     fn still_open(&self, stream: u16) -> bool {
         let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return false };
         let open = shared.stream(stream).is_some_and(|stream| is_open(stream.socket()));
-        // Without a return path the source closes when it has written all bytes, and EOF says so.
+        // Without a return path the source closes when it has written all bytes, and EOF shows
+        // that.
         if !open && shared.return_path.load(Ordering::Acquire) {
             self.tell(Event::SourceEof { is_main: true });
             return false;

@@ -368,7 +368,7 @@ fn a_packaged_state_that_was_never_sent_is_not_reported_as_a_pause() {
         main.packaged(&[7; 7000]).raw(&PING);
         main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
         (&source).write_all(&main.take()).unwrap();
-        // The receiver gives up, and says so once it can be reached again.
+        // The receiver gives up, and reports that once it can be reached again.
         rig.receiving.result().unwrap_err();
         assert_eq!(read_rest(&destination), b"", "what starts the VM was delivered");
         rig.cutter.release();

@@ -308,7 +308,7 @@ fn a_source_in_doubt_learns_that_its_peer_committed_without_confirmation() {
     });
 }
 
-/// Waits until the receiver has said this.
+/// Waits until the receiver has printed this.
 fn receiver_notices(receiving: &Receiving, words: &str) {
     let until = Instant::now() + WATCHDOG;
     while !receiving.host.notices.lock().unwrap().join("\n").contains(words) {

@@ -17,7 +17,7 @@ use crate::Scenario;
 /// Longer than the time for which either relay waits for the other, 30 s.
 const AWAY: Duration = Duration::from_secs(40);
 
-/// The source relay says so when it is in doubt.
+/// The source relay prints a message when it is in doubt.
 const IN_DOUBT: &str = "the peer was lost after the end of the stream may have reached";
 
 /// Either end notices a silent link after 3 s. A machine that is too slow to send the end of the
@@ -120,7 +120,7 @@ fn swallow(stage: &Stage) -> Result<Instant> {
 }
 
 /// The end of the stream and the STILL_OPEN behind it are lost: the destination has nothing that it
-/// could start, and says so when it is asked. False when the source was never in doubt.
+/// could start, and answers that when it is asked. False when the source was never in doubt.
 fn before_it_arrives(stage: &mut Stage) -> Result<bool> {
     let mut switchover = Switchover::reach(stage)?;
     let begun = swallow(stage)?;

@@ -12,7 +12,7 @@ pub(super) struct ServersHeap(Option<(OwnedFd, Heap)>);
 impl ServersHeap {
     /// Reserves addresses. Call it before memory is locked and before there are threads.
     ///
-    /// A server that cannot use the file has a heap of its own, and says so.
+    /// A server that cannot use the file has a heap of its own, and prints a message.
     pub(super) fn reserve(inherited: &Inherited, bytes: usize) -> Self {
         let reserve = |number| {
             let file = descriptor(number)?;
