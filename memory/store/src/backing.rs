@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  block 0   header: magic, version, block size, blocks, the store's id, generation, checksum
-//!  block 1.. a page as it is, or a directory and objects (`writeback.rs`)
+//!  block 1.. a page as it is, or a directory and objects (`batch.rs`)
 //! ```
 //!
 //! The header says whose device it is and nothing about the blocks: their contents are described in

@@ -3,7 +3,7 @@
 //! Ownership rule: a block without references belongs to the thread that holds the writer's lock,
 //! which alone may *take* it. The writer has a reference while it writes the block. Then each entry
 //! that names the block has one, from before the entry is published until the thread that removed
-//! the entry *leaves* the block. Readers have no reference: see `writeback.rs`.
+//! the entry *drops* the block. Readers have no reference: see `writeback.rs`.
 #![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name it"))]
 
 use crate::sync::{strong, AtomicU32, AtomicU8, Ordering, Site};

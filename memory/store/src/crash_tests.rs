@@ -17,9 +17,11 @@ use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{waitpid, Pid, WaitOptions};
 
 use crate::backing::format_backing;
+use crate::batch::{Added, Batch};
 use crate::dictionary::MAX_DICTIONARY;
-use crate::disk::{Block, Disk, FileDisk};
-use crate::group::{GroupBuffer, Seen};
+use crate::disk::{Block, Disk};
+use crate::file_disk::FileDisk;
+use crate::group_buffer::{GroupBuffer, Seen};
 use crate::inject;
 use crate::layout::DICTIONARIES;
 use crate::modify::{Change, ModifyError};
@@ -31,7 +33,7 @@ use crate::store::Store;
 use crate::superblock;
 use crate::sync::Ordering;
 use crate::worker::Worker;
-use crate::writeback::{Added, BackBuffer, Batch};
+use crate::writeback::BackBuffer;
 
 const PAGES: u64 = 300;
 
