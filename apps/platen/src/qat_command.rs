@@ -1,6 +1,6 @@
 //! `platen qat`, and the QAT device for a migration.
 
-use crate::args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs};
+use crate::qat_args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs};
 use crate::qat_status;
 use crate::say::say;
 use anyhow::{bail, ensure, Context};
