@@ -49,7 +49,7 @@ pub struct Counters {
 
 impl Counters {
     /// All pages submitted or passed by: QEMU's target page count.
-    pub fn target_pages(&self) -> u64 {
+    pub(crate) fn target_pages(&self) -> u64 {
         self.pages + self.busy_pages + self.passed_by
     }
 

@@ -156,7 +156,7 @@ impl QemuAddress {
     ///
     /// # Errors
     /// The path names a file, a directory, ... .
-    pub fn check_target(&self) -> Result<(), RelayError> {
+    pub(crate) fn check_target(&self) -> Result<(), RelayError> {
         match self {
             Self::Unix(address) => address.check_target(),
             Self::Tcp(_) => Ok(()),

@@ -69,7 +69,7 @@ impl ReturnPath {
     }
 
     /// Whether the bytes so far end with a whole message, so that another message may follow.
-    pub fn is_between_messages(&self) -> bool {
+    pub(crate) fn is_between_messages(&self) -> bool {
         self.state == State::Frame && self.gathered.is_empty()
     }
 

@@ -66,7 +66,7 @@ impl UnixAddress {
     ///
     /// # Errors
     /// The path names a file, a directory, ... .
-    pub fn check_target(&self) -> Result<(), RelayError> {
+    pub(crate) fn check_target(&self) -> Result<(), RelayError> {
         match fs::metadata(&self.0) {
             Ok(found) if !found.file_type().is_socket() => {
                 Err(RelayError::NotASocket { address: self.to_string() })

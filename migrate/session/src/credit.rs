@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Sequenced frames of one stream and direction that may be in flight (W13; less than W11's
 /// window).
-pub const MAX_FRAMES_IN_FLIGHT: usize = 512;
+pub(crate) const MAX_FRAMES_IN_FLIGHT: usize = 512;
 /// The least to read from QEMU at once: with smaller chunks the headers cost too much.
 const LEAST_CHUNK: u64 = 64 << 10;
 

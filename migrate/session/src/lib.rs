@@ -65,7 +65,7 @@ mod transport;
 mod unacked;
 mod writer;
 
-pub use credit::{Credits, Grants, Permit, MAX_FRAMES_IN_FLIGHT};
+pub use credit::{Credits, Grants, Permit};
 pub use dial::dial;
 pub use error::SessionError;
 pub use frame::{AckEntry, Header, FLAG_PACKED, HEADER_BYTES, MAX_FREE_PAYLOAD, MAX_STREAMS};
