@@ -1,4 +1,4 @@
-//! Operations on a store against a map: in any order, a page holds what was last stored, also with
+//! Operations on a store against a map: in any order, a page holds the bytes stored last, also with
 //! dictionaries and a backing device.
 //!
 //! Input: one byte for the memory limit, then operations of four bytes: operation, page, and two

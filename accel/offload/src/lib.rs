@@ -135,11 +135,11 @@ impl<C: Carry> Offload<C> {
     /// Whether another unit can be started. Without a device one unit at a time: more units in
     /// flight only help with a device.
     pub fn has_room(&self) -> bool {
-        !self.free.is_empty() && (self.engine.on_device() || self.kept() == 0)
+        !self.free.is_empty() && (self.engine.on_device() || self.in_flight() == 0)
     }
 
     /// Units started and not returned.
-    pub fn kept(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         self.units.len() - self.free.len()
     }
 
@@ -184,7 +184,7 @@ impl<C: Carry> Offload<C> {
     /// If there is no room, or the carry has no input.
     pub fn decompress(&mut self, carry: C, plain_len: usize) -> Result<(), C> {
         let number = *self.free.last().expect("the caller asks has_room first");
-        if self.kept() == 0 && !self.engine.on_device() {
+        if self.in_flight() == 0 && !self.engine.on_device() {
             // The caller does not poll while nothing is in flight, so let the engine check here
             // whether its device is back.
             self.engine.poll(|_, _| {});

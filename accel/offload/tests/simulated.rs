@@ -31,7 +31,7 @@ impl Carry for Job {
 }
 
 #[test]
-fn every_unit_comes_back_once_and_right_whatever_the_device_does() {
+fn every_unit_is_returned_once_and_correct_whatever_the_device_does() {
     let sim = Sim::turn();
     for fault in &FAULTS {
         for compress in [true, false] {
@@ -108,7 +108,7 @@ fn work(
     let mut written = vec![0; UNIT * 2];
     let mut seen = [0; UNITS];
     let (mut next, mut declined, start) = (0, 0, Instant::now());
-    while next < UNITS || offload.kept() > 0 {
+    while next < UNITS || offload.in_flight() > 0 {
         assert!(start.elapsed() < sim::HANG, "{seen:?}: {:#?}", offload.engine().counters());
         if next == UNITS / 2 {
             // As in the driver's matrix: the device may have done all of it before its event
@@ -196,7 +196,7 @@ fn a_receiver_uses_the_device_again_after_a_reset() {
     let mut step = || {
         let job = Job { number: 0, input: payload.clone() };
         let taken = offload.decompress(job, UNIT).is_ok();
-        while offload.kept() > 0 {
+        while offload.in_flight() > 0 {
             offload.poll(true, &mut |_, done| match done {
                 Done::Plain(bytes) => assert!(bytes == plain),
                 other => panic!("{other:?}"),

@@ -65,13 +65,13 @@ fn decode(payload: &[u8], plain: &[u8]) -> Result<(), String> {
 }
 
 #[test]
-fn units_come_back_once_and_decode_to_their_input() {
+fn each_unit_is_returned_once_and_decodes_to_its_input() {
     let inputs = inputs();
     let mut offload = offload(3);
     let mut seen = vec![0; inputs.len() * 2];
     let mut payload = vec![0; MAX + MAX / 4];
     let mut next = 0;
-    while next < seen.len() || offload.kept() > 0 {
+    while next < seen.len() || offload.in_flight() > 0 {
         if next < seen.len() && offload.has_room() {
             let input = &inputs[next / 2];
             // In the caller's own memory, and in the buffer.
@@ -82,7 +82,11 @@ fn units_come_back_once_and_decode_to_their_input() {
                 offload.compress(Job { number: next, own: None }, input.len());
             }
             next += 1;
-            assert_eq!(offload.kept(), 1, "without a device units wait for those that have one");
+            assert_eq!(
+                offload.in_flight(),
+                1,
+                "without a device units wait for those that have one"
+            );
         }
         offload.poll(true, &mut |job, done| {
             let Done::Streams(streams) = done else { panic!("unit {} is not streams", job.number) };
@@ -104,9 +108,9 @@ fn units_come_back_once_and_decode_to_their_input() {
 }
 
 #[test]
-fn without_a_device_decompression_is_left_to_the_caller() {
+fn without_a_device_the_caller_decompresses() {
     let mut offload = offload(1);
     let job = Job { number: 0, own: Some(vec![0; 100]) };
     assert!(offload.decompress(job, 4096).is_err());
-    assert_eq!((offload.kept(), offload.has_room()), (0, true));
+    assert_eq!((offload.in_flight(), offload.has_room()), (0, true));
 }

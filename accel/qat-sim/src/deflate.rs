@@ -78,7 +78,7 @@ impl Slices {
         if fits {
             let smaller = if naked { input.len() } else { stored_len(input.len()) };
             // At equal size too: libdeflate may have made stored blocks itself, and the results
-            // must say so.
+            // must state that.
             if !((stored || naked) && smaller <= out.len()) {
                 return match self.verify(input, out) {
                     true => Ok(Done { consumed: input.len(), flag: false }),

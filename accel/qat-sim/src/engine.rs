@@ -61,7 +61,7 @@ pub(crate) fn run(machine: &Machine, seed: u64) {
             machine.doorbell.park(longest, || !machine.has_work());
         }
     }
-    machine.clocks.leave(clock, machine.tallies);
+    machine.clocks.remove(clock, machine.tallies);
 }
 
 struct Worker<'a> {

@@ -226,14 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn at_holds_for_so_many_submissions() {
+    fn at_affects_the_stated_number_of_submissions() {
         let faults = faults("at 2 error -9 2");
         let (none, error) = (Effect::None, Effect::Error(-9));
         assert_eq!(effects(&faults, 5), [none, error, error, none, none]);
     }
 
     #[test]
-    fn every_comes_back() {
+    fn every_affects_each_nth_submission() {
         let faults = faults("every 3 flip");
         let (none, flip) = (Effect::None, Effect::Flip);
         assert_eq!(effects(&faults, 7), [none, none, flip, none, none, flip, none]);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_effect_given_back_comes_later() {
+    fn an_effect_given_back_affects_the_next_submission() {
         let faults = faults("at 1 crc");
         let Verdict::Accept { effect: Effect::Crc, rule } = submit(&faults, 0, Direction::Compress)
         else {

@@ -235,7 +235,7 @@ impl Script {
     }
 
     /// Whether it has directives that need a stopped device.
-    pub fn has_setup(&self) -> bool {
+    pub(crate) fn has_setup(&self) -> bool {
         !self.setup.is_empty()
     }
 

@@ -58,7 +58,7 @@ impl Clocks {
         clock
     }
 
-    pub(crate) fn leave(&self, clock: libc::clockid_t, tallies: &Tallies) {
+    pub(crate) fn remove(&self, clock: libc::clockid_t, tallies: &Tallies) {
         let mut clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         clocks.retain(|other| *other != clock);
         add(&tallies.device_cpu_ns, clock_ns(clock));

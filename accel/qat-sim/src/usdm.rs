@@ -78,11 +78,6 @@ impl Usdm {
         heap.limit = limit.map(|limit| limit + heap.used);
     }
 
-    /// Whether it was configured before.
-    pub fn is_configured(&self) -> bool {
-        self.heap.read().unwrap_or_else(PoisonError::into_inner).mode.is_some()
-    }
-
     /// `qaeMemAllocNUMA`: null if the sizes are out of bounds or the memory is exhausted.
     pub fn allocate(&self, bytes: usize, align: usize) -> *mut c_void {
         if bytes == 0 || bytes > MAX_BYTES || !align.is_power_of_two() || align > MAX_ALIGN {

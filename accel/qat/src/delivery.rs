@@ -228,7 +228,7 @@ mod tests {
 
     /// A model of the queue: the pieces in order, with their places.
     #[test]
-    fn withdrawn_jobs_wait_for_nobody_and_the_queue_never_grows() {
+    fn withdrawn_jobs_do_not_wait_and_the_queue_never_grows() {
         const PIECES: usize = 40;
         let mut delivery = Delivery::new(Software::new(1, 4096), PIECES);
         let room = delivery.queue.capacity();

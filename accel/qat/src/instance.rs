@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_that_is_not_given_back_is_not_waited_for_without_end() {
+    fn a_wait_for_a_turn_that_is_not_given_back_ends() {
         let turn = Turn::default();
         assert!(turn.take_within(Duration::ZERO));
         assert!(!turn.take_within(Duration::from_millis(20)) && !turn.try_take());

@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_is_named_with_the_package_that_has_it() {
+    fn a_missing_library_is_reported_with_its_package() {
         let folder = tempfile::tempdir().unwrap();
         let error = Libraries::load(&Location::Folder(folder.path().to_owned())).unwrap_err();
         let text = error.to_string();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_the_functions_is_refused_by_the_function() {
+    fn a_library_that_lacks_a_function_is_refused_with_its_name() {
         // The C library exists on every host and has none of them.
         let libc = PathBuf::from("libc.so.6");
         let error =

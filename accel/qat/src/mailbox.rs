@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_owner_gets_nothing_of_the_last_one() {
+    fn a_new_owner_gets_no_result_of_the_last_one() {
         let (mailbox, ordinal) = mailbox(1005);
         let [came, late] = [1, 2].map(|slot| mailbox.expect(ordinal, slot));
         on_completion(came, 0);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_nobody_gave_out_are_ignored() {
+    fn unissued_tags_are_ignored() {
         for tag in [0, usize::MAX, 0xffff, 1003 << 16, (7 << 32) | (1003 << 16) | 511] {
             on_completion(std::ptr::without_provenance_mut(tag), 0);
             on_event(std::ptr::null_mut(), std::ptr::without_provenance_mut(tag), 2);

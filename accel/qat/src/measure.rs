@@ -168,7 +168,7 @@ mod tests {
     use crate::EngineOptions;
 
     #[test]
-    fn every_page_is_counted_also_when_time_runs_out() {
+    fn every_page_is_counted_when_time_runs_out() {
         let options = EngineOptions { max_plain: PAGE, ..EngineOptions::default() };
         let mut engine = Engine::new(None, options);
         let pages = vec![7; 3 * PAGE];

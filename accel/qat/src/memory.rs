@@ -27,7 +27,7 @@ impl Pinned {
         // SAFETY: no preconditions; at most 150 KiB is ever requested, far below the 64 MiB limit.
         let start = unsafe { (api.mem_alloc)(len, node, ALIGN) };
         let start = NonNull::new(start.cast::<u8>())?;
-        // SAFETY: the allocation is `len` bytes and nobody else has it yet.
+        // SAFETY: the allocation is `len` bytes and no other code has it yet.
         unsafe { start.as_ptr().write_bytes(0, len) };
         Some(Self { api, start, len })
     }

@@ -3,6 +3,7 @@
 use crate::auto::explainer;
 use crate::cpus::{cores, Cpus};
 use crate::ending_options::EndingOptions;
+use crate::qat_args::{Accelerator, QatLibraries};
 use crate::rate::Rate;
 use crate::size::Size;
 use anyhow::bail;
@@ -15,7 +16,7 @@ use std::str::FromStr;
 
 /// Seconds to wait for a lost peer: a switch that restarts a port, or a spanning tree that
 /// converges, takes up to 30 s.
-const RESUME: u64 = 30;
+pub(crate) const RESUME: u64 = 30;
 
 /// QEMU's on and off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -38,7 +39,7 @@ fn available_memory() -> Option<u64> {
 }
 
 /// A size of a delta cache.
-fn delta_cache_size(text: &str) -> Result<Size, String> {
+pub(crate) fn delta_cache_size(text: &str) -> Result<Size, String> {
     /// Guests of 64 GiB; the cache's table takes 1/512 of this.
     const MOST: u64 = 64 << 30;
     let size: Size = text.parse()?;
@@ -84,30 +85,6 @@ impl Channels {
             Self::Auto => 0,
             Self::Count(count) => count,
         }
-    }
-}
-
-/// `[NAME=]unix:PATH`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Named {
-    pub(crate) name: Option<String>,
-    pub(crate) address: UnixAddress,
-}
-
-impl FromStr for Named {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, address) = match text.split_once('=') {
-            Some((name, address)) if !name.starts_with("unix:") => {
-                (Some(name.to_string()), address)
-            }
-            _ => (None, text),
-        };
-        if name.as_deref() == Some("") {
-            return Err(format!("the name in '{text}' is empty"));
-        }
-        Ok(Self { name, address: address.parse()? })
     }
 }
 
@@ -210,7 +187,7 @@ pub(crate) struct SourceOptions {
     /// link is slower than the CPUs. 0 turns differences off; 64G at most [default: 256M or 1/16 of
     /// the available memory, the smaller, with --codec auto; else 0]
     // QEMU's xbzrle-cache-size is 64M. Guests that do not converge over a slow link write to more
-    // than that, and a slot serves one page only; with a named codec nothing tells whether the
+    // than that, and a slot serves one page only; with a named codec nothing shows whether the
     // copies cost more than they save.
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
@@ -326,83 +303,6 @@ impl fmt::Display for CodecChoice {
     }
 }
 
-/// Compressor, or decompressor, of codec qatzip.
-#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Accelerator {
-    /// A QAT device, by libqat, if the host has one; else software.
-    Auto,
-    /// A QAT device, by libqat; without one the command fails before it touches the VM.
-    Qat,
-    /// Software.
-    None,
-}
-
-impl Accelerator {
-    /// The name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Qat => "qat",
-            Self::None => "none",
-        }
-    }
-}
-
-/// Places of the QAT libraries.
-#[derive(Args, Debug)]
-pub(crate) struct QatLibraries {
-    /// Folder of libqat.so.4 and libusdm.so.0 [default: the dynamic linker's search path]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) qat_libraries: Option<PathBuf>,
-}
-
-/// Arguments of `platen qat`.
-#[derive(Args, Debug)]
-pub(crate) struct QatArgs {
-    #[command(subcommand)]
-    pub(crate) command: QatCommand,
-}
-
-/// The commands of `platen qat`.
-#[derive(clap::Subcommand, Debug)]
-pub(crate) enum QatCommand {
-    /// Show the QAT devices, libraries and instances of this host, and what a device still needs
-    Status(StatusArgs),
-    /// Run a command on a simulated QAT device
-    Sim(SimArgs),
-}
-
-/// Arguments of `platen qat status`.
-#[derive(Args, Debug)]
-pub(crate) struct StatusArgs {
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Do not start the device. The status then lists no instances
-    #[arg(long)]
-    pub(crate) no_start: bool,
-    #[command(flatten)]
-    pub(crate) libraries: QatLibraries,
-}
-
-/// Arguments of `platen qat sim`.
-#[derive(Args, Debug)]
-pub(crate) struct SimArgs {
-    /// Script with the device's properties and its faults (accel/qat-sim/SCRIPT.md)
-    #[arg(long, value_name = "FILE")]
-    pub(crate) script: Option<PathBuf>,
-    /// Write the device's counters to this file as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) report: Option<PathBuf>,
-    /// Folder of the simulated libqat.so.4 and libusdm.so.0 [default: the folder of the platen
-    /// program]
-    #[arg(long = "libraries", value_name = "DIR")]
-    pub(crate) simulated: Option<PathBuf>,
-    /// Command to run, with its arguments
-    #[arg(last = true, required = true)]
-    pub(crate) command: Vec<std::ffi::OsString>,
-}
-
 /// Arguments of `platen migrate`.
 #[derive(Args, Debug)]
 pub(crate) struct MigrateArgs {
@@ -436,124 +336,13 @@ pub(crate) struct RelayArgs {
     pub(crate) connect: ConnectOptions,
 }
 
-/// Arguments of `platen receive`.
-#[derive(Args, Debug)]
-pub(crate) struct ReceiveArgs {
-    /// Address to listen on
-    #[arg(long, value_name = "HOST:PORT")]
-    pub(crate) listen: String,
-    /// Socket on which the destination QEMU listens; required without --allow. Repeat the option,
-    /// with names, for several VMs
-    #[arg(long, required_unless_present = "allow", value_name = "[NAME=]unix:PATH")]
-    pub(crate) deliver: Vec<Named>,
-    /// Socket for the VM of this name; its QEMU may start later. Repeatable
-    #[arg(long, value_name = "NAME=unix:PATH", value_parser = with_name)]
-    pub(crate) allow: Vec<Named>,
-    /// Monitor socket of the destination QEMU of that name: platen sets the migration's parameters
-    /// and runs migrate-incoming. Start QEMU with -incoming defer. Repeatable
-    #[arg(long, value_name = "[NAME=]unix:PATH")]
-    pub(crate) qmp: Vec<Named>,
-    /// Exit after one migration; the exit status is 0 if it succeeded
-    #[arg(long)]
-    pub(crate) once: bool,
-    /// Number of decompression threads, 1 to 255 [default: the number of CPUs, at most 8]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
-    pub(crate) decompress_threads: Option<u16>,
-    /// Decompressor for codec qatzip
-    // Not auto: a daemon would hold instances that a sender on this host may want, to save little.
-    // libdeflate decodes a gigabyte a second on a core.
-    #[arg(long, value_enum, default_value = "none")]
-    pub(crate) accelerator: Accelerator,
-    #[command(flatten)]
-    pub(crate) qat: QatLibraries,
-    /// CPUs on which the relay may run, in the kernel's list format, for example 0-3,8 [default:
-    /// the CPUs of the calling process]
-    #[arg(long, value_name = "LIST")]
-    pub(crate) cpus: Option<Cpus>,
-    /// Largest memory that one migration may use here for copies of sent pages (--delta-cache of
-    /// `platen migrate`); 0 refuses it, 64G at most [default: 256M or 1/16 of the memory that is
-    /// available at the start, the smaller]
-    #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
-    pub(crate) delta_cache: Option<Size>,
-    /// Page size of the guests in bytes: 4096, 16384 or 65536. Both ends need the same
-    #[arg(long, default_value = "4096", value_parser = page_size)]
-    pub(crate) page_size: u32,
-    /// Accept only sources with a certificate for this name. Repeatable [default: every certificate
-    /// that a trusted CA has signed]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) peer_name: Vec<String>,
-    /// Seconds to wait for a source after every link to it is lost, 0 to 3600. With 0 the first
-    /// lost link ends its migration
-    #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub(crate) resume_timeout: u64,
-    #[command(flatten)]
-    pub(crate) tls: TlsOptions,
-    /// Write the report of each migration to this file, one line of JSON each
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-}
-
-impl ReceiveArgs {
-    /// The most bytes of delta cache to grant.
-    pub(crate) fn delta_cache(&self) -> u64 {
-        self.delta_cache.map_or_else(delta_cache_default, |size| size.0)
-    }
-
-    /// Checks that the targets' names are consistent.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
-        let targets: Vec<_> = self.targets().collect();
-        for (at, target) in targets.iter().enumerate() {
-            if targets[..at].iter().any(|earlier| earlier.name == target.name) {
-                bail!(
-                    "--deliver or --allow is given twice for {}: name them, NAME=unix:PATH",
-                    shown(&target.name)
-                );
-            }
-        }
-        for monitor in &self.qmp {
-            if !targets.iter().any(|target| target.name == monitor.name) {
-                bail!(
-                    "--qmp is given for {}, but no --deliver or --allow of that name",
-                    shown(&monitor.name)
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// All targets.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = &Named> {
-        self.deliver.iter().chain(&self.allow)
-    }
-
-    pub(crate) fn threads(&self) -> usize {
-        self.decompress_threads.map_or_else(default_threads, usize::from)
-    }
-}
-
-/// A target, which must have a name.
-fn with_name(text: &str) -> Result<Named, String> {
-    let named: Named = text.parse()?;
-    match named.name {
-        Some(_) => Ok(named),
-        None => Err(format!("'{text}' does not say which VM: NAME=unix:PATH")),
-    }
-}
-
-pub(crate) fn shown(name: &Option<String>) -> String {
-    name.as_ref().map_or("the unnamed target".into(), |name| {
-        // The text comes from another host: it must not write control characters to a terminal.
-        format!("target '{}'", name.escape_debug())
-    })
-}
-
 /// The number of CPUs, at most 8: 8 threads fill a 25 Gbit/s link with zstd 1, and the host has
 /// other work.
 pub(crate) fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(8)
 }
 
-fn page_size(text: &str) -> Result<u32, String> {
+pub(crate) fn page_size(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(size @ (4096 | 16384 | 65536)) => Ok(size),
         _ => Err(format!("'{text}' is not a page size: 4096, 16384 or 65536")),
@@ -572,21 +361,6 @@ pub(crate) struct ConnectOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn targets_may_have_names() {
-        let named: Named = "vm1=unix:/run/a".parse().unwrap();
-        assert_eq!(
-            (named.name.as_deref(), named.address.to_string().as_str()),
-            (Some("vm1"), "unix:/run/a")
-        );
-        let odd: Named = "unix:/run/a=b".parse().unwrap();
-        assert_eq!((odd.name, odd.address.to_string().as_str()), (None, "unix:/run/a=b"));
-        assert!(with_name("vm1=unix:/run/a").is_ok());
-        assert!(with_name("unix:/run/a").unwrap_err().contains("which VM"));
-        assert!("=unix:/x".parse::<Named>().is_err());
-        assert!("vm1=/x".parse::<Named>().is_err());
-    }
 
     #[test]
     fn channels_are_auto_or_a_number() {

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_the_kernels_and_others_are_refused_with_a_reason() {
+    fn cpu_lists_of_the_kernel_are_parsed_and_others_are_refused_with_a_reason() {
         let cpus = |text: &str| text.parse::<Cpus>().map(|cpus| cpus.0);
         assert_eq!(cpus("0-3,8"), Ok(vec![0, 1, 2, 3, 8]));
         assert_eq!(cpus("5,1-2,2"), Ok(vec![1, 2, 5]));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_more_than_nothing() {
+    fn core_limits_are_positive() {
         assert_eq!(cores("1.5"), Ok(1.5));
         for bad in ["0", "-1", "nan", "inf", "many", ""] {
             assert!(cores(bad).unwrap_err().contains("cores"), "{bad}");
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_run_where_they_are_told_and_cpus_that_are_not_there_are_refused() {
+    fn threads_run_on_their_cpus_and_absent_cpus_are_refused() {
         // In a thread of its own, whose affinity ends with it.
         std::thread::spawn(|| {
             let allowed = sched_getaffinity(None).unwrap();

@@ -68,7 +68,7 @@ impl Ending {
         })
     }
 
-    /// Says that QEMU's migration begins now.
+    /// Records that QEMU's migration begins now.
     pub(crate) fn begin(&mut self) {
         self.begun = Instant::now();
     }
@@ -97,7 +97,7 @@ impl Ending {
         self.throttle = self.throttle.max(sample.throttle);
         let step = self.controller.step(&sample);
         for decision in &step.decisions {
-            self.tell(decision, &note);
+            self.report(decision, &note);
             if let Why::LimitChanged { .. } = decision.why {
                 let told = settings.adopt(DOWNTIME, parameters[DOWNTIME].clone());
                 told.unwrap_or_else(|error| note(&format!("{error:#}")));
@@ -122,7 +122,7 @@ impl Ending {
             };
             if let Err(error) = done {
                 self.controller.not_done(action);
-                // QEMU hands over at this moment, or has ended: its own status says so.
+                // QEMU hands over at this moment, or has ended: its own status shows which.
                 if self.explain || action == Action::StartPostcopy {
                     note(&format!("{error:#}"));
                 }
@@ -131,8 +131,8 @@ impl Ending {
         cancel
     }
 
-    /// Sets QEMU's threshold. False if somebody else has set its downtime-limit since it was `seen`:
-    /// the next observation adopts that.
+    /// Sets QEMU's threshold. False if another client has set its downtime-limit since it was
+    /// `seen`: the next observation adopts that.
     fn stop_at(
         &self,
         wanted: Switchover,
@@ -146,7 +146,7 @@ impl Ending {
         settings.set_parameters(qmp, self.parameters(wanted)).map(|()| true)
     }
 
-    fn tell(&mut self, decision: &Decision, note: impl Fn(&str)) {
+    fn report(&mut self, decision: &Decision, note: impl Fn(&str)) {
         let text = decision.to_string();
         let is_for_all = match &decision.why {
             Why::Stuck(stuck) => {

@@ -30,7 +30,7 @@ pub(crate) enum Throttle {
 pub(crate) struct EndingOptions {
     /// Longest time for which the VM may stand still at the end of the migration, 1 to 2000000
     /// milliseconds. platen stops the VM when the rest takes no longer than that, by the rate at
-    /// which such pages drain [default: QEMU's downtime-limit, which is 300 unless somebody set it]
+    /// which such pages drain [default: QEMU's downtime-limit, which is 300 unless it was set]
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..=LONGEST))]
     pub(crate) max_downtime: Option<u64>,
     /// Seconds after which a migration that is not over is cancelled, as by Ctrl-C; the source VM

@@ -69,8 +69,8 @@ pub(crate) fn run(args: &FilterArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs as `zstd` or `gzip`, if this program was started under that name. What these programs can
-/// do beside filtering standard input is left to the next program of that name in PATH.
+/// Runs as `zstd` or `gzip`, if this program was started under that name. For any other use than
+/// filtering standard input it runs the next program of that name in PATH.
 pub(crate) fn as_program() -> Option<anyhow::Result<ExitCode>> {
     let mut words = std::env::args_os();
     let name = words.next()?;
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_usual_arguments_are_understood_and_all_others_are_not() {
+    fn the_usual_arguments_are_understood_and_others_are_refused() {
         let parsed = |line: &str| {
             let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
             parse(Name::Zstd, &words).map(|args| (args.decompress, args.level, args.threads))

@@ -25,10 +25,12 @@ mod migrate;
 mod monitor;
 mod network;
 mod progress;
+mod qat_args;
 mod qat_command;
 mod qat_status;
 mod rate;
 mod receive;
+mod receive_args;
 mod receive_settings;
 #[cfg(test)]
 mod reference;
@@ -78,7 +80,7 @@ enum Command {
     Relay(args::RelayArgs),
     /// Receive migrations from `platen migrate` and `platen relay`, and deliver them to QEMU
     #[command(after_help = source_end::EXIT_STATUS)]
-    Receive(args::ReceiveArgs),
+    Receive(receive_args::ReceiveArgs),
     /// Carry the migrations of this host: the service, and what it does
     Host(host::HostArgs),
     /// List the migrations that this host carries now
@@ -97,7 +99,7 @@ enum Command {
     /// Serve and inspect block devices of compressed memory
     Device(device::DeviceArgs),
     /// Inspect Intel QAT on this host, or simulate a device
-    Qat(args::QatArgs),
+    Qat(qat_args::QatArgs),
     /// Make certificates for the hosts that migrate VMs to each other
     Cert(cert::CertArgs),
     /// Helper process of `migrate` and `relay`: see `relay::keep`

@@ -78,7 +78,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     let monitor = || format!("monitor {}", args.qmp);
     let mut qmp = open_monitor(&args.qmp)?;
     check(&mut qmp, args).with_context(monitor)?;
-    let mut settings = Before::kept(&args.qmp)?;
+    let mut settings = Before::with_keeper(&args.qmp)?;
     let result = migrate(args, &plan, &mut qmp, &mut settings);
     // A migration that is not over yet keeps its settings; the helper restores them later.
     if let Err(error) = settings.put_back(&mut qmp) {

@@ -20,7 +20,7 @@ fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
 fn credentials(options: &TlsOptions) -> anyhow::Result<Credentials> {
     let (ca, cert, key) = options.paths();
     let credentials = Credentials::load(&ca, &cert, &key).context(
-        "relays prove to each other who they are (--insecure does without: guest memory then crosses the network \
+        "relays authenticate each other (--insecure does without: guest memory then crosses the network \
          in the clear, and whoever reaches the port can deliver a VM)",
     )?;
     credentials.check_dates()?;
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn without_certificates_nothing_goes_without_insecure() {
+    fn without_certificates_a_migration_needs_insecure() {
         let folder = tempfile::tempdir().unwrap();
         let safe = options(folder.path(), false);
         for peer in ["127.0.0.1:1", "[::1]:1", "192.0.2.1:1"] {

@@ -1,6 +1,6 @@
 //! `platen qat`, and the QAT device for a migration.
 
-use crate::args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs};
+use crate::qat_args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs};
 use crate::qat_status;
 use crate::say::say;
 use anyhow::{bail, ensure, Context};
@@ -27,7 +27,7 @@ impl QatLibraries {
 }
 
 const NO_DEVICE: &str =
-    "--accelerator qat: no QAT device (`platen qat status` says what is missing)";
+    "--accelerator qat: no QAT device (`platen qat status` lists the missing parts)";
 
 /// The device for a source, if one is wanted and available. Reports on stderr if software has to do
 /// the work.

@@ -1,6 +1,6 @@
 //! `platen qat status`: the state of QAT on this host, and what is missing.
 
-use crate::args::StatusArgs;
+use crate::qat_args::StatusArgs;
 use crate::say::show;
 use qat::status::{Function, InstanceStatus, Status};
 use qat::{Libraries, Qat, StartOptions};

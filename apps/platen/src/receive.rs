@@ -1,10 +1,10 @@
 //! `platen receive`: accepts migrations and delivers each to its QEMU.
 
-use crate::args::{shown, ReceiveArgs};
 use crate::cpus::Cpus;
 use crate::monitor::open_monitor;
 use crate::network;
 use crate::qat_command;
+use crate::receive_args::{shown, Named, ReceiveArgs};
 use crate::receive_settings::FormerSettings;
 use crate::report::{process_cpu, Report};
 use crate::say::{say, show};
@@ -199,7 +199,7 @@ fn vm_state(monitor: &UnixAddress, expect_loaded: bool) -> VmState {
 pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
     args.cpus.as_ref().map_or(Ok(()), Cpus::apply)?;
     args.check()?;
-    let of = |named: &[crate::args::Named]| -> Vec<_> {
+    let of = |named: &[Named]| -> Vec<_> {
         named.iter().map(|named| (named.name.clone(), named.address.clone())).collect()
     };
     let receiver = Arc::new(Receiver {

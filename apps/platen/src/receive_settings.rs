@@ -45,7 +45,7 @@ impl FormerSettings {
         refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "destination")?;
         let mut before = match self.take(target) {
             Some(before) => before,
-            None => Before::kept(monitor)?,
+            None => Before::with_keeper(monitor)?,
         };
         let set = like_the_source(&mut qmp, &mut before, setup);
         self.lock().push((target.clone(), before));
@@ -58,7 +58,7 @@ impl FormerSettings {
         let result = match Qmp::connect(monitor.path(), MONITOR) {
             Ok(mut qmp) => before.put_back(&mut qmp),
             Err(QmpError::Missing { .. } | QmpError::Connect { .. }) => {
-                before.forget();
+                before.discard();
                 Ok(())
             }
             Err(error) => Err(error.into()),

@@ -80,9 +80,9 @@ fn finish(
             if !end.return_path {
                 report.status = "unconfirmed".into();
                 code = ExitCode::from(UNCONFIRMED);
-                say("the destination QEMU was given the whole stream, but the source QEMU used no return path: nobody \
-                     has heard whether the destination runs the VM, and the source QEMU calls the migration completed \
-                     all the same. Look at the destination, and turn the capability return-path on next time");
+                say("the destination QEMU was given the whole stream, but the source QEMU used no return path: no \
+                     relay knows whether the destination runs the VM, and the source QEMU calls the migration \
+                     completed. Look at the destination, and turn the capability return-path on next time");
             }
         }
         Err(error) => {

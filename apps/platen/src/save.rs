@@ -78,13 +78,13 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let flag = Arc::clone(&interrupted);
     ctrlc::set_handler(move || flag.store(true, Ordering::Release))
         .context("cannot handle signals")?;
-    let mut settings = Before::kept(&args.qmp)?;
+    let mut settings = Before::with_keeper(&args.qmp)?;
     let begin = Instant::now();
     let mut saving = Saving { args, qmp: &mut qmp, interrupted, was_running: before.running };
     let result = saving.save(writer, &mut settings).with_context(monitor);
     let put_back = match &result {
         Ok(_) if args.then == Then::Quit => {
-            settings.forget();
+            settings.discard();
             Ok(())
         }
         _ => settings.put_back(&mut qmp).with_context(monitor),

@@ -154,7 +154,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn a_reader_that_does_not_read_is_not_waited_for_and_the_flags_stay() {
+    fn output_does_not_wait_for_a_reader_and_restores_the_flags() {
         let (read, write) = rustix::pipe::pipe().unwrap();
         let way = Way::to(write.as_fd());
         assert!(matches!(way, Way::Own(_)), "{way:?}");
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_socket_is_not_waited_for() {
+    fn output_does_not_wait_for_a_full_socket() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let way = Way::to(ours.as_fd());
         assert!(matches!(way, Way::Socket), "{way:?}");
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_written_where_others_have_left_it() {
+    fn output_is_appended_to_a_file() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"before\n").unwrap();
         let way = Way::to(file.as_fd());
@@ -209,13 +209,13 @@ mod tests {
     }
 
     #[test]
-    fn text_of_another_host_gives_a_terminal_no_orders() {
+    fn text_of_another_host_carries_no_terminal_escapes() {
         assert_eq!(printable("a\u{1b}[2Jb\tc\nd\u{9b}"), "a\\u{1b}[2Jb\tc\nd\\u{9b}");
         assert_eq!(whole("a\rb"), b"platen: a\\rb\n");
     }
 
     #[test]
-    fn a_long_line_is_cut_to_what_a_pipe_takes_as_a_whole() {
+    fn a_long_line_is_cut_to_the_atomic_write_size_of_a_pipe() {
         let line = whole(&"x".repeat(10_000));
         assert_eq!((line.len(), line.last()), (MOST, Some(&b'\n')));
     }

@@ -36,7 +36,7 @@ pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, boo
 
 impl Before {
     /// Starts the process that restores the settings if this one is killed.
-    pub(crate) fn kept(qmp: &UnixAddress) -> anyhow::Result<Self> {
+    pub(crate) fn with_keeper(qmp: &UnixAddress) -> anyhow::Result<Self> {
         Ok(Self { keeper: Some(SettingsKeeper::start(qmp)?), ..Self::default() })
     }
 
@@ -90,13 +90,13 @@ impl Before {
         Ok(qmp.set_parameters(Value::Object(wanted))?)
     }
 
-    /// Records that somebody else has set a parameter, which this value of it outlives.
+    /// Records that another client has set a parameter: its value stays after the end.
     pub(crate) fn adopt(&mut self, name: &str, value: Value) -> anyhow::Result<()> {
         self.former.parameters.insert(name.to_owned(), value);
         self.tell()
     }
 
-    /// Tells the keeper the former settings. It has to have them before they change.
+    /// Sends the keeper the former settings. It has to have them before they change.
     fn tell(&mut self) -> anyhow::Result<()> {
         self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.tell(&self.former))
     }
@@ -104,12 +104,12 @@ impl Before {
     /// Restores all settings. If that fails, the keeper tries it again once this process has ended.
     pub(crate) fn put_back(self, qmp: &mut Qmp) -> anyhow::Result<()> {
         self.former.restore(qmp)?;
-        self.forget();
+        self.discard();
         Ok(())
     }
 
     /// Restores nothing: QEMU ends.
-    pub(crate) fn forget(self) {
+    pub(crate) fn discard(self) {
         if let Some(keeper) = self.keeper {
             keeper.dismiss();
         }

@@ -1,7 +1,7 @@
 //! The helper process of `save` and `migrate` that restores QEMU's migration settings if the command
 //! is killed.
 //!
-//! The command tells it, through a pipe, the former settings before it changes any. The end of the
+//! The command sends it the former settings through a pipe before it changes any. The end of the
 //! pipe without the word that all is restored means that the command has died: the helper then
 //! connects to the monitor, which is free, waits until QEMU's migration has ended, and restores the
 //! settings.
@@ -83,7 +83,7 @@ impl SettingsKeeper {
         Ok(Self { child, pipe })
     }
 
-    /// Tells the helper the former settings. They replace those told before.
+    /// Sends the helper the former settings, which replace those sent before.
     pub(crate) fn tell(&mut self, former: &Former) -> anyhow::Result<()> {
         let line = format!("{}\n", serde_json::to_string(former)?);
         self.pipe.write_all(line.as_bytes()).context("the process that keeps settings has ended")
@@ -161,7 +161,7 @@ fn attempt(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {
         Err(QmpError::Connect { source, .. }) if source.kind() == ErrorKind::ConnectionRefused => {
             return Ok(Left::Gone)
         }
-        // Somebody else is connected, QEMU is about to end, or this process is short of something.
+        // Another client is connected, QEMU is about to end, or this process is short of something.
         Err(error) => return later(error),
     };
     let info = match qmp.query_migrate() {

@@ -21,7 +21,7 @@ pub(crate) const UNCONFIRMED: u8 = 3;
 /// The exit statuses of a relay, for its help.
 pub(crate) const EXIT_STATUS: &str =
     "Exit status: 0 the destination has confirmed the migration; 1 it failed; 3 unconfirmed: the whole stream was \
-     delivered, but the source QEMU uses no return path, so that nobody has heard whether the destination runs the VM. \
+     delivered, but the source QEMU uses no return path, so that no relay knows whether the destination runs the VM. \
      receive: of its one migration with --once";
 
 /// The longest --name in bytes. It crosses the network in a message of 8 KiB.
@@ -75,7 +75,7 @@ impl Plan {
         let keeper = keeper::start()?;
         let source =
             Source::connect_with(&self.config, self.accelerator.as_ref(), &mut |text| say(text))?;
-        source.kept_by(keeper);
+        source.set_keeper(keeper);
         source.accept_on(listening.clone())?;
         Ok(source)
     }

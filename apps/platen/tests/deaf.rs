@@ -1,5 +1,5 @@
-//! Nobody listens: standard error is a pipe whose reader has gone, or that is full; standard output
-//! cannot be written.
+//! Output without a reader: standard error is a pipe whose reader has gone, or that is full;
+//! standard output cannot be written.
 
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::fs::File;
@@ -41,7 +41,7 @@ fn wait(child: &mut Child) -> Option<i32> {
 /// A relay's keeper reports that it holds QEMU's socket, and holds it whether its output is read or
 /// not.
 #[test]
-fn a_socket_of_qemu_s_is_held_though_nobody_hears_why() {
+fn a_socket_of_qemu_s_is_held_when_standard_error_has_no_reader() {
     for full in [false, true] {
         let (stderr, _reader) = deaf(full);
         let (control, theirs) = UnixStream::pair().unwrap();
@@ -74,7 +74,7 @@ fn a_socket_of_qemu_s_is_held_though_nobody_hears_why() {
 }
 
 #[test]
-fn a_receiver_serves_though_nobody_hears_it() {
+fn a_receiver_serves_when_standard_error_has_no_reader() {
     for full in [false, true] {
         let (stderr, _reader) = deaf(full);
         let folder = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ fn a_receiver_serves_though_nobody_hears_it() {
             .stderr(stderr)
             .spawn()
             .unwrap();
-        // It listens, turns somebody away, and goes on.
+        // It listens, turns a client away, and continues.
         for _ in 0..2 {
             let deadline = Instant::now() + Duration::from_secs(20);
             let mut stranger = loop {
@@ -113,7 +113,7 @@ fn a_receiver_serves_though_nobody_hears_it() {
 
 /// A closed standard output is no error; a full disk is an error with a name.
 #[test]
-fn output_that_nobody_takes_is_no_panic() {
+fn output_without_a_reader_causes_no_panic() {
     let run = |out: Stdio| -> Output {
         let mut command = platen();
         let command = command.args(["qat", "status", "--no-start"]).stdout(out);

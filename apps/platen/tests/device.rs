@@ -105,7 +105,7 @@ impl Drop for Served {
     }
 }
 
-/// Whether all of these tools are there; says which is not.
+/// Whether all of these tools are installed; prints the missing ones.
 fn have(tools: &[&str]) -> bool {
     tools.iter().all(|tool| {
         let found = Command::new("sh")
@@ -188,7 +188,7 @@ fn a_server_is_private_alone_and_ends_cleanly() {
 }
 
 #[test]
-fn a_server_that_is_killed_is_replaced_and_has_lost_nothing() {
+fn a_killed_server_is_replaced_and_no_page_is_lost() {
     let served = Served::new(&["--size", "64M"]);
     if !have(&["nbdcopy"]) {
         return;
@@ -250,7 +250,7 @@ fn without_a_supervisor_it_is_one_process() {
 /// A signal that a service manager sends to all processes at once must not end the stand-by server,
 /// which is needed when another one dies.
 #[test]
-fn a_server_that_stands_by_follows_its_supervisor_and_no_signals() {
+fn a_standby_server_obeys_its_supervisor_and_ignores_signals() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Served::command(folder.path(), "s", "judged", &["--size", "1M"]);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();

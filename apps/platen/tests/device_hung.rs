@@ -99,7 +99,7 @@ fn bytes() -> Vec<u8> {
 }
 
 #[test]
-fn a_server_that_is_stopped_is_replaced_and_what_it_stored_is_there() {
+fn a_stopped_server_is_replaced_and_its_pages_are_intact() {
     let served = Served::start();
     served.write(&bytes());
     let stopped = served.server().unwrap();
@@ -111,9 +111,9 @@ fn a_server_that_is_stopped_is_replaced_and_what_it_stored_is_there() {
     assert!(log.contains("the server hangs: it has been stopped (SIGSTOP)"), "{log}");
 }
 
-/// The kernel has nothing to say against a server that has nothing to do, nor one at work.
+/// The kernel reports no hang of an idle server, nor of a busy one.
 #[test]
-fn a_server_that_idles_or_works_is_left_alone() {
+fn an_idle_or_busy_server_is_not_replaced() {
     let served = Served::start();
     let first = served.server();
     let start = Instant::now();
@@ -128,7 +128,7 @@ fn a_server_that_idles_or_works_is_left_alone() {
 
 /// Nine deaths in a row once destroyed all data. The pauses between them are ended by hand.
 #[test]
-fn a_dozen_deaths_in_a_row_lose_nothing() {
+fn a_dozen_deaths_in_a_row_lose_no_page() {
     let served = Served::start();
     served.write(&bytes());
     let mut last = None;

@@ -49,7 +49,7 @@ impl Served {
         let mut command = Self::command(folder, "kept", "nbd.sock", options);
         let served =
             Self { supervisor: command.stderr(stderr).spawn().unwrap(), folder: folder.to_owned() };
-        // The policy begins when the supervisor has been told that all is ready: a first server
+        // The policy begins when the supervisor has been informed that all is ready: a first server
         // that dies before that has not started.
         wait("the server does not begin", || {
             served.stat().is_some_and(|stat| !stat["policy"].is_null())
@@ -57,7 +57,7 @@ impl Served {
         served
     }
 
-    /// With what it says in a file `log`.
+    /// With its messages in a file `log`.
     fn logged(folder: &Path, options: &[&str]) -> Self {
         let log = fs::File::create(folder.join("log")).unwrap();
         Self::start(folder, options, log.into())
@@ -134,7 +134,7 @@ fn said(command: &mut Command) -> (Output, String) {
 }
 
 #[test]
-fn nobody_takes_a_servers_resources_while_there_is_none() {
+fn no_other_process_takes_a_server_s_resources_while_it_is_dead() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let served = Served::logged(folder, &["--prometheus", "127.0.0.1:0"]);
@@ -175,7 +175,7 @@ fn nobody_takes_a_servers_resources_while_there_is_none() {
 }
 
 #[test]
-fn sockets_whose_places_are_taken_serve_on() {
+fn sockets_whose_paths_are_replaced_continue_to_serve() {
     let folder = tempfile::tempdir().unwrap();
     let served = Served::logged(folder.path(), &[]);
     let sockets = ["nbd.sock", "run/kept.sock"].map(|name| folder.path().join(name));
@@ -199,7 +199,7 @@ fn sockets_whose_places_are_taken_serve_on() {
 }
 
 #[test]
-fn a_file_in_the_place_of_a_fuse_mount_keeps_no_server_from_serving() {
+fn a_file_at_the_path_of_a_fuse_mount_does_not_stop_the_server() {
     let tried = Command::new("unshare").args(["--mount", "test", "-r", "/dev/fuse"]).output();
     if !tried.is_ok_and(|tried| tried.status.success()) {
         println!("skipped: no /dev/fuse, or nobody here may mount it");
@@ -241,7 +241,7 @@ fn full() -> (OwnedFd, OwnedFd) {
 }
 
 #[test]
-fn a_server_is_replaced_and_ended_though_nobody_reads_what_is_said() {
+fn a_server_is_replaced_and_ended_when_its_output_has_no_reader() {
     for full_from_the_beginning in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         let (reader, stderr) = match full_from_the_beginning {
@@ -262,11 +262,11 @@ fn a_server_is_replaced_and_ended_though_nobody_reads_what_is_said() {
 }
 
 #[test]
-fn the_swap_helper_continues_though_nobody_reads_its_output() {
+fn the_swap_helper_continues_when_its_output_has_no_reader() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");
     fs::write(&disk, [0; 4096]).unwrap();
-    // On a file of a page: it fails, and says so. Off when it is not on: there is nothing to do.
+    // On a file of a page: it fails with a message. Off when it is not on: there is nothing to do.
     for (task, code) in [("on", 1), ("off", 0)] {
         for reads in [false, true] {
             let (reader, stderr) = full();
@@ -301,7 +301,7 @@ fn a_reader_that_closes_early_ends_stat_without_an_error() {
 }
 
 #[test]
-fn processes_have_the_programs_name() {
+fn processes_have_the_program_s_name() {
     let folder = tempfile::tempdir().unwrap();
     let served = Served::logged(folder.path(), &[]);
     let server = format!("/proc/{}", served.server().as_raw_nonzero());
@@ -339,7 +339,7 @@ fn the_small_program_serves_only_if_it_has_this_version() {
 }
 
 #[test]
-fn a_server_whose_supervisor_was_killed_leaves_nothing_in_folders() {
+fn a_server_whose_supervisor_was_killed_removes_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let served = Served::logged(folder.path(), &[]);
     let sockets =
@@ -350,7 +350,7 @@ fn a_server_whose_supervisor_was_killed_leaves_nothing_in_folders() {
 }
 
 #[test]
-fn a_swap_server_that_does_not_start_leaves_no_cgroup() {
+fn a_swap_server_that_does_not_start_removes_its_cgroup() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("run"), "no folder").unwrap();
     let mut command = Served::command(folder.path(), "kept", "nbd.sock", &["--swap"]);

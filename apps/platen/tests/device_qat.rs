@@ -173,7 +173,7 @@ fn pages(count: usize, seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_device_compresses_what_is_written_and_stat_says_so() {
+fn a_device_compresses_written_pages_and_stat_counts_them() {
     for (options, script) in
         [(&[][..], "instances 1"), (&["--accelerator", "qat", "--qat-threads", "2"], "")]
     {
@@ -227,7 +227,7 @@ fn without_a_device_auto_serves_in_software_and_qat_refuses() {
 }
 
 #[test]
-fn a_server_that_is_killed_is_replaced_and_the_next_one_has_the_device_too() {
+fn a_killed_server_is_replaced_and_its_successor_uses_the_device() {
     let served = Served::new(Some("instances 1; at 300 fail 5"), &["--accelerator", "qat"]);
     let plain = pages(500, 7);
     served.client().write(&plain);
@@ -260,7 +260,7 @@ fn a_server_that_is_killed_is_replaced_and_the_next_one_has_the_device_too() {
 }
 
 #[test]
-fn a_device_that_falls_silent_keeps_neither_writes_nor_the_end_waiting() {
+fn a_device_that_falls_silent_delays_neither_writes_nor_the_end() {
     let served = Served::new(Some("instances 1; at 100 silence"), &["--accelerator", "qat"]);
     let plain = pages(500, 11);
     let mut client = served.client();

@@ -312,7 +312,7 @@ fn nothing_written() -> Vec<u64> {
 }
 
 #[test]
-fn another_program_serves_the_device_and_what_uses_it_goes_on() {
+fn another_program_serves_the_device_and_its_clients_continue() {
     let served = Served::start(&[], None);
     let copy = served.copy();
     let supervisor = served.supervisor.lock().unwrap().id();
@@ -348,7 +348,7 @@ fn another_program_serves_the_device_and_what_uses_it_goes_on() {
 }
 
 #[test]
-fn settings_take_effect_and_stay_or_are_refused_and_nothing_changes() {
+fn settings_take_effect_and_persist_or_are_refused_unchanged() {
     let served = Served::start(&["--mem-limit", "64M"], None);
     let own = Path::new(env!("CARGO_BIN_EXE_platen"));
     let policy = served.path("policy");
@@ -413,7 +413,7 @@ fn settings_take_effect_and_stay_or_are_refused_and_nothing_changes() {
 
 /// By NBD, whose clients see the size of the device when they connect.
 #[test]
-fn a_device_grows_in_use_and_keeps_its_size() {
+fn a_device_grows_in_use_and_its_size_persists() {
     let served = Served::start_by(&["--mem-limit", "64M"], None, false);
     let own = Path::new(env!("CARGO_BIN_EXE_platen"));
     let mib = || served.stat().unwrap()["disksize"].as_u64().unwrap() >> 20;
@@ -487,7 +487,7 @@ fn a_server_killed_while_its_device_grows_leaves_one_of_both_sizes_and_every_pag
 
 /// This test makes the request itself; its program is not platen.
 #[test]
-fn a_program_that_cannot_take_over_is_refused_with_its_reason_and_nothing_changes() {
+fn a_program_that_cannot_take_over_is_refused_with_its_reason_and_the_old_server_continues() {
     let served = Served::start(&[], None);
     let load = Load::start(served.disk(), nothing_written());
     load.goes_on();
@@ -523,7 +523,7 @@ fn a_program_that_cannot_take_over_is_refused_with_its_reason_and_nothing_change
 
 /// The new server is killed, or kills itself, at each of its steps: the device continues to serve.
 #[test]
-fn a_new_server_that_is_killed_at_any_step_costs_nothing() {
+fn a_new_server_that_is_killed_at_any_step_loses_no_page() {
     for (step, refused) in
         [("successor stands by", true), ("successor goes", true), ("successor alone", true)]
     {

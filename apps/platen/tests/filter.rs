@@ -43,7 +43,7 @@ fn piped(program: &Path, arguments: &[&str], input: &[u8]) -> Output {
 }
 
 #[test]
-fn the_usual_programs_read_its_streams_and_it_reads_theirs() {
+fn zstd_and_gzip_read_its_streams_and_it_reads_theirs() {
     let (folder, plain) = (links(), plain());
     for name in NAMES {
         let (ours, usual) = (folder.path().join(name), usual(name));
@@ -64,7 +64,7 @@ fn the_usual_programs_read_its_streams_and_it_reads_theirs() {
 }
 
 #[test]
-fn other_uses_are_left_to_the_usual_program() {
+fn other_uses_run_the_usual_program() {
     let folder = links();
     let file = folder.path().join("text");
     std::fs::write(&file, "text").unwrap();

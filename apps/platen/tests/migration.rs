@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(240);
 
-/// A platen that runs, and what it says.
+/// A running platen, and its messages.
 struct Platen {
     child: Child,
     lines: Receiver<String>,
@@ -160,7 +160,7 @@ fn an_unconfirmed_end_has_a_status_of_its_own() {
 
 /// A second receiver on a busy port leaves the first one's reports as they are.
 #[test]
-fn a_receiver_whose_port_is_taken_touches_no_report() {
+fn a_receiver_whose_port_is_in_use_changes_no_report() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("report");
@@ -187,7 +187,7 @@ fn a_receiver_whose_port_is_taken_touches_no_report() {
 
 /// The VM has moved, and only the report cannot be written.
 #[test]
-fn a_limit_on_the_size_of_files_is_an_error_and_not_the_end() {
+fn a_limit_on_the_size_of_files_is_an_error_and_does_not_end_the_process() {
     let rig = Rig::new("");
     let listener = UnixListener::bind(rig.at("dst")).unwrap();
     let mut relay = rig.relay("ulimit -f 0;", "src");
@@ -198,9 +198,9 @@ fn a_limit_on_the_size_of_files_is_an_error_and_not_the_end() {
     assert!(!rig.at("relay.json").exists());
 }
 
-/// Said once, and an end: QEMU waits for a channel that cannot be accepted, and would for ever.
+/// One message, then the end: QEMU waits for a channel that cannot be accepted, and would for ever.
 #[test]
-fn a_relay_out_of_descriptors_says_so_and_ends() {
+fn a_relay_without_free_descriptors_reports_the_cause_and_ends() {
     let rig = Rig::new("");
     let listener = UnixListener::bind(rig.at("dst")).unwrap();
     let mut relay = rig.relay("ulimit -n 40;", "src");
@@ -219,7 +219,7 @@ fn a_relay_out_of_descriptors_says_so_and_ends() {
     drop((source, idle));
 }
 
-/// A lack of descriptors here says nothing about the peer.
+/// A lack of descriptors here is no fault of the peer.
 #[test]
 fn a_relay_with_too_few_descriptors_for_its_links_does_not_blame_the_peer() {
     let rig = Rig::new("");
@@ -255,7 +255,7 @@ fn a_relay_with_too_few_descriptors_for_its_links_does_not_blame_the_peer() {
 }
 
 #[test]
-fn the_keeper_is_shown_by_its_name() {
+fn the_keeper_process_shows_its_name() {
     let rig = Rig::new("");
     let mut relay = rig.relay("", "src");
     relay.says("listening on");
@@ -275,7 +275,7 @@ fn the_keeper_is_shown_by_its_name() {
 
 /// `systemctl stop` sends its signal to every process of a unit.
 #[test]
-fn the_keeper_drops_signals_while_its_relay_lives() {
+fn the_keeper_ignores_signals_while_its_relay_lives() {
     let (control, theirs) = UnixStream::pair().unwrap();
     let (qemu, relay) = UnixStream::pair().unwrap();
     let mut keeper = Command::new(env!("CARGO_BIN_EXE_platen"))

@@ -17,7 +17,7 @@ fn left(folder: &Path) -> usize {
 }
 
 #[test]
-fn the_exit_status_is_the_commands() {
+fn the_exit_status_is_that_of_the_command() {
     let folder = tempfile::tempdir().unwrap();
     for (command, code) in [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 128 + 9)] {
         let status = platen(folder.path(), &["sh", "-c", command]).status().unwrap();
@@ -29,7 +29,7 @@ fn the_exit_status_is_the_commands() {
 }
 
 #[test]
-fn an_interrupt_ends_the_command_and_leaves_nothing_behind() {
+fn an_interrupt_ends_the_command_and_its_processes() {
     let folder = tempfile::tempdir().unwrap();
     let begun = folder.path().join("begun");
     let script = format!("touch {}; exec sleep 60", begun.display());

@@ -11,7 +11,7 @@ use std::time::Duration;
 const WATCHDOG: Duration = Duration::from_secs(240);
 const FORMER: &str = r#"{"capabilities":[["multifd",true]],"parameters":{"downtime-limit":300,"multifd-channels":2}}"#;
 
-/// The helper, whose command has told it the former settings and died.
+/// The helper, whose command has sent it the former settings and died.
 fn orphan(monitor: &Path) -> Child {
     let mut helper = Command::new(env!("CARGO_BIN_EXE_platen"))
         .arg("keep-settings")

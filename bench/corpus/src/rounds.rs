@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn any_piece_is_the_piece_of_the_whole() {
+    fn a_piece_equals_the_same_range_of_the_whole() {
         let unique: Vec<u8> = (0..3 * PAGE).map(|at| u8::try_from(at * 7 % 251).unwrap()).collect();
         let rounds = Rounds::new(unique.clone());
         let whole = rounds.bytes(10 * PAGE + 100);

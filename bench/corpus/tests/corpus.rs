@@ -55,7 +55,7 @@ fn check(corpus: &Corpus, ratios: std::ops::Range<f64>) {
 }
 
 #[test]
-fn made_data_is_like_memory_and_the_same_everywhere() {
+fn generated_data_resembles_memory_and_is_deterministic() {
     let corpus = Corpus::made("for this test");
     assert_eq!(corpus.origin().to_string(), "made data (for this test)");
     check(&corpus, 2.5..2.7);
@@ -65,7 +65,7 @@ fn made_data_is_like_memory_and_the_same_everywhere() {
 }
 
 #[test]
-fn the_files_are_what_they_should_be() {
+fn the_corpus_files_compress_as_expected() {
     let corpus = Corpus::load();
     if let Origin::Made(why) = corpus.origin() {
         println!("skipped: {why}");

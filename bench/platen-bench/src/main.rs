@@ -2,8 +2,8 @@
 
 mod device;
 mod hop;
-mod lanes;
 mod offload;
+mod pool;
 mod program;
 
 use clap::{Parser, Subcommand};
@@ -19,7 +19,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Benchmark {
     /// The engine, against a bare codec loop and against QEMU's old thread model
-    Lanes(lanes::LanesArgs),
+    Pool(pool::PoolArgs),
     /// A migration through both relays: CPU seconds per GiB, GB/s
     Hop(hop::HopArgs),
     /// Compressed memory beside the kernel's zram: CPU time and memory for each page
@@ -30,7 +30,7 @@ enum Benchmark {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().benchmark {
-        Benchmark::Lanes(args) => lanes::run(args),
+        Benchmark::Pool(args) => pool::run(args),
         Benchmark::Hop(args) => hop::run(&args),
         Benchmark::Device(args) => device::run(&args),
         Benchmark::Offload(args) => offload::run(&args),

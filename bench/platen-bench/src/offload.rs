@@ -1,5 +1,5 @@
-//! `platen-bench offload`: what it costs to hand pages to a QAT device, and what asynchronous
-//! offload brings.
+//! `platen-bench offload`: the cost of passing pages to a QAT device, and the gain of asynchronous
+//! offload.
 //!
 //! Each measurement is a separate process, since a process has one device; they take turns, and
 //! medians are shown. Without `--device` the device is simulated with `engine stored`, which

@@ -222,7 +222,7 @@ impl Encoder {
     }
 
     /// Releases the dictionary that was used last.
-    pub fn forget_dictionary(&mut self) {
+    pub fn release_dictionary(&mut self) {
         if let Some(context) = &mut self.with_dictionary {
             context.clear_dictionary();
         }

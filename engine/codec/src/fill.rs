@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_are_not_whole_words_are_not_taken() {
+    fn lengths_that_are_no_multiple_of_a_word_are_refused() {
         for len in [0, 1, 7, 8, 9, 15, 17, 4095, 4097] {
             assert_eq!(same_filled(&vec![0; len]), None, "length {len}");
         }

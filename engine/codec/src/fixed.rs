@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn one_context_does_what_a_context_for_each_size_does() {
+    fn one_context_replaces_a_context_for_each_size() {
         for level in [-5, 1, 3, 9, 14, 19] {
             let settings = Settings::new(Codec::Zstd, Some(level)).unwrap();
             let mut limited = Encoder::with_limit(settings, 64 << 10).unwrap();

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_can_be_asked_for_parse_back() {
+    fn codec_names_parse_back() {
         for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
             assert_eq!(codec.name().parse(), Ok(codec));
         }

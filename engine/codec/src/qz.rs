@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn members_come_out_as_they_went_in() {
+    fn members_round_trip() {
         let payload = [member(4096), member(1), member(1 << 20)].concat();
         let plain_len = 4097 + (1 << 20);
         let all: Vec<_> = members(&payload, plain_len).unwrap().collect();
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_that_is_looked_at_matters_and_the_rest_does_not() {
+    fn every_checked_byte_matters_and_the_others_do_not() {
         let sound = member(4096);
         for at in 0..sound.len() {
             for bit in 0..8 {

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn only_lengths_an_encoder_writes_are_taken() {
+    fn only_lengths_that_an_encoder_writes_are_accepted() {
         let ok = |codec, plain_len, payload_len| {
             UnitHeader { codec, plain_len, payload_len, checksum: 0 }.check().is_ok()
         };

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn after_one_unit_of_each_class_nothing_is_allocated_or_given_back() {
+    fn after_one_unit_of_each_class_no_memory_is_allocated_or_freed() {
         let plain: Vec<u8> =
             (0..MAX_PLAIN as u64).map(|at| (at * at / 7).to_le_bytes()[0] & 0x1f).collect();
         let mut out = vec![0; MAX_PLAIN];
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_decoder_allocates_nothing_whatever_a_frame_asks_for() {
+    fn the_decoder_allocates_nothing_for_any_frame() {
         let plain = vec![b'x'; MAX_PLAIN];
         let mut out = vec![0; MAX_PLAIN];
         let mut decompressor = Decompressor::new();

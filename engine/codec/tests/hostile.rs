@@ -157,7 +157,7 @@ fn other_lengths_than_stated_are_refused() {
 /// The buffer already holds the bytes of the header's checksum. A decoder that skips bytes, or
 /// copies from before the start, would pass; see RUSTSEC-2026-0041.
 #[test]
-fn old_bytes_of_the_buffer_are_never_taken_for_decoded() {
+fn old_bytes_of_the_buffer_never_pass_as_decoded() {
     let plain = vec![0x61; 4096];
     let lz4 = |token: &[u8]| [token, &[0xff; 15], &[200, 0x50], b"aaaaa"].concat();
     let qz = |deflate: &[u8], plain_len| {
@@ -352,7 +352,7 @@ fn a_unit_that_swells_stops_at_its_stated_length() {
 }
 
 #[test]
-fn one_decoder_survives_all_of_it() {
+fn one_decoder_survives_every_bad_unit() {
     let mut decoder = Decoder::new();
     let sound = sound_units(4096);
     let mut rng = Rng(41);
@@ -378,7 +378,7 @@ proptest! {
     /// Members with some bytes overwritten: everything read lies within payload and unit, and the
     /// iterator agrees with the check.
     #[test]
-    fn members_never_leave_the_payload(
+    fn members_never_exceed_the_payload(
         lengths in prop::collection::vec(1_usize..700, 0..5),
         hits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         more in -2_isize..3,
@@ -426,7 +426,7 @@ proptest! {
 }
 
 #[test]
-fn kinds_are_what_this_file_relies_on() {
+fn the_valid_units_cover_every_codec() {
     // Each codec must be among the valid units, or its tests test nothing.
     let codecs: std::collections::HashSet<_> =
         sound_units(4096).iter().map(|(header, ..)| header.codec).collect();

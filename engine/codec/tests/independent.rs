@@ -108,9 +108,9 @@ fn units_of_other_encoders_are_decoded() {
 }
 
 #[test]
-fn stored_blocks_of_zlib_level_0_are_read_if_ever_they_pay() {
-    // Our encoder never sends stored blocks. A unit of one stored and one compressed block is valid
-    // all the same.
+fn a_unit_with_a_stored_block_is_decoded() {
+    // Our encoder never sends stored blocks. A unit of one stored and one compressed block is
+    // valid.
     let plain = [&Kind::Random.make(300, 1)[..], &[7; 4000]].concat();
     let mut payload = vec![0, 44, 1, 0xd3, 0xfe];
     payload.extend(&plain[..300]);
@@ -146,7 +146,7 @@ fn members(plain: &[u8], pieces: usize, level: flate2::Compression) -> Vec<u8> {
 }
 
 #[test]
-fn gunzip_reads_what_we_encode() {
+fn gunzip_reads_our_units() {
     if Command::new("gunzip").arg("--version").output().is_err() {
         println!("skipped: no gunzip on this machine");
         return;

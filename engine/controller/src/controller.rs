@@ -1,59 +1,18 @@
 //! The controller: a plan that readers look up without a lock, and the measurements behind it.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use codec::{Codec, Settings};
+use codec::Settings;
 
-use crate::config::{prior, Config, Prior, MAX_CANDIDATES};
-use crate::estimate::{Estimates, Point};
-use crate::explain::{Candidate, ClassMix, Decision};
-use crate::flow::{Flow, Signals, Worked};
-use crate::mix::{best, hull, Limits, Mix, Pair};
+use crate::choice::{Choice, Observation};
+use crate::config::{Config, MAX_CANDIDATES};
+use crate::explain::Decision;
+use crate::flow::Signals;
+use crate::plan::Plan;
+use crate::planner::Planner;
 use crate::Class;
-
-/// The settings for one chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    candidate: u8,
-    class: Class,
-    explore: bool,
-}
-
-impl Choice {
-    /// Number of the candidate: its place in [`Config::candidates`](Config#structfield.candidates).
-    pub fn candidate(&self) -> usize {
-        usize::from(self.candidate)
-    }
-
-    /// The chunk's class.
-    pub fn class(&self) -> Class {
-        self.class
-    }
-
-    /// Chosen to measure a candidate, not because it is the best.
-    pub fn explore(&self) -> bool {
-        self.explore
-    }
-}
-
-/// The outcome for one chunk. Report raw chunks too: the classes' shares are wrong without them.
-#[derive(Clone, Copy, Debug)]
-pub struct Observation {
-    /// The result of [`Controller::choose`], also where the codec gave up and the chunk went raw.
-    pub choice: Choice,
-    /// Bytes of the chunk.
-    pub plain: usize,
-    /// Bytes sent over the link for it.
-    pub encoded: usize,
-    /// CPU time of the codec thread (packing included), ns; 0 for a chunk that bypassed the codec
-    /// threads.
-    pub cpu_ns: u64,
-    /// Wall time in the codec thread, ns; 0 for a chunk that bypassed the codec threads.
-    pub wall_ns: u64,
-}
 
 /// Chooses the settings for each chunk. Shared by readers, codec threads and the thread that ticks.
 #[derive(Debug)]
@@ -64,91 +23,8 @@ pub struct Controller {
     /// Chunks chosen for so far, to spread candidates evenly. Relaxed.
     counts: [AtomicU32; Class::COUNT],
     stopped: AtomicBool,
-    inner: Mutex<Inner>,
+    planner: Mutex<Planner>,
 }
-
-#[derive(Debug)]
-struct Inner {
-    config: Config,
-    candidates: Vec<Settings>,
-    estimates: [Estimates; Class::COUNT],
-    weights: [f64; Class::COUNT],
-    chunks: f64,
-    /// Plain bytes of a usual chunk.
-    chunk_bytes: f64,
-    flow: Flow,
-    /// The candidate in use until something is known of the link.
-    start: usize,
-    since_plan: u32,
-    now: Duration,
-    mix: Option<Mix>,
-    log: VecDeque<Decision>,
-    /// Decisions that were ever logged.
-    told: u64,
-}
-
-/// One class's plan in one word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Plan {
-    low: u8,
-    high: u8,
-    /// Share of `high`, in 65536ths; 65535 counts as all.
-    share: u16,
-    /// Every `period`th chunk explores this; 0: none does.
-    explore: u8,
-    period: u16,
-}
-
-impl Plan {
-    fn pack(self) -> u64 {
-        u64::from(self.low)
-            | u64::from(self.high) << 8
-            | u64::from(self.explore) << 16
-            | u64::from(self.share) << 24
-            | u64::from(self.period) << 40
-    }
-
-    fn unpack(word: u64) -> Self {
-        let [low, high, explore, share_low, share_high, period_low, period_high, _] =
-            word.to_le_bytes();
-        Self {
-            low,
-            high,
-            explore,
-            share: u16::from_le_bytes([share_low, share_high]),
-            period: u16::from_le_bytes([period_low, period_high]),
-        }
-    }
-}
-
-/// Observations from one plan to the next.
-const PLAN_EVERY: u32 = 8;
-/// Chunks after which an observation of a class's share counts for a third.
-const WEIGHT_MEMORY: f64 = 32.0;
-/// A class with less than this share of the chunks is planned for as if it were about to get all.
-/// When the data changes, all chunks get the plan made for the few
-/// (`a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all`), as far as the other classes can
-/// afford it (`rare_data_costs_no_more_than_bytes_are_worth_to_the_rest`).
-const RARE: f64 = 0.1;
-/// At most one chunk in this many explores: while a class is new, and later.
-const EXPLORE_NEW: f64 = 4.0;
-const EXPLORE: f64 = 32.0;
-/// Observations after which a class is no longer new.
-const NEW: f64 = 24.0;
-/// Where a QEMU holds up link and codec threads, encoding a chunk may take this share of the longest
-/// time. The session's window of 15 ms lies between the codec threads and a QEMU that pauses, and
-/// time spent encoding is lost afterwards (`a_slow_destination_behind_a_narrow_link_is_kept_busy`,
-/// `pauses`).
-const HURRY: f64 = 0.4;
-/// `HURRY` applies when a QEMU held them up at more than this share of the last looks.
-const HELD: f64 = 0.25;
-/// A candidate that saves less than this share of the bytes is not used.
-const WORTH: f64 = 0.01;
-/// Where a QEMU is the bottleneck, the link gets this share of its time to transmit: a QEMU is not
-/// slow all the time, and a link that was planned full would then be the bottleneck.
-const MARGIN: f64 = 0.6;
-/// Decisions stored for `explain`.
-const LOG: usize = 256;
 
 impl Controller {
     /// A controller without observations. It ignores duplicate candidates and those beyond
@@ -166,35 +42,13 @@ impl Controller {
         let share = Some(config.explore_share).filter(|share| share.is_finite());
         config.explore_share = share.unwrap_or(0.02).clamp(1e-4, 0.5);
         config.chunk_bytes = config.chunk_bytes.max(1);
-        let priors: Vec<Prior> = candidates.iter().map(|&settings| prior(settings)).collect();
-        // The cheapest that compresses: the choice that loses little on a slow link and not much on
-        // a fast one.
-        let start = (0..candidates.len())
-            .filter(|&at| candidates[at].codec() != Codec::Raw)
-            .min_by(|&a, &b| priors[a].cost.total_cmp(&priors[b].cost))
-            .unwrap_or(0);
-        let flow = Flow::new(config.workers, config.max_cpu, config.other_ns_per_byte);
-        let inner = Inner {
-            estimates: Class::ALL.map(|class| Estimates::new(class, &priors)),
-            weights: [0.0, 1.0, 0.0, 0.0],
-            chunks: 0.0,
-            chunk_bytes: config.chunk_bytes as f64,
-            flow,
-            start,
-            since_plan: 0,
-            now: Duration::ZERO,
-            mix: None,
-            log: VecDeque::new(),
-            told: 0,
-            candidates: candidates.clone(),
-            config,
-        };
+        let planner = Planner::new(config, candidates.clone());
         let this = Self {
             candidates,
             plans: Default::default(),
             counts: Default::default(),
             stopped: AtomicBool::new(false),
-            inner: Mutex::new(inner),
+            planner: Mutex::new(planner),
         };
         this.lock().plan(&this.plans);
         this
@@ -229,29 +83,29 @@ impl Controller {
     /// Records the outcome for a chunk. Takes a lock briefly; every eighth call makes a new plan
     /// (some microseconds).
     pub fn observe(&self, observation: &Observation) {
-        let mut inner = self.lock();
-        if inner.observe(observation) && !self.stopped.load(Ordering::Relaxed) {
-            inner.plan(&self.plans);
+        let mut planner = self.lock();
+        if planner.observe(observation) && !self.stopped.load(Ordering::Relaxed) {
+            planner.plan(&self.plans);
         }
     }
 
     /// Updates the estimates of the flow; call it every 25 to 100 ms. `now`: time since any fixed
     /// moment.
     pub fn tick(&self, now: Duration, signals: &Signals) {
-        let mut inner = self.lock();
-        inner.now = inner.now.max(now);
-        if inner.flow.tick(now, signals) && !self.stopped.load(Ordering::Relaxed) {
-            inner.plan(&self.plans);
+        let mut planner = self.lock();
+        planner.now = planner.now.max(now);
+        if planner.flow.tick(now, signals) && !self.stopped.load(Ordering::Relaxed) {
+            planner.plan(&self.plans);
         }
     }
 
-    /// Says that the VM has stopped: from now on each class gets the one candidate with which a
+    /// Records that the VM has stopped: from now on each class gets the one candidate with which a
     /// chunk is encoded and sent soonest, and nothing explores.
     pub fn stopped(&self) {
         // Under the lock: otherwise a plan in the making could replace this one.
-        let mut inner = self.lock();
+        let mut planner = self.lock();
         if !self.stopped.swap(true, Ordering::Relaxed) {
-            inner.plan_for_the_end(&self.plans);
+            planner.plan_for_the_end(&self.plans);
         }
     }
 
@@ -267,301 +121,20 @@ impl Controller {
 
     /// How many decisions there were, and those after the first `known` that are still stored.
     pub fn explain_after(&self, known: u64) -> (u64, Vec<Decision>) {
-        let inner = self.lock();
-        let fresh = usize::try_from(inner.told.saturating_sub(known)).unwrap_or(usize::MAX);
-        let skip = inner.log.len().saturating_sub(fresh);
-        (inner.told, inner.log.iter().skip(skip).cloned().collect())
+        let planner = self.lock();
+        let fresh = usize::try_from(planner.decisions.saturating_sub(known)).unwrap_or(usize::MAX);
+        let skip = planner.log.len().saturating_sub(fresh);
+        (planner.decisions, planner.log.iter().skip(skip).cloned().collect())
     }
 
     /// The current decision, whether or not it changed anything.
     pub fn current(&self) -> Decision {
-        let inner = self.lock();
-        inner.decision(self.stopped.load(Ordering::Relaxed))
+        let planner = self.lock();
+        planner.decision(self.stopped.load(Ordering::Relaxed))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Planner> {
         // No panic in here can happen between two changes that depend on each other.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.planner.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-impl Inner {
-    /// True when a new plan is due.
-    fn observe(&mut self, observation: &Observation) -> bool {
-        let Observation { choice, plain, encoded, cpu_ns, wall_ns } = *observation;
-        let worked = Worked { cpu_ns: cpu_ns as f64, wall_ns: wall_ns.max(cpu_ns) as f64 };
-        self.flow.worked(worked);
-        if plain == 0 || choice.candidate() >= self.candidates.len() {
-            return false;
-        }
-        let bytes = plain as f64;
-        let weight = (bytes / self.config.chunk_bytes as f64).clamp(1.0 / 64.0, 1.0);
-        self.chunks = (self.chunks + weight).min(WEIGHT_MEMORY);
-        let gain = weight / self.chunks.max(1.0);
-        for (class, share) in self.weights.iter_mut().enumerate() {
-            let here = if class == choice.class as usize { 1.0 } else { 0.0 };
-            *share += gain * (here - *share);
-        }
-        self.chunk_bytes += 0.05 * (bytes - self.chunk_bytes);
-        let seen = Point { cost: cpu_ns as f64 / bytes, size: encoded as f64 / bytes };
-        let estimates = &mut self.estimates[choice.class as usize];
-        let jumped = estimates.take(choice.candidate(), seen, weight);
-        self.since_plan += 1;
-        jumped || choice.explore || self.since_plan >= PLAN_EVERY
-    }
-
-    fn limits(&self) -> Limits {
-        Limits {
-            link: self.flow.link.unwrap_or(f64::MAX).max(1e-9),
-            workers: self.flow.cores().max(1e-3),
-            cores: self
-                .config
-                .cores
-                .filter(|cores| cores.is_finite() && *cores > 0.0)
-                .map(|cores| (cores, self.flow.other)),
-            floor: MARGIN * self.flow.floor,
-            idle_use: self.flow.idle_use() / MARGIN,
-        }
-    }
-
-    /// The candidates of a class that may be chosen, with their estimated sizes and costs.
-    fn points(&self, class: usize) -> Vec<(usize, Point)> {
-        let points = (0..self.candidates.len())
-            .map(|candidate| (candidate, self.estimates[class].point(candidate)));
-        let raw = self.candidates.iter().position(|settings| settings.codec() == Codec::Raw);
-        let raw = raw.map(|raw| self.estimates[class].point(raw).size);
-        // A candidate that hardly shrinks the data is not worth its CPU time.
-        let points = points.filter(|(candidate, point)| {
-            self.candidates[*candidate].codec() == Codec::Raw
-                || raw.is_none_or(|raw| point.size < (1.0 - WORTH) * raw)
-        });
-        let (short, long): (Vec<_>, Vec<_>) = points.partition(|(_, point)| self.is_short(*point));
-        if short.is_empty() {
-            let cheapest = long.into_iter().min_by(|a, b| a.1.cost.total_cmp(&b.1.cost));
-            return cheapest.into_iter().collect();
-        }
-        short
-    }
-
-    /// The candidate of a class while nothing is known.
-    fn start(&self, class: Class) -> usize {
-        let raw = self.candidates.iter().position(|settings| settings.codec() == Codec::Raw);
-        raw.filter(|_| class == Class::Dense).unwrap_or(self.start)
-    }
-
-    fn is_short(&self, point: Point) -> bool {
-        // Behind a QEMU that takes bytes in bursts, chunks that are still being encoded are missing
-        // from its window.
-        let longest =
-            if self.flow.held > HELD { HURRY } else { 1.0 } * self.config.longest_encode_ns;
-        point.cost * self.chunk_bytes.max(65536.0) <= longest
-    }
-
-    fn plan(&mut self, plans: &[AtomicU64; Class::COUNT]) {
-        self.since_plan = 0;
-        let limits = self.limits();
-        let hulls = [0, 1, 2, 3].map(|class| hull(&self.points(class)));
-        let mut mix = best(&hulls, &self.weights, &limits);
-        let known = self.flow.is_known();
-        if !known {
-            // A delivery takes a round trip, and the first look comes after some 10 ms.
-            mix.pairs = Class::ALL.map(|class| {
-                let start = self.start(class);
-                Pair { low: start, high: start, share: 0.0 }
-            });
-        }
-        for (class, plan) in plans.iter().enumerate() {
-            let mut own = mix;
-            if known && self.weights[class] < RARE {
-                // Beside the others' bytes its own hardly count, so any candidate would do: but not
-                // for all of the data.
-                let mut weights = [0.0; Class::COUNT];
-                weights[class] = 1.0;
-                own = best(&hulls, &weights, &limits);
-                // While it is rare it uses CPU time of the others: no more than bytes are worth to
-                // them.
-                if self.cost(class, &mix.pairs[class]) < self.cost(class, &own.pairs[class]) {
-                    own = mix;
-                }
-                mix.pairs[class] = own.pairs[class];
-            }
-            let Pair { low, high, share } = own.pairs[class];
-            let (explore, period) = self.exploration(class, &own, &limits).unwrap_or((low, 0));
-            let word = Plan {
-                low: number(low),
-                high: number(high),
-                share: parts(share),
-                explore: number(explore),
-                period,
-            };
-            plan.store(word.pack(), Ordering::Relaxed);
-        }
-        self.mix = Some(mix);
-        let (now, bottleneck) = (self.now, self.flow.bottleneck);
-        let news = |last: &Decision| last.differs(now, bottleneck, mix.at.size, mix.at.cost);
-        if self.log.back().is_none_or(news) {
-            self.tell(self.decision(false));
-        }
-    }
-
-    /// CPU ns for a plain byte of `class` with these two.
-    fn cost(&self, class: usize, pair: &Pair) -> f64 {
-        let cost = |candidate: usize| self.estimates[class].point(candidate).cost;
-        cost(pair.low) + pair.share * (cost(pair.high) - cost(pair.low))
-    }
-
-    /// The candidate that the next exploring chunk of `class` tries, and how often.
-    fn exploration(&self, class: usize, mix: &Mix, limits: &Limits) -> Option<(usize, u16)> {
-        let estimates = &self.estimates[class];
-        let Pair { low, high, share } = mix.pairs[class];
-        let (from, to) = (estimates.point(low), estimates.point(high));
-        let mean = |from: f64, to: f64| from + share * (to - from);
-        let now = Point { cost: mean(from.cost, to.cost), size: mean(from.size, to.size) };
-        // A candidate can only matter if, at its best, it saves bytes below their current price.
-        let worth = |point: Point| {
-            if mix.price.is_finite() {
-                point.size + mix.price * point.cost
-            } else {
-                point.cost
-            }
-        };
-        let useful = (0..self.candidates.len()).filter(|&candidate| {
-            let at_best = estimates.at_best(candidate);
-            candidate != low
-                && (candidate != high || share <= 0.0)
-                && self.candidates[candidate].codec() != Codec::Raw
-                && self.is_short(estimates.point(candidate))
-                && worth(at_best) < worth(now) * (1.0 - 1e-6)
-        });
-        let rarest = useful.min_by(|&a, &b| estimates.seen(a).total_cmp(&estimates.seen(b)))?;
-        let point = estimates.point(rarest);
-        let time = limits.time(mix.at).max(1e-9);
-        // The additional time of link and codec threads, compared with a usual chunk.
-        let more = ((point.cost - now.cost) / (limits.workers * time))
-            .max((point.size - now.size) / (limits.link * time))
-            .max(0.0);
-        let is_new = estimates.ever() < NEW;
-        let (share, least) = if is_new {
-            (4.0 * self.config.explore_share, EXPLORE_NEW)
-        } else {
-            // Well-known candidates can wait.
-            (self.config.explore_share, EXPLORE * (1.0 + estimates.seen(rarest) / 8.0))
-        };
-        Some((rarest, period((more / share).max(least))))
-    }
-
-    /// For each class, the candidate with which one chunk is through soonest: encoded with all
-    /// codec threads, then sent. The two do not overlap, since little is left to overlap with.
-    fn plan_for_the_end(&mut self, plans: &[AtomicU64; Class::COUNT]) {
-        let limits = self.limits();
-        let mut pairs = [Pair { low: 0, high: 0, share: 0.0 }; Class::COUNT];
-        let mut at = Point { cost: 0.0, size: 0.0 };
-        for class in 0..Class::COUNT {
-            let soonest = self.points(class).into_iter().min_by(|(_, a), (_, b)| {
-                let time = |point: &Point| point.size / limits.link + point.cost / limits.workers;
-                time(a).total_cmp(&time(b))
-            });
-            // Before anything is known of the link, the start candidate stays.
-            let soonest = soonest.filter(|_| self.flow.is_known());
-            let candidate =
-                soonest.map_or(self.start(Class::ALL[class]), |(candidate, _)| candidate);
-            pairs[class] = Pair { low: candidate, high: candidate, share: 0.0 };
-            let point = self.estimates[class].point(candidate);
-            at.cost += self.weights[class] * point.cost;
-            at.size += self.weights[class] * point.size;
-            let all = number(candidate);
-            let plan = Plan { low: all, high: all, share: 0, explore: all, period: 0 };
-            plans[class].store(plan.pack(), Ordering::Relaxed);
-        }
-        self.mix = Some(Mix { pairs, at, price: f64::INFINITY, idle_used: false });
-        let decision = self.decision(true);
-        self.tell(decision);
-    }
-
-    fn tell(&mut self, decision: Decision) {
-        if self.log.len() >= LOG {
-            self.log.pop_front();
-        }
-        self.log.push_back(decision);
-        self.told += 1;
-    }
-
-    fn classes(&self, mix: &Mix) -> Vec<ClassMix> {
-        let used = Class::ALL.into_iter().zip(&self.weights).zip(&mix.pairs);
-        used.filter(|((_, weight), _)| **weight >= 0.01)
-            .map(|((class, weight), pair)| {
-                let part = |candidate: usize, share| (self.candidates[candidate], share);
-                let mut parts = vec![part(pair.low, 1.0 - pair.share), part(pair.high, pair.share)];
-                parts.retain(|(_, share)| *share > 0.0);
-                ClassMix { class, weight: *weight, parts, candidates: Vec::new() }
-            })
-            .collect()
-    }
-
-    fn decision(&self, stopped: bool) -> Decision {
-        let limits = self.limits();
-        let mut classes = Vec::new();
-        let mut at = Point { cost: 0.0, size: 0.0 };
-        if let Some(mix) = &self.mix {
-            at = mix.at;
-            classes = self.classes(mix);
-            for class in &mut classes {
-                let estimates = &self.estimates[class.class as usize];
-                class.candidates = (0..self.candidates.len())
-                    .map(|candidate| {
-                        let point = estimates.point(candidate);
-                        Candidate {
-                            settings: self.candidates[candidate],
-                            size: point.size,
-                            cost_ns: point.cost,
-                            observations: estimates.seen(candidate),
-                            time_ns: limits.time(point),
-                        }
-                    })
-                    .collect();
-            }
-        }
-        Decision {
-            at: self.now,
-            bottleneck: self.flow.bottleneck,
-            stopped,
-            drain_bytes_per_s: self.flow.link.filter(|_| self.flow.measured).map(|link| link * 1e9),
-            cores: limits.workers,
-            busy_share: self.flow.busy,
-            used_cores: self.flow.used,
-            granted_share: self.flow.granted,
-            qemu_bytes_per_s: (self.flow.floor > 0.0).then(|| 1e9 / self.flow.floor),
-            encoded_share: at.size,
-            encode_ns: at.cost,
-            link_ns: at.size / limits.link,
-            cpu_ns: limits.cpu_time(at),
-            idle_used: self.mix.is_some_and(|mix| mix.idle_used),
-            classes,
-        }
-    }
-}
-
-/// A candidate's number in a plan.
-fn number(candidate: usize) -> u8 {
-    u8::try_from(candidate).unwrap_or(0)
-}
-
-/// `share` in 65536ths; all is 65535.
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "0 to 65535; `as` saturates"
-)]
-fn parts(share: f64) -> u16 {
-    (share * 65536.0) as u16
-}
-
-/// A number of chunks.
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "4 to 8192; `as` saturates"
-)]
-fn period(chunks: f64) -> u16 {
-    chunks.ceil().clamp(EXPLORE_NEW, 8192.0) as u16
 }

@@ -6,12 +6,12 @@
 //! size = level ^ power, cost = level * multiple. When the data changes, chunks encoded with the
 //! candidate in use update the estimates of all candidates at once.
 //!
-//! What is believed of a relation is a weighted mean of three sources: the candidate's own
-//! observations, by their number; those of candidates like it, since the levels of zstd deviate
-//! from their priors together; and the prior. Observations age as chunks pass. So a candidate whose
-//! few observations were bad by chance returns to what its likes suggest, and is tried again as
-//! soon as that makes it worth trying. Without that it would be believed bad for ever: a candidate
-//! that looks bad gets no chunks, and without chunks no better observations.
+//! The belief in a relation is a weighted mean of three sources: the candidate's own observations,
+//! by their number; those of candidates like it, since the levels of zstd deviate from their priors
+//! together; and the prior. Observations age as chunks pass. So a candidate whose few observations
+//! were bad by chance returns to what its likes suggest, and is tried again as soon as that makes
+//! it worth trying. Without that it would be believed bad for ever: a candidate that looks bad gets
+//! no chunks, and without chunks no better observations.
 //!
 //! A level and the relations to it could drift together unnoticed. So they are pinned: over the
 //! candidates observed, the relations are on (geometric) average the priors.
@@ -177,7 +177,7 @@ impl Estimates {
         let (power, multiple) = self.belief(candidate);
         let relation = &mut self.relations[candidate];
         if relation.is_raw() {
-            // Raw says nothing of the other candidates.
+            // A raw chunk is no evidence about the other candidates.
             relation.seen += weight;
             let gain = weight / (relation.seen + PRIOR_WORTH).min(RELATION_MEMORY);
             relation.power += gain * (seen.size - relation.power);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_of_the_data_moves_candidates_that_were_not_seen() {
+    fn a_change_of_the_data_moves_candidates_without_observations() {
         let mut estimates = estimates(Class::Plain);
         for _ in 0..200 {
             estimates.take(ZSTD_1, Point { cost: 2.0, size: 0.36 }, 1.0);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observation_that_was_bad_by_chance_is_not_believed_for_ever() {
+    fn one_bad_observation_does_not_exclude_a_candidate_for_ever() {
         let mut estimates = estimates(Class::Plain);
         let others = |estimates: &mut Estimates, chunks: u32| {
             for _ in 0..chunks {
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_that_are_alike_learn_from_each_other() {
+    fn similar_candidates_learn_from_each_other() {
         let mut estimates = estimates(Class::Plain);
         // Text: zstd -3 is far worse there than its prior.
         for _ in 0..60 {
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_is_of_the_data_and_not_of_the_codec() {
+    fn drift_is_attributed_to_the_data_and_not_to_the_codec() {
         let mut estimates = estimates(Class::Plain);
         for round in 0..2000 {
             let wave = f64::from(round % 400 - 200).abs() / 200.0;

@@ -161,8 +161,8 @@ impl Flow {
     }
 
     /// Whether to plan with the estimate of the link. In the first looks buffers fill, and a QEMU
-    /// that seems to be the bottleneck says nothing of the link: as if the link were fast, chunks
-    /// would go raw until it is full.
+    /// that seems to be the bottleneck is no evidence about the link: as if the link were fast,
+    /// chunks would go raw until it is full.
     pub(crate) fn is_known(&self) -> bool {
         self.link.is_some() && (self.measured || self.outrun)
     }
@@ -242,7 +242,7 @@ impl Flow {
             self.rise = self.rise.max(FASTER);
         }
         let link = link.max(wire);
-        // Nothing was transmitted: a stall. The next look will tell more.
+        // Nothing was transmitted: a stall. The next look will show more.
         let wire_seen = wire.max(1e-6);
         match self.bottleneck {
             // The link was not busy all the time, so the measured rate is less than its capacity.
@@ -272,8 +272,8 @@ impl Flow {
 
     /// `wire` bytes a ns went out, and a plain byte took `interval` ns.
     fn learn(&mut self, wire: f64, interval: f64, link_busy: f64) {
-        // On a path with a long round trip nothing is delivered at first, which says nothing of the
-        // link.
+        // On a path with a long round trip nothing is delivered at first, which is no evidence
+        // about the link.
         if self.link.is_some() || wire > 0.0 {
             self.learn_link(wire, link_busy);
         }

@@ -56,16 +56,20 @@
 //! It does not throttle threads: it meets `--max-cpu` by choosing cheaper candidates. Without
 //! `none` among them, the cheapest candidate sets the minimum.
 
+mod choice;
 mod config;
 mod controller;
 mod estimate;
 mod explain;
 mod flow;
 mod mix;
+mod plan;
+mod planner;
 mod probe;
 
+pub use choice::{Choice, Observation};
 pub use config::{Config, MAX_CANDIDATES};
-pub use controller::{Choice, Controller, Observation};
+pub use controller::Controller;
 pub use explain::{Candidate, ClassMix, Decision};
 pub use flow::{Bottleneck, Signals};
 pub use probe::Class;

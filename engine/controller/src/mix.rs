@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_lets_neither_link_nor_cpu_wait() {
+    fn a_mix_leaves_neither_link_nor_cpu_idle() {
         // 1 byte/ns and 1 core: raw takes 1 ns by the link, the codec 2 ns of CPU.
         let mix = one(&[(0.0, 1.0), (2.0, 0.5)], &limits(1.0, 1.0));
         // s = 1 - f/2 = 2 f = c.
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_has_all_but_gone_does_not_stop_the_others() {
+    fn a_class_that_has_almost_disappeared_does_not_stop_the_others() {
         let best_first =
             hull(&[(0, Point { cost: 0.0, size: 1.0 }), (1, Point { cost: 0.1, size: 0.1 })]);
         let other =
@@ -311,7 +311,7 @@ mod tests {
     proptest! {
         /// Against a search through all pairs of points in fine steps, including dominated points.
         #[test]
-        fn nothing_else_is_faster(
+        fn no_other_mix_is_faster(
             points in prop::collection::vec((0.001_f64..20.0, 0.01_f64..1.0), 1..12),
             link in 0.001_f64..20.0,
             workers in 0.1_f64..64.0,

@@ -1,4 +1,4 @@
-//! A probe of a chunk that costs two microseconds: what kind of bytes does it hold?
+//! A probe of a chunk that costs two microseconds: it classifies the bytes.
 //!
 //! The probe counts the distinct byte values in each of [`BLOCKS`] blocks of 64 bytes, spread over
 //! the chunk. 64 random bytes hold 56.6 on average, prose about 22, most pages of a Linux guest 16
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_prose_and_noise_are_told_apart() {
+    fn zeros_prose_and_noise_are_distinguished() {
         assert_eq!(Class::of(&[0; 1 << 19]), Class::Sparse);
         let prose =
             b"It was the best of times, it was the worst of times, it was the age of wisdom. ";

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bit_anywhere_spoils_a_page() {
+    fn one_different_bit_makes_a_page_not_same_filled() {
         for word in [0, u64::MAX, 0x0123_4567_89ab_cdef] {
             let mut page: Vec<u8> = word.to_le_bytes().repeat(512);
             assert_eq!(same_filled(&page), Some(word));

@@ -74,7 +74,7 @@ fn a_slot_outlives_the_last_handle_on_its_arena() {
 }
 
 #[test]
-fn waiting_takers_get_slots_and_stop_when_told() {
+fn waiting_threads_get_slots_and_stop_on_request() {
     let arena = Arena::new(2, PAGE_SIZE).expect("a small mapping");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -108,7 +108,7 @@ fn waiting_takers_get_slots_and_stop_when_told() {
 }
 
 #[test]
-fn contents_travel_with_the_slot() {
+fn a_slot_carries_its_bytes() {
     let arena = Arena::new(4, PAGE_SIZE).expect("a small mapping");
     let (ring, event) = (Ring::new(2), EventCount::new());
     let (sent, room) = (&ring, EventCount::new());

@@ -29,7 +29,7 @@ pub trait Job: Sized + Send + 'static {
     }
 
     /// Number of jobs in flight in `context`: their tickets have not been returned.
-    fn kept(_context: &Self::Context) -> usize {
+    fn in_flight(_context: &Self::Context) -> usize {
         0
     }
 

@@ -19,7 +19,7 @@
 //!
 //! # What fails
 //!
-//! [`Lanes`] that are closed give a submitted job back. A job that panics ends the process: its
+//! A closed [`Pool`] gives a submitted job back. A job that panics ends the process: its
 //! output would never arrive, and a thread that waits for it would wait for ever.
 //!
 //! # Limits
@@ -31,13 +31,13 @@
 //!
 //! # Proof
 //!
-//! `tests/lanes.rs` runs the threads. `src/models.rs` with `scripts/loom` explores each interleaving
+//! `tests/pool.rs` runs the threads. `src/models.rs` with `scripts/loom` explores each interleaving
 //! of idle workers, of closing and of results, and requires a failure with each ordering weakened.
 
 mod job;
-mod lanes;
 #[cfg(all(test, loom))]
 mod models;
+mod pool;
 mod reorder;
 mod results;
 mod submitter;
@@ -45,7 +45,7 @@ mod sync;
 mod workers;
 
 pub use job::{Job, Ticket};
-pub use lanes::{Lanes, LanesConfig};
+pub use pool::{Pool, PoolConfig};
 pub use reorder::{Reorder, ReorderError};
 pub use results::{Popped, Results};
 pub use submitter::{Counters, Submitted, Submitter};

@@ -134,7 +134,7 @@ fn a_worker_whose_job_another_has_taken_gets_the_next_one() {
 
 /// The workers have emptied their rings, which the submitter does not see yet.
 #[test]
-fn a_job_for_which_the_chosen_worker_seems_to_have_no_room_is_run() {
+fn a_job_whose_chosen_worker_appears_full_is_run() {
     explore(1, || {
         let workers = Arc::new(Workers::new(2, 2));
         let results = Results::new(2);
@@ -154,7 +154,7 @@ fn a_job_for_which_the_chosen_worker_seems_to_have_no_room_is_run() {
 
 /// Worker 0 is idle and has just found a job, when it is chosen for another one.
 #[test]
-fn a_job_for_which_a_worker_is_chosen_that_has_found_another_is_run() {
+fn a_job_whose_chosen_worker_has_taken_another_job_is_run() {
     explore(2, || {
         let workers = Arc::new(Workers::new(2, 2));
         let results = Results::new(2);
@@ -192,7 +192,7 @@ fn a_submitter_that_waits_for_room_is_woken() {
 }
 
 #[test]
-fn a_job_is_done_or_comes_back_when_the_workers_are_closed_meanwhile() {
+fn a_job_is_done_or_returned_when_the_workers_are_closed_meanwhile() {
     explore(2, || {
         let workers = Arc::new(Workers::new(1, 2));
         let results = Results::new(2);
@@ -214,7 +214,7 @@ fn a_job_is_done_or_comes_back_when_the_workers_are_closed_meanwhile() {
 /// As above without results, so that more interleavings can be explored: a worker that ends sees
 /// every job that was accepted.
 #[test]
-fn no_job_is_left_in_a_ring_when_the_workers_are_closed_meanwhile() {
+fn no_job_remains_in_a_ring_when_the_workers_are_closed_meanwhile() {
     explore(3, || {
         let workers = Arc::new(Workers::new(1, 2));
         let results = Results::new(2);
@@ -234,7 +234,7 @@ fn no_job_is_left_in_a_ring_when_the_workers_are_closed_meanwhile() {
 }
 
 #[test]
-fn all_outputs_are_there_when_all_jobs_are_finished() {
+fn all_outputs_are_present_when_all_jobs_are_finished() {
     explore(3, || {
         let results = Results::new(2);
         results.expect_one();
@@ -250,7 +250,7 @@ fn all_outputs_are_there_when_all_jobs_are_finished() {
 
 /// The thread that closes them knows of the push, which is another's.
 #[test]
-fn results_that_are_closed_still_give_what_was_pushed_before() {
+fn closed_results_return_the_outputs_pushed_before() {
     explore(3, || {
         let results = Results::new(2);
         let pusher = {

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::job::Job;
-use crate::lanes::Lanes;
+use crate::pool::Pool;
 use crate::results::Results;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Submits jobs, and counts them as QEMU does. May be shared by several threads.
 #[derive(Debug)]
 pub struct Submitter<J: Job> {
-    lanes: Arc<Lanes<J>>,
+    pool: Arc<Pool<J>>,
     results: Arc<Results<J::Output>>,
     wait: bool,
     pages: AtomicU64,
@@ -49,7 +49,7 @@ pub struct Counters {
 
 impl Counters {
     /// All pages submitted or passed by: QEMU's target page count.
-    pub fn target_pages(&self) -> u64 {
+    pub(crate) fn target_pages(&self) -> u64 {
         self.pages + self.busy_pages + self.passed_by
     }
 
@@ -65,16 +65,16 @@ impl Counters {
 }
 
 impl<J: Job> Submitter<J> {
-    /// A submitter to `lanes`; the outputs go to `results`.
+    /// A submitter to `pool`; the outputs go to `results`.
     ///
     /// With `compress_wait_thread` a job that finds no room waits for it; otherwise it is returned.
     pub fn new(
-        lanes: Arc<Lanes<J>>,
+        pool: Arc<Pool<J>>,
         results: Arc<Results<J::Output>>,
         compress_wait_thread: bool,
     ) -> Self {
         Self {
-            lanes,
+            pool,
             results,
             wait: compress_wait_thread,
             pages: AtomicU64::new(0),
@@ -89,16 +89,16 @@ impl<J: Job> Submitter<J> {
     #[inline]
     pub fn submit(&self, job: J, pages: u64) -> Submitted<J> {
         let submitted = if self.wait {
-            self.lanes.submit_wait(job, &self.results)
+            self.pool.submit_wait(job, &self.results)
         } else {
-            self.lanes.try_submit(job, &self.results)
+            self.pool.try_submit(job, &self.results)
         };
         match submitted {
             Ok(()) => {
                 self.pages.fetch_add(pages, Ordering::Relaxed);
                 Submitted::Queued
             }
-            Err(job) if self.lanes.is_closed() => Submitted::Closed(job),
+            Err(job) if self.pool.is_closed() => Submitted::Closed(job),
             Err(job) => {
                 self.busy.fetch_add(1, Ordering::Relaxed);
                 self.busy_pages.fetch_add(pages, Ordering::Relaxed);
@@ -141,8 +141,8 @@ impl<J: Job> Submitter<J> {
     }
 
     /// The worker threads.
-    pub fn lanes(&self) -> &Arc<Lanes<J>> {
-        &self.lanes
+    pub fn pool(&self) -> &Arc<Pool<J>> {
+        &self.pool
     }
 
     /// The results that receive the outputs.

@@ -274,7 +274,7 @@ impl<J: Job> Workers<J> {
         let state = &worker.state.0;
         state.tid.store(gettid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
         loop {
-            let kept = J::kept(&context);
+            let kept = J::in_flight(&context);
             let task = if kept == 0 {
                 // No job is in flight: this may sleep.
                 let Some(task) = self.next_task(number) else { break };
@@ -289,7 +289,7 @@ impl<J: Job> Workers<J> {
                 self.has_taken_one();
                 state.busy.store(true, Ordering::Relaxed);
                 let finished = job.start(&mut context, Ticket(results));
-                if J::kept(&context) == 0 {
+                if J::in_flight(&context) == 0 {
                     // Before the output is visible: a thread that has all outputs finds no worker
                     // busy.
                     state.busy.store(false, Ordering::Relaxed);
@@ -298,7 +298,7 @@ impl<J: Job> Workers<J> {
                     results.finish_one(output);
                 }
             }
-            if J::kept(&context) > 0 {
+            if J::in_flight(&context) > 0 {
                 if idle {
                     // As `next_task` does before it sleeps.
                     self.room.notify_one();
@@ -306,7 +306,7 @@ impl<J: Job> Workers<J> {
                 J::poll(&mut context, idle, &mut |Ticket(results), output| {
                     results.finish_one(output);
                 });
-                if J::kept(&context) == 0 {
+                if J::in_flight(&context) == 0 {
                     state.busy.store(false, Ordering::Relaxed);
                 }
             }
@@ -332,7 +332,7 @@ impl<J: Job> Workers<J> {
         from.iter().chain(before).find_map(|worker| worker.ring.pop())
     }
 
-    /// The next job for worker `number`; `None` once the lanes are closed and all rings are empty.
+    /// The next job for worker `number`; `None` once the pool is closed and all rings are empty.
     fn next_task(&self, number: usize) -> Option<Task<J>> {
         if let Some(task) = self.waiting_task(number) {
             return Some(task);
@@ -341,7 +341,7 @@ impl<J: Job> Workers<J> {
         self.idle_wait(number)
     }
 
-    /// Waits until any ring has a job; `None` once the lanes are closed and all rings are empty.
+    /// Waits until any ring has a job; `None` once the pool is closed and all rings are empty.
     fn idle_wait(&self, number: usize) -> Option<Task<J>> {
         let worker = &self.workers[number];
         let state = &worker.state.0;

@@ -46,7 +46,7 @@ impl EventCount {
         Self { futex: Futex::new() }
     }
 
-    /// Says that the condition may have become true for one waiter.
+    /// Announces that the condition may have become true for one waiter.
     ///
     /// Call it after the change. It costs a fence and a load when no thread sleeps or a wake-up is
     /// already under way. All waiters of one event count must wait for the same kind of condition,
@@ -56,7 +56,7 @@ impl EventCount {
         self.notify_one_after(&Fenced::new());
     }
 
-    /// Says that the condition may have become true for every waiter.
+    /// Announces that the condition may have become true for every waiter.
     #[inline]
     pub fn notify_all(&self) {
         self.notify_all_after(&Fenced::new());

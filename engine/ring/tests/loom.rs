@@ -203,7 +203,7 @@ fn two_producers_wake_two_sleepers() {
 
 /// A flag instead of a ring, with two waiters.
 #[test]
-fn notify_all_wakes_everyone() {
+fn notify_all_wakes_every_sleeper() {
     explore(3, || {
         let shared = Arc::new((AtomicBool::new(false), EventCount::new()));
         let waiters = [(), ()].map(|()| {

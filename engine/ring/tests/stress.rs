@@ -87,7 +87,7 @@ fn many_to_many_through_the_smallest_ring() {
 }
 
 #[test]
-fn one_to_many_wakes_everyone_it_must() {
+fn one_to_many_wakes_every_sleeper() {
     many_to_many(1, 6, 64, 90_000);
 }
 
@@ -139,7 +139,7 @@ fn a_deadline_ends_a_wait_and_later_ones_still_work() {
 
 /// Time-outs and wake-ups that race: a waiter that gives up must not consume a wake-up.
 #[test]
-fn waiters_that_give_up_lose_nobody_elses_wake_up() {
+fn waiters_that_give_up_lose_no_wake_up_of_another() {
     let channel = Channel::new(4);
     let taken = AtomicU64::new(0);
     const ITEMS: u64 = 40_000;

@@ -8,7 +8,7 @@ use crate::Site;
 #[derive(Debug)]
 pub struct Weakened<S>(Option<(S, Remains)>);
 
-/// What is left of a fence, an ordering or a step.
+/// The rest of a weakened fence, ordering or step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remains {
     /// It is as written.
@@ -36,7 +36,7 @@ impl<S: Site> Weakened<S> {
     }
 }
 
-/// What is left of a site.
+/// The rest of a weakened site.
 pub fn remains<S: Site>(site: S) -> Remains {
     match S::weakened().0 {
         Some((weak, remains)) if weak == site => remains,
@@ -58,7 +58,7 @@ pub fn step<S: Site>(site: S) -> bool {
     remains(site) != Remains::Nothing
 }
 
-/// A SeqCst fence, or what is left of it.
+/// A SeqCst fence, or the rest of it when weakened.
 pub fn fence_seq_cst<S: Site>(site: S) {
     match remains(site) {
         Remains::All => loom::sync::atomic::fence(Ordering::SeqCst),

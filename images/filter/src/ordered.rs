@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use pipeline::{Job, Lanes, LanesConfig, Popped, Reorder, Results};
+use pipeline::{Job, Pool, PoolConfig, Popped, Reorder, Results};
 
 /// A job with its number in the stream.
 struct Numbered<J> {
@@ -22,7 +22,7 @@ impl<J: Job> Job for Numbered<J> {
 
 /// Runs jobs, and returns their outputs in order. A bounded number is in flight.
 pub(crate) struct Ordered<J: Job> {
-    lanes: Arc<Lanes<Numbered<J>>>,
+    lanes: Arc<Pool<Numbered<J>>>,
     results: Arc<Results<(u64, J::Output)>>,
     order: Reorder<(u64, J::Output)>,
     next: u64,
@@ -37,8 +37,8 @@ impl<J: Job> Ordered<J> {
         context: impl FnMut(usize) -> J::Context,
     ) -> io::Result<Self> {
         // Units take milliseconds: one that waits is enough.
-        let config = LanesConfig { threads, ring_capacity: 2, name };
-        let lanes = Lanes::new(config, context)?;
+        let config = PoolConfig { threads, ring_capacity: 2, name };
+        let lanes = Pool::new(config, context)?;
         let most = 3 * threads;
         Ok(Self {
             lanes,

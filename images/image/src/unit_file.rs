@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use codec::checksum;
 use pages::{Arena, Slot};
-use pipeline::{Lanes, LanesConfig, Popped, Reorder, Results};
+use pipeline::{Pool, PoolConfig, Popped, Reorder, Results};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::compress::{room, Context, Encode, Encoded};
@@ -20,7 +20,7 @@ const FILLING: usize = 2;
 /// The threads that encode units, and their buffers.
 pub(crate) struct UnitFile {
     out: Sealing,
-    lanes: Arc<Lanes<Encode>>,
+    pool: Arc<Pool<Encode>>,
     results: Arc<Results<Encoded>>,
     order: Reorder<Encoded>,
     plain: Arc<Arena>,
@@ -38,15 +38,15 @@ impl UnitFile {
         for _ in 0..threads {
             contexts.push(Context::new(settings, unit_bytes)?);
         }
-        let config = LanesConfig { threads, name: "image", ..LanesConfig::default() };
-        let lanes = Lanes::new(config, |_| contexts.pop().expect("one for each thread"))
+        let config = PoolConfig { threads, name: "image", ..PoolConfig::default() };
+        let pool = Pool::new(config, |_| contexts.pop().expect("one for each thread"))
             .map_err(WriteError::SetUp)?;
-        // The depth of the lanes, the units that are being filled, and one that waits for room.
-        let slots = lanes.depth() + FILLING + 1;
+        // The depth of the pool, the units that are being filled, and one that waits for room.
+        let slots = pool.depth() + FILLING + 1;
         let arena = |bytes| Arena::new(slots, bytes).map_err(WriteError::SetUp);
         Ok(Self {
             out: Sealing::new(new, path),
-            lanes,
+            pool,
             results: Results::new(slots),
             order: Reorder::new(slots),
             plain: arena(unit_bytes)?,
@@ -83,7 +83,7 @@ impl UnitFile {
         let pages = u32::try_from(len / page_size).expect("a unit has few pages");
         let mut job = Encode { number, pages, plain, plain_len: len, stored };
         self.submitted += 1;
-        while let Err(back) = self.lanes.try_submit(job, &self.results) {
+        while let Err(back) = self.pool.try_submit(job, &self.results) {
             job = back;
             self.collect()?;
         }
@@ -132,7 +132,7 @@ impl UnitFile {
         while (self.units.len() as u64) < self.submitted {
             self.collect()?;
         }
-        self.lanes.join();
+        self.pool.join();
         Ok((self.units, self.out))
     }
 }

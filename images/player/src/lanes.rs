@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use image::{Damage, Image, Units};
 use pages::{Arena, Slot};
-use pipeline::{Job, Lanes, LanesConfig, Popped, Reorder, Results};
+use pipeline::{Job, Pool, PoolConfig, Popped, Reorder, Results};
 
 use crate::PlayError;
 
@@ -51,7 +51,7 @@ impl Unit {
 /// Reads units ahead, in order, each once.
 pub(crate) struct Ahead {
     image: Arc<Image>,
-    lanes: Arc<Lanes<Decode>>,
+    lanes: Arc<Pool<Decode>>,
     results: Arc<Results<Decoded>>,
     order: Reorder<Decoded>,
     arena: Arc<Arena>,
@@ -65,8 +65,8 @@ pub(crate) struct Ahead {
 impl Ahead {
     /// Starts `threads` threads for all units of `image`.
     pub(crate) fn new(image: &Arc<Image>, threads: usize) -> Result<Self, PlayError> {
-        let config = LanesConfig { threads, name: "restore", ..LanesConfig::default() };
-        let lanes = Lanes::new(config, |_| Units::new()).map_err(PlayError::SetUp)?;
+        let config = PoolConfig { threads, name: "restore", ..PoolConfig::default() };
+        let lanes = Pool::new(config, |_| Units::new()).map_err(PlayError::SetUp)?;
         // The caller holds one more.
         let slots = lanes.depth() + 1;
         let arena = Arena::new(slots, image.shape().unit_bytes()).map_err(PlayError::SetUp)?;

@@ -64,7 +64,7 @@ pub enum OpenError {
     #[error("a QAT device compresses for codec qatzip, not for {0}")]
     Offload(codec::Codec),
     /// No instance could be opened, or the device uses QAT already.
-    #[error("no instance of the QAT device is to be had (`platen qat status` says more)")]
+    #[error("no instance of the QAT device is available (`platen qat status` says more)")]
     NoInstance,
     /// The codec cannot be set up.
     #[error(transparent)]

@@ -39,8 +39,8 @@ pub(crate) trait DoPages: WaitForPages {
 /// flight is under way while a page of it is not done. An invited thread decrements `invited` when
 /// it will no longer access the flight, except for pages that it has claimed. A page belongs to the
 /// thread that moved `next` past it. The thread that decrements `left` to 0 finishes the flight and
-/// tells the queue. The last invitation may be looked at later than that, so `invited` and `left`
-/// are separate.
+/// notifies the queue. The last invitation may be looked at later than that, so `invited` and
+/// `left` are separate.
 pub(crate) struct Flight {
     what: UnsafeCell<(u64, Request)>,
     /// The first unclaimed page. Relaxed: it only distributes pages.
@@ -233,7 +233,7 @@ impl Flight {
             let raw = errno.raw().unsigned_abs();
             let _ = self.error.compare_exchange(0, raw, Ordering::Relaxed, Ordering::Relaxed);
         }
-        // AcqRel: the last thread has seen the results of all others, and tells the queue.
+        // AcqRel: the last thread has seen the results of all others, and notifies the queue.
         let order = both(Site::LeftAcquire, Site::LeftRelease);
         self.left.fetch_sub(count, order) == count
     }

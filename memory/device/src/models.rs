@@ -246,7 +246,7 @@ fn a_page_that_is_delegated_is_waited_for_like_any_other() {
 }
 
 #[test]
-fn a_device_does_pages_after_its_thread_has_released_the_flight_and_the_queue_sleeps_until_then() {
+fn a_device_finishes_pages_after_its_thread_released_the_flight_and_wakes_the_queue() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);
@@ -269,7 +269,7 @@ fn a_device_does_pages_after_its_thread_has_released_the_flight_and_the_queue_sl
 }
 
 #[test]
-fn two_devices_finish_a_request_once_and_look_at_it_no_more() {
+fn two_devices_finish_a_request_once_and_do_not_access_it_later() {
     explore(2, || {
         let model = Model::new();
         let request = Request { op: Op::Write, page: 1, pages: 2, buffer: Buffer::NONE };
@@ -292,7 +292,7 @@ fn two_devices_finish_a_request_once_and_look_at_it_no_more() {
 
 /// Otherwise a queue's eventfd would stay readable, and the queue never sleep.
 #[test]
-fn a_queue_clears_its_wake_up_and_nothing_stays_readable() {
+fn a_queue_clears_its_wake_up_and_its_eventfd_is_not_readable() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);

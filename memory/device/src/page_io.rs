@@ -276,7 +276,7 @@ impl PageIo {
         };
         let left = match page {
             Page::Backed => self.reader.bring_back(&mut self.worker, index, form),
-            _ => self.worker.leave_group(index, self.reader.group(), form, false),
+            _ => self.worker.ungroup(index, self.reader.group(), form, false),
         };
         // If the page was written meanwhile, there is nothing to do either.
         left.map(drop).map_err(|error| self.refused(&error))

@@ -1,4 +1,4 @@
-//! A station: a queue's flights, and how the queue is told that one has finished.
+//! A station: a queue's flights, and the notification of the queue that one has finished.
 
 use std::collections::VecDeque;
 use std::io;
@@ -35,7 +35,7 @@ impl Station {
         })
     }
 
-    /// Tells the queue that a flight has finished. For workers.
+    /// Notifies the queue that a flight has finished. For workers.
     pub(crate) fn finish(&self, flight: u16) {
         self.put(flight);
         self.notify();

@@ -102,7 +102,7 @@ fn wait_at_gate() {
 }
 
 #[test]
-fn a_thread_that_meets_a_page_on_the_device_goes_on_with_others() {
+fn a_thread_whose_page_is_on_the_device_serves_other_requests() {
     const PAGES: u64 = 64;
     *GATE.0.lock().unwrap() = true;
     let disk = Shelf::pausing(100, wait_at_gate);
@@ -181,7 +181,7 @@ fn a_thread_that_meets_a_page_on_the_device_goes_on_with_others() {
 }
 
 #[test]
-fn pages_on_a_device_that_is_not_there_are_errors_and_cost_the_queue_nothing() {
+fn pages_on_an_absent_device_are_errors_and_do_not_delay_the_queue() {
     const DEPTH: u16 = 8;
     let disk = Shelf::new(100);
     let (store, device) = made(64, &disk, 1);
@@ -209,7 +209,7 @@ fn pages_on_a_device_that_is_not_there_are_errors_and_cost_the_queue_nothing() {
 }
 
 #[test]
-fn requests_of_all_sizes_while_pages_go_out_and_come_back() {
+fn requests_of_all_sizes_succeed_during_writeback_and_reads() {
     const PART: u64 = 60;
     const THREADS: u64 = 3;
     let disk = Shelf::pausing(50, thread::yield_now);

@@ -54,7 +54,7 @@ fn finish(queue: &mut DeviceQueue) -> usize {
 }
 
 #[test]
-fn reads_of_a_device_that_does_not_answer_are_noted_or_waited_for() {
+fn reads_of_a_device_that_does_not_answer_are_queued_or_block() {
     // Like ublk's queues: 64 requests of 512 KiB each, all pages on the device. Each takes a few
     // entries, no submitter waits, and writes meanwhile complete.
     let (store, of) = device(64);

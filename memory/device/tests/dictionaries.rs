@@ -161,7 +161,7 @@ fn clients_see_their_own_pages_while_dictionaries_are_installed() {
 }
 
 #[test]
-fn pages_keep_their_dictionary_on_the_backing_device_and_with_the_next_server() {
+fn pages_retain_their_dictionary_on_the_backing_device_and_with_the_next_server() {
     let store = store();
     let disk = memfd_create("disk", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&disk, 1024 * 4096).unwrap();

@@ -13,7 +13,7 @@ fn heap() -> usize {
 }
 
 #[test]
-fn a_thread_takes_what_is_said_and_half_of_that_at_least() {
+fn a_thread_uses_between_half_and_all_of_its_stated_heap() {
     for (codec, levels) in [
         (Codec::Raw, &[None][..]),
         (Codec::Lz4, &[None]),

@@ -161,7 +161,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn several_queues_hold_what_plain_memory_holds(
+    fn several_queues_read_what_plain_memory_reads(
         lists in prop::collection::vec(prop::collection::vec(step(), 1..40), THREADS as usize),
         codec in prop::sample::select(vec![Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::Raw]),
         workers in 0..4_usize,
@@ -190,7 +190,7 @@ proptest! {
 
 /// Many requests under way on one queue, more than it has flights.
 #[test]
-fn requests_that_overtake_each_other_all_arrive() {
+fn requests_that_overtake_each_other_complete() {
     const PAGES: usize = 32;
     let device = device(64 * PAGES as u64, Codec::Lz4, 3);
     let mut queue: DeviceQueue = device.queue().unwrap();
@@ -233,7 +233,7 @@ fn requests_that_overtake_each_other_all_arrive() {
 
 /// Two threads write the same pages, entirely and partly; every read returns one of their writes.
 #[test]
-fn pages_written_by_two_at_once_are_never_a_mix() {
+fn two_concurrent_writes_of_a_page_are_never_mixed() {
     let device = Arc::new(device(16, Codec::Zstd, 2));
     let threads: Vec<_> = (0..2_u8)
         .map(|own| {
@@ -263,9 +263,10 @@ fn pages_written_by_two_at_once_are_never_a_mix() {
     }
 }
 
-/// Four threads count in the bytes of one page, each in its own, while whole pages go elsewhere.
+/// Four threads count in the bytes of one page, each in its own, while whole pages are written
+/// beside it.
 #[test]
-fn patches_of_one_page_lose_nothing() {
+fn partial_writes_of_one_page_lose_no_byte() {
     let device = Arc::new(device(2, Codec::Lz4, 0));
     let threads: Vec<_> = (0..4_usize)
         .map(|own| {
@@ -299,7 +300,7 @@ fn patches_of_one_page_lose_nothing() {
 /// older contents. Both start each round together, and sleep until both have finished it, so that
 /// the machine's load does not matter.
 #[test]
-fn a_patch_never_undoes_a_write() {
+fn a_partial_write_never_undoes_a_write() {
     const ROUNDS: u32 = 2000;
     let device = Arc::new(device(1, Codec::Zstd, 0));
     let together = Arc::new(Barrier::new(2));
@@ -363,7 +364,7 @@ fn requests_that_are_not_valid_are_refused_and_counted() {
 }
 
 #[test]
-fn a_full_device_says_so_and_loses_nothing() {
+fn a_full_device_returns_enospc_and_loses_no_page() {
     let options = Options { mem_limit: 2 << 20, reserve: 0, ..Options::default() };
     let store = Store::create(4096, options).unwrap();
     let settings = Settings::new(Codec::Zstd, None).unwrap();
@@ -406,7 +407,7 @@ fn a_full_device_says_so_and_loses_nothing() {
 /// Bytes that change in the store's memory are an error of their page alone, reported once and
 /// counted.
 #[test]
-fn damage_is_an_error_of_its_page_and_over_when_it_is_written() {
+fn damage_is_an_error_of_its_page_until_the_page_is_written() {
     use std::os::unix::fs::FileExt;
     let device = device(64, Codec::Zstd, 1);
     let mut queue = device.queue().unwrap();

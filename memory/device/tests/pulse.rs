@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(120);
 const PAGES: u64 = 8;
 
 #[test]
-fn a_queue_idles_progresses_and_says_that_it_waits_for_a_disk() {
+fn a_queue_reports_idle_progress_and_a_wait_for_a_disk() {
     let store = Store::create(PAGES, Options { reserve: 0, ..Options::default() }).unwrap();
     let _disk = behind_the_gate(&store, PAGES);
     let pulse = Arc::new(Pulse::private());

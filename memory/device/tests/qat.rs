@@ -150,7 +150,7 @@ impl Client {
         let mut results = Vec::new();
         for (number, &(page, pages)) in writes.iter().enumerate() {
             let bytes = &mut data[page as usize * PAGE..(page + pages) as usize * PAGE];
-            // SAFETY: `data` lives until every request is over, and nobody writes it meanwhile.
+            // SAFETY: `data` lives until every request is over, and no code writes it meanwhile.
             let buffer = unsafe { Buffer::new(bytes.as_mut_ptr(), bytes.len()) };
             let page = self.base + page;
             let request = Request { op: Op::Write, page, pages: pages as u32, buffer };
@@ -202,7 +202,7 @@ impl Client {
 }
 
 #[test]
-fn every_page_is_what_was_written_last_whatever_the_device_does() {
+fn every_page_reads_as_last_written_whatever_the_device_does() {
     let sim = Sim::turn();
     for fault in &FAULTS {
         for threads in [1, 2] {
@@ -260,7 +260,7 @@ fn run_case(sim: &Sim, fault: &Fault, threads: usize) {
 }
 
 #[test]
-fn an_output_that_nobody_verified_is_an_error_when_it_is_read_and_never_a_wrong_byte() {
+fn an_unverified_output_is_an_error_when_it_is_read_and_never_a_wrong_byte() {
     let sim = Sim::turn();
     sim.script("instances 1; seed 3");
     let store = Store::create(PART, Options::default()).unwrap();
@@ -293,7 +293,7 @@ fn an_output_that_nobody_verified_is_an_error_when_it_is_read_and_never_a_wrong_
 }
 
 #[test]
-fn a_device_that_comes_back_is_used_again_and_software_does_it_meanwhile() {
+fn a_restarted_device_is_used_again_and_software_compresses_meanwhile() {
     let sim = Sim::turn();
     for script in ["now silence", "now fatal"] {
         sim.script("reset");
@@ -410,7 +410,7 @@ fn software_reads_units_of_the_device_and_the_reverse() {
 }
 
 #[test]
-fn a_limit_fails_writes_and_keeps_what_is_stored() {
+fn a_limit_fails_writes_and_preserves_stored_pages() {
     let sim = Sim::turn();
     sim.script("instances 1");
     let limit = 6 << 20;
@@ -426,7 +426,7 @@ fn a_limit_fails_writes_and_keeps_what_is_stored() {
     noise.chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
     let mut results = Vec::new();
     for number in 0..4 {
-        // SAFETY: `noise` lives until every request is over, and nobody writes it meanwhile.
+        // SAFETY: `noise` lives until every request is over, and no code writes it meanwhile.
         let buffer = unsafe { Buffer::new(noise.as_mut_ptr(), noise.len()) };
         let page = 1024 * (number + 1);
         let request = Request { op: Op::Write, page, pages: 1024, buffer };
@@ -465,7 +465,7 @@ fn a_closing_queue_waits_for_the_devices_jobs() {
 }
 
 #[test]
-fn a_page_that_changes_while_the_device_has_it_is_one_or_the_other_as_a_whole() {
+fn a_page_that_changes_while_the_device_has_it_reads_as_one_whole_version() {
     const PAGES: usize = 24;
     let sim = Sim::turn();
     sim.script("instances 1; latency 20000");
@@ -484,7 +484,7 @@ fn a_page_that_changes_while_the_device_has_it_is_one_or_the_other_as_a_whole() 
     }
     let mut submit = |client: &mut Client, version: usize, number: usize| {
         let bytes = &mut versions[version][number * PAGE..][..PAGE];
-        // SAFETY: the versions live until every request is over, and nobody writes them meanwhile.
+        // SAFETY: the versions live until every request is over, and no code writes them meanwhile.
         let buffer = unsafe { Buffer::new(bytes.as_mut_ptr(), PAGE) };
         let request = Request { op: Op::Write, page: number as u64, pages: 1, buffer };
         assert_eq!(client.queue.submit(number as u64, request), None);

@@ -6,7 +6,7 @@ use device::{Damage, PageReader, PAGE};
 use store::{Options, Page, Store};
 
 #[test]
-fn a_page_that_is_stored_as_it_is_goes_to_the_reader_s_buffer_alone() {
+fn a_raw_page_is_copied_to_the_reader_s_buffer_only() {
     let store = Store::create(8, Options { reserve: 0, ..Options::default() }).unwrap();
     let mut worker = store.worker().unwrap();
     let mut whole = [7; PAGE];

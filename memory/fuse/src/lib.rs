@@ -147,7 +147,7 @@ impl Server {
     }
 
     /// Waits until mounts change, at most for `wait`; returns whether the file is still mounted,
-    /// and true if the kernel does not tell. After `umount -l`, processes that have the file open
+    /// and true if that cannot be determined. After `umount -l`, processes that have the file open
     /// are still served; its path is then the empty file beneath it.
     pub fn is_mounted(&mut self, wait: Duration) -> bool {
         match &mut self.mount {
@@ -161,7 +161,7 @@ impl Server {
 
     /// Gives up a file that is no longer mounted. Processes that have it open are served until they
     /// close it, or this process ends.
-    pub fn leave(self) {
+    pub fn abandon(self) {
         std::mem::forget(self.session);
     }
 

@@ -1,4 +1,4 @@
-//! Tells whether a mount still exists, from the kernel's list of mounts: proc(5),
+//! Determines whether a mount still exists, from the kernel's list of mounts: proc(5),
 //! `/proc/PID/mountinfo`.
 //!
 //! A system call on the file itself could deadlock: this process answers it.
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_that_there_are_stay_and_others_are_none() {
+    fn existing_mounts_stay_and_other_paths_are_no_mounts() {
         let mut proc = Watched::new(Path::new("/proc")).unwrap();
         assert!(proc.is_there(Duration::from_millis(1)));
         proc.id = b"no such".to_vec();

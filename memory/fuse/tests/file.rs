@@ -154,7 +154,7 @@ fn requests_that_a_fixed_size_file_cannot_serve_are_refused() {
     let given = std::os::unix::fs::fchown(&file, Some(uid + 1), None).unwrap_err();
     assert_eq!(given.raw_os_error(), Some(Errno::PERM.raw_os_error()));
     file.set_modified(std::time::SystemTime::now()).unwrap();
-    // The file is open: it is unmounted all the same, and the result tells.
+    // The file is open: it is unmounted, and the result shows that.
     assert!(server.stop().unwrap());
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
 }

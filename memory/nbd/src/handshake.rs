@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_of_another_name_or_before_structured_replies_is_none() {
+    fn a_context_of_another_name_or_before_structured_replies_is_not_granted() {
         let (_, last) = talk(&[
             option(STRUCTURED_REPLY, &[]),
             option(SET_META_CONTEXT, &query("swap", "base:allocation")),
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_way_in_gets_size_flags_and_zeros() {
+    fn export_name_gets_size_flags_and_zeros() {
         let export = export();
         let mut handshake = Handshake::new(&export);
         let mut out = Vec::new();
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_are_answered_or_end_the_connection() {
+    fn invalid_options_are_answered_or_end_the_connection() {
         let (kinds, last) = talk(&[
             option(5, &[]),
             option(77, b"whatever"),

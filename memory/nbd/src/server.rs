@@ -192,11 +192,11 @@ impl<B: Backend> Server<B> {
                     }
                     // Copies of the socket see the end too.
                     let _ = stream.shutdown(Shutdown::Both);
-                    self.leave(connection);
+                    self.remove_client(connection);
                 });
                 if let Err(error) = spawned {
                     notices.add(&format!("client {connection}: no thread: {error}"));
-                    self.leave(connection);
+                    self.remove_client(connection);
                 }
             };
             let mut open = self.open();
@@ -277,7 +277,7 @@ impl<B: Backend> Server<B> {
         Ok(())
     }
 
-    fn leave(&self, number: u64) {
+    fn remove_client(&self, number: u64) {
         if self.open().streams.remove(&number).is_some_and(|client| client.simple) {
             self.simple.fetch_sub(1, Ordering::AcqRel);
         }
@@ -495,7 +495,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_not_there_is_seen_before_it_is_used() {
+    fn missing_memory_is_detected_before_its_use() {
         assert!(has_memory(CONNECTION_MEMORY + QUEUE_MEMORY));
         assert!(!has_memory(usize::MAX / 2));
     }

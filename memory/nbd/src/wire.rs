@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_held_against_the_export() {
+    fn ranges_are_checked_against_the_export() {
         let parse = |kind, offset, length| SESSION.parse(&bytes(0, kind, offset, length));
         for kind in [0, 1, 4, 6, 7] {
             assert!(matches!(parse(kind, (1 << 30) - 4, 4), Parsed::Do(_)), "{kind}");
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_do_not_belong_are_refused() {
+    fn flags_that_a_command_does_not_have_are_refused() {
         let bare = Session { structured: false, allocation: false, ..SESSION };
         assert!(refused(bare.parse(&bytes(0, 7, 0, 512))).is_some());
         assert!(refused(bare.parse(&bytes(FLAG_DF, 0, 0, 512))).is_some());

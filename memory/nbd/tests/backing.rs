@@ -1,5 +1,5 @@
 //! Pages that are on a backing device, asked for by the kernel's way of speaking and by the other
-//! one: nobody waits for them but who asked.
+//! one: only the client that sent them waits for them.
 
 #[path = "../../store/tests/shelf/mod.rs"]
 mod shelf;
@@ -153,7 +153,7 @@ fn reads_of_the_backing_device_delay_no_write() {
             [(1, 1), (2, 1), (300, 320)][usize::try_from(cookie - reads[0]).unwrap()];
         assert!(error == 0 && bytes == pages(at, number), "{number} pages from {at}: {error}");
     }
-    // One that fails is told so, and only that.
+    // One that fails gets an error, and no other does.
     disk.0.fail_reads.store(61, Ordering::Relaxed);
     let (bad, good) = (client.read(3, 1), client.read(OUT + 3, 1));
     let answers: BTreeMap<u64, u32> =

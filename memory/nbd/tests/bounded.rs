@@ -39,7 +39,7 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn clients_that_lie_take_a_bounded_amount_of_memory() {
+fn clients_with_invalid_requests_cost_a_bounded_amount_of_memory() {
     let store = Store::create(SIZE / PAGE as u64, Options::default()).unwrap();
     let options = DeviceOptions { workers: 2, depth: 8, ..DeviceOptions::default() };
     let device = Device::new(&store, &options).unwrap();
@@ -64,7 +64,7 @@ fn clients_that_lie_take_a_bounded_amount_of_memory() {
         match number % 3 {
             // Asks for much, and reads none of it.
             0 => (0..64).for_each(|_| liar.write_all(&request(0, 0, 32 << 20)).unwrap()),
-            // Says that a large write comes, and sends the most of it.
+            // Announces a large write, and sends most of it.
             1 => {
                 liar.write_all(&request(1, 0, 32 << 20)).unwrap();
                 liar.set_nonblocking(true).unwrap();

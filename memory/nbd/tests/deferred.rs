@@ -98,7 +98,7 @@ fn answer(stream: &mut UnixStream) -> u64 {
 }
 
 #[test]
-fn small_writes_of_one_connection_are_under_way_together() {
+fn small_writes_of_one_connection_run_concurrently() {
     let store = Store::create(256, Options::default()).unwrap();
     let device = Device::new(&store, &DeviceOptions::default()).unwrap();
     let server =
@@ -112,7 +112,7 @@ fn small_writes_of_one_connection_are_under_way_together() {
     };
     let mut stream = client(&path, LONG);
     let mut model = vec![0; 256 * PAGE];
-    // Whole pages, parts of them on either side, parts alone: these need nobody.
+    // Whole pages, parts of them on either side, parts alone: these need no other thread.
     let shapes = [(0, PAGE), (0, 3 * PAGE), (17, 2 * PAGE), (4000, PAGE + 100), (9, 50)];
     let mut cookie = 0_usize;
     for round in 0..10 {

@@ -1,6 +1,6 @@
 //! A connection that is given up while one of its requests is held up, as the kernel's client does
-//! after some time: what it then sends by another connection must not be overtaken by what the slow
-//! thread has in its hands.
+//! after some time: its requests on another connection must not be overtaken by the one that the
+//! slow thread still serves.
 
 mod simple;
 
@@ -23,7 +23,7 @@ use store::{Options, Store};
 /// Only a hang takes longer.
 const LONG: Duration = Duration::from_secs(300);
 
-/// A device whose next write of page 5 says that it has begun, and goes on when it is told to.
+/// A device whose next write of page 5 signals its start, and continues on a signal.
 struct Slow {
     device: Device,
     next: Mutex<Option<(Sender<()>, Receiver<()>)>>,
@@ -101,7 +101,7 @@ fn eventually(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_repeated_request_waits_for_the_thread_that_still_has_it() {
+fn a_repeated_request_waits_for_the_thread_that_still_serves_it() {
     let store = Store::create(256, Options::default()).unwrap();
     let device = Device::new(&store, &DeviceOptions::default()).unwrap();
     let (begun, has_begun) = channel();
@@ -147,7 +147,7 @@ fn a_repeated_request_waits_for_the_thread_that_still_has_it() {
     assert_eq!(page[0], 2, "a write that was given up came after the one that followed it");
     assert_eq!((server.waiting(), server.simple_ended()), (0, 2));
 
-    // All at once are given up when the server ends: nobody waits for anybody.
+    // All at once are given up when the server ends: no connection waits for another.
     server.stop();
     running.join().unwrap();
 }

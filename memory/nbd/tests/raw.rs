@@ -1,4 +1,5 @@
-//! A client of a few lines that says what no library would, against a real server and device.
+//! A client of a few lines that sends requests that no library would, against a real server and
+//! device.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +18,7 @@ static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 
 const SIZE: u64 = 16 << 20;
 
-/// A server on a socket of its own, and what it had to say.
+/// A server on a socket of its own, and its messages.
 struct Served {
     server: Arc<Server<Device>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -74,7 +75,7 @@ impl Served {
         self.notices.lock().unwrap().join("\n")
     }
 
-    /// Waits until so many lines were said.
+    /// Waits until so many lines were printed.
     fn wait_for_notice(&self, part: &str) {
         for _ in 0..6000 {
             if self.notices().contains(part) {
@@ -201,7 +202,7 @@ proptest! {
 
     /// Any ranges, one after the other, against plain memory.
     #[test]
-    fn the_export_holds_what_plain_memory_holds(steps in prop::collection::vec(step(), 1..40)) {
+    fn the_export_reads_what_plain_memory_reads(steps in prop::collection::vec(step(), 1..40)) {
         let served = Served::new(ServerOptions::default());
         let mut client = served.simple();
         let mut model = vec![0; usize::try_from(SIZE).unwrap()];
@@ -275,7 +276,7 @@ fn many_requests_at_once_are_all_answered_and_long_reads_are_not_torn() {
 }
 
 #[test]
-fn lies_are_answered_or_end_that_connection_alone() {
+fn invalid_requests_are_answered_or_end_that_connection_alone() {
     let served = Served::new(ServerOptions { connections: 4, ..ServerOptions::default() });
     let mut good = served.simple();
     assert_eq!(good.write(0, b"kept"), 0);
@@ -321,7 +322,7 @@ fn lies_are_answered_or_end_that_connection_alone() {
     assert!(Client { stream, cookie: 0 }.closed());
     served.wait_for_notice("client flags ffffffff");
 
-    // One that asks and never reads; one that says nothing; the fifth is one too many.
+    // One that sends requests and never reads; one that sends nothing; the fifth is one too many.
     let mut deaf = served.simple();
     for _ in 0..64 {
         deaf.send(0, 0, 0, 8 << 20, &[]);
@@ -338,7 +339,7 @@ fn lies_are_answered_or_end_that_connection_alone() {
 }
 
 #[test]
-fn a_handshake_that_dawdles_ends() {
+fn a_slow_handshake_ends() {
     let options =
         ServerOptions { handshake: Duration::from_millis(50), ..ServerOptions::default() };
     let served = Served::new(options);

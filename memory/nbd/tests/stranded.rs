@@ -1,5 +1,5 @@
-//! Clients that go while their reads wait for a backing device that does not answer: they hold
-//! nobody's place.
+//! Clients that go while their reads wait for a backing device that does not answer: they occupy no
+//! connection.
 
 #[path = "../../store/tests/shelf/mod.rs"]
 mod shelf;
@@ -46,7 +46,7 @@ fn eventually(what: &str, mut is: impl FnMut() -> bool) {
 
 // Over 80 lines: one sequence on one disk that does not answer.
 #[test]
-fn clients_that_leave_a_disk_that_does_not_answer_hold_no_place() {
+fn clients_that_disconnect_from_a_disk_that_does_not_answer_occupy_no_connection() {
     const PAGES: u64 = 256;
     const OUT: u64 = 128;
     let store = Store::create(PAGES, Options::default()).unwrap();
@@ -69,12 +69,12 @@ fn clients_that_leave_a_disk_that_does_not_answer_hold_no_place() {
 
     set_gate(false);
     // More than there are connections: small reads, long ones, a write begun and not ended, one
-    // that says goodbye and one that says nothing more and waits for its answers until it is gone.
+    // that disconnects and one that sends nothing more and waits for its answers until it is gone.
     for round in 0..5 {
         let mut client = client(&path, LONG);
         ask(&mut client, 0, round * 8, PAGE, &[]);
         ask(&mut client, 0, 64, 40 * PAGE, &[]);
-        // One that is in memory is written meanwhile, and that is told.
+        // One that is in memory is written meanwhile, and its reply arrives.
         ask(&mut client, 1, 200 + round, PAGE, &page(500 + round));
         answer(&mut client, 0);
         match round {
@@ -107,7 +107,7 @@ fn clients_that_leave_a_disk_that_does_not_answer_hold_no_place() {
     drop(other);
     eventually("its place", || server.connections() == 0);
 
-    // No more than so many are left; the others wait, and go on when there is room. Who ends the
+    // No more than so many are left; the others wait, and go on when there is room. The end of the
     // server does not wait.
     set_gate(false);
     let strand = || {

@@ -214,7 +214,7 @@ fn read_answer(head: &[u8; ANSWER_LEN], round: u64) -> Option<(Answer, u64)> {
 }
 
 /// The trainer's side, which blocks: receives the question, the current dictionary and the samples.
-pub(crate) fn hear(from: &mut impl Read) -> io::Result<(Question, Vec<u8>, Vec<u8>)> {
+pub(crate) fn receive(from: &mut impl Read) -> io::Result<(Question, Vec<u8>, Vec<u8>)> {
     let nothing = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
     let mut head = [0; QUESTION_LEN];
     from.read_exact(&mut head)?;

@@ -34,7 +34,7 @@ enum Source {
     None,
 }
 
-/// Tells whether memory is short.
+/// Determines whether memory is short.
 #[derive(Debug)]
 pub(crate) struct Gauge {
     source: Source,
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_short_while_the_file_says_so_and_for_a_while() {
+    fn memory_counts_as_short_during_pressure_and_for_a_while_after() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         // An ordinary file: it is polled, and nothing is written to it.
         let settings = Pressure { file: file.path().into(), stall: 200, window: 2000 };
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pressure_file_not_of_the_kernel_is_neither_written_nor_waited_for() {
+    fn a_pressure_file_of_no_kernel_is_neither_written_nor_polled() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mine");
         std::fs::write(&path, "mine, and some more than a line of the kernel's").unwrap();

@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_section_changes_what_it_names_and_nothing_else() {
+    fn a_section_changes_only_the_keys_that_it_names() {
         assert_eq!(Settings::read("").unwrap(), Settings::default());
         let text = "[policy]\nidle = 3\ngroup = 8\n[policy.pressure]\nstall = 70\n";
         let settings = Settings::read(text).unwrap();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_without_effect_without_a_backing_device_are_known() {
+    fn keys_that_need_a_backing_device_are_listed() {
         let alone = "[policy]\nbacking_size = 4096\nwriteback_limit = 5\nidle = 3\n";
         let settings = Settings::read(alone).unwrap();
         assert_eq!(settings.without_effect(), ["backing_size", "writeback_limit"]);

@@ -326,7 +326,7 @@ impl Sweep {
             Codec::Raw | Codec::SameFilled => (Codec::Raw.to_wire(), &self.plain[0][..]),
             codec => (RECOMPRESSED | codec.to_wire(), &self.coded[..encoded.len]),
         };
-        match self.worker.leave_group(index, self.reader.group(), form, true) {
+        match self.worker.ungroup(index, self.reader.group(), form, true) {
             Ok(true) if warm => count(&self.counters.pages_warm, 1),
             Ok(true) => count(&self.counters.pages_spread, 1),
             Ok(false) => count(&self.counters.pages_changed, 1),

@@ -54,7 +54,7 @@ pub(crate) fn pays(gain: u64, before: Duration, after: Duration) -> bool {
 ///
 /// An invalid question, or the server's end of the stream.
 pub fn train(stream: &mut (impl Read + Write)) -> io::Result<()> {
-    let (question, current, samples) = channel::hear(stream)?;
+    let (question, current, samples) = channel::receive(stream)?;
     let found = best(&samples, &current, &question).filter(|(_, gain)| *gain >= WORTH);
     let (dictionary, gain) = found.unwrap_or_default();
     channel::answer(stream, question.round, &dictionary, gain)

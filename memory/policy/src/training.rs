@@ -51,7 +51,7 @@ pub struct Trainer {
     /// Codec and level of new writes: only zstd has dictionaries.
     pub settings: codec::Settings,
     /// Asks for a process that trains with this socket. If there is none, the callback drops the
-    /// socket, which tells the policy.
+    /// socket, which the policy detects.
     pub start: Box<dyn FnMut(OwnedFd) + Send>,
     /// The last requested process is no longer needed, and may be ended.
     pub stop: Box<dyn FnMut() + Send>,
@@ -408,7 +408,7 @@ impl Training {
             self.last = self.this;
             return self.end(true);
         }
-        self.encoder.forget_dictionary();
+        self.encoder.release_dictionary();
         let store = self.worker.store();
         match self.dictionaries.install(store, room, &self.bytes[..len], gain) {
             Ok(_) => {
@@ -422,7 +422,7 @@ impl Training {
     }
 
     fn drop_room(&mut self, room: Arc<Dictionary>) {
-        self.encoder.forget_dictionary();
+        self.encoder.release_dictionary();
         self.dictionaries.give_back(room);
     }
 

@@ -114,8 +114,7 @@ impl Made {
         }
     }
 
-    /// Steps until somebody is asked to start a trainer for the `nth` time; what that one is to
-    /// have.
+    /// Steps until the `nth` request to start a trainer; returns the descriptor for that trainer.
     fn until_asked(&mut self, nth: u32) -> UnixStream {
         self.training.end_pause();
         self.until("asked", |made| made.asked.load(Ordering::Relaxed) >= nth);
@@ -194,7 +193,7 @@ fn records_are_compressed_with_a_dictionary_and_read_back_by_the_next_server() {
 }
 
 #[test]
-fn pages_with_a_dictionary_become_groups_and_leave_them() {
+fn pages_with_a_dictionary_are_grouped_and_ungrouped() {
     let page = |number| record(1, number);
     let mut made = made(page);
     made.round(honest);
@@ -261,7 +260,7 @@ fn a_dictionary_that_is_damaged_costs_its_pages_an_error_and_nothing_wrong_is_re
 }
 
 #[test]
-fn pages_without_anything_in_common_get_none() {
+fn pages_without_common_content_get_no_dictionary() {
     let mut made = made(guest_like);
     made.round(honest);
     let stats = made.counters.stats();
@@ -286,7 +285,7 @@ fn pages_without_anything_in_common_get_none() {
 }
 
 #[test]
-fn other_pages_get_another_dictionary_and_the_same_ones_do_not() {
+fn new_pages_get_another_dictionary_and_the_same_pages_do_not() {
     let mut made = made(|number| record(1, number));
     made.round(honest);
     for _ in 0..20 {
@@ -305,7 +304,7 @@ fn other_pages_get_another_dictionary_and_the_same_ones_do_not() {
         assert_eq!(made.store.dictionaries() as u64, kind, "{:?}", made.counters.stats());
         made.is_unharmed(|number| record(kind, number));
     }
-    // All places are taken: nobody is asked for more.
+    // All places are taken: no further trainer is requested.
     let asked = made.asked.load(Ordering::Relaxed);
     for _ in 0..20 {
         made.training.end_pause();
@@ -314,10 +313,10 @@ fn other_pages_get_another_dictionary_and_the_same_ones_do_not() {
     assert_eq!(made.asked.load(Ordering::Relaxed), asked);
 }
 
-/// Takes the samples, and says `answer` of this round with these bytes: length, gain and checksum
-/// as they are said.
+/// Receives the samples, and sends `said` of this round with these bytes: length, gain and checksum
+/// as given.
 fn say(mut stream: UnixStream, said: impl FnOnce(u64) -> [u64; 5], bytes: &[u8]) -> io::Result<()> {
-    let (question, _, samples) = channel::hear(&mut stream)?;
+    let (question, _, samples) = channel::receive(&mut stream)?;
     assert_eq!(samples.len(), SAMPLES * PAGE);
     let head: [u8; ANSWER_LEN] = words(said(question.round));
     stream.write_all(&head)?;
@@ -331,7 +330,7 @@ fn dictionary(kind: u64) -> Vec<u8> {
 }
 
 #[test]
-fn trainers_that_lie_cost_their_round() {
+fn trainers_with_invalid_answers_cost_their_round() {
     let page = |number| record(1, number);
     let mut made = made(page);
     let foreign = dictionary(77);
@@ -364,13 +363,13 @@ fn trainers_that_lie_cost_their_round() {
     lies(&mut made, |round, sum| [ANSWER, round + 1, 300, 400, sum], some);
     // A head whose own sum is wrong.
     made.round(move |mut stream| {
-        channel::hear(&mut stream)?;
+        channel::receive(&mut stream)?;
         stream.write_all(&[0x5a; ANSWER_LEN])
     });
     assert_eq!(made.counters.stats().dictionary_refused, 10);
     // A dictionary of other pages, praised: it is tried here, and brings nothing.
     made.round(move |mut stream| {
-        let (question, ..) = channel::hear(&mut stream)?;
+        let (question, ..) = channel::receive(&mut stream)?;
         channel::answer(&mut stream, question.round, &foreign, 9999)
     });
     let stats = made.counters.stats();
@@ -398,9 +397,9 @@ fn trainers_that_die_cost_their_round_at_once() {
     // its answer, and of the dictionary. No patience is needed for any.
     made.round(|_| Ok(()));
     made.round(|mut stream| stream.read_exact(&mut [0; 100_000]));
-    made.round(|mut stream| channel::hear(&mut stream).map(drop));
+    made.round(|mut stream| channel::receive(&mut stream).map(drop));
     made.round(|mut stream| {
-        channel::hear(&mut stream)?;
+        channel::receive(&mut stream)?;
         stream.write_all(&ANSWER.to_le_bytes())
     });
     let sum = codec::checksum(&good);
@@ -415,7 +414,7 @@ fn trainers_that_die_cost_their_round_at_once() {
 }
 
 #[test]
-fn trainers_that_hang_are_given_up_and_may_not_speak_later() {
+fn trainers_that_hang_are_abandoned_and_their_late_answers_ignored() {
     let page = |number| record(1, number);
     let mut made = made(page);
     let good = dictionary(1);
@@ -436,14 +435,14 @@ fn trainers_that_hang_are_given_up_and_may_not_speak_later() {
         taken > 4096 && taken < SAMPLES * PAGE / 4,
         "{taken} bytes wait for one who takes none"
     );
-    // It takes all and says nothing; or half of something.
+    // It receives everything and answers nothing; or half of an answer.
     for (nth, said) in [(2, 0), (3, 20), (4, ANSWER_LEN), (5, ANSWER_LEN + 200)] {
         let mut stream = made.until_asked(nth);
         let bytes = good.clone();
         let (hung, good) = (Arc::new(AtomicU32::new(0)), good.clone());
         let flag = Arc::clone(&hung);
         let child = thread::spawn(move || {
-            let (question, ..) = channel::hear(&mut stream).unwrap();
+            let (question, ..) = channel::receive(&mut stream).unwrap();
             let mut all = Vec::new();
             channel::answer(&mut all, question.round, &bytes, 900).unwrap();
             stream.write_all(&all[..said]).unwrap();
@@ -458,7 +457,7 @@ fn trainers_that_hang_are_given_up_and_may_not_speak_later() {
         assert_eq!((made.ended(), made.store.dictionaries()), (u64::from(nth) - 1, 0));
         made.training.lose_patience();
         made.until("late", |made| made.ended() == u64::from(nth));
-        // It was not dead: nobody hears it any more.
+        // It was not dead: its answer is ignored.
         let answered = channel::answer(&mut stream, round, &good, 9000);
         assert_eq!(answered.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
@@ -471,7 +470,7 @@ fn trainers_that_hang_are_given_up_and_may_not_speak_later() {
 }
 
 #[test]
-fn while_memory_is_short_none_is_begun_and_one_that_is_on_is_given_up() {
+fn while_memory_is_short_no_training_starts_and_a_running_one_is_abandoned() {
     let page = |number| record(1, number);
     let mut made = made(page);
     for _ in 0..20 {
@@ -487,9 +486,9 @@ fn while_memory_is_short_none_is_begun_and_one_that_is_on_is_given_up() {
             let heard = Arc::new(AtomicU32::new(0));
             let flag = Arc::clone(&heard);
             let child = thread::spawn(move || {
-                channel::hear(&mut stream).unwrap();
+                channel::receive(&mut stream).unwrap();
                 flag.store(1, Ordering::Release);
-                // The end of what the server says.
+                // The end of the server's messages.
                 stream.read(&mut [0; 8]).unwrap()
             });
             made.until("samples", |_| heard.load(Ordering::Acquire) == 1);
@@ -498,7 +497,7 @@ fn while_memory_is_short_none_is_begun_and_one_that_is_on_is_given_up() {
         } else {
             made.training.step(false);
             made.training.step(true);
-            assert!(channel::hear(&mut stream).is_err());
+            assert!(channel::receive(&mut stream).is_err());
         }
         assert_eq!(made.counters.stats().dictionary_pressed, 20 + u64::from(nth));
         assert_eq!(made.stopped.load(Ordering::Relaxed), nth, "its memory is wanted");
@@ -518,7 +517,7 @@ fn while_memory_is_short_none_is_begun_and_one_that_is_on_is_given_up() {
 }
 
 #[test]
-fn without_memory_for_it_nothing_is_installed() {
+fn without_memory_no_dictionary_is_installed() {
     let page = |number| record(1, number);
     let mut made = made(page);
     made.store.set_mem_limit(made.store.stats().mem_used_total);
@@ -553,7 +552,7 @@ fn a_trainer_without_a_question_or_samples_ends() {
 }
 
 #[test]
-fn that_none_can_be_trained_is_said_and_stops_nothing_else() {
+fn without_a_worker_training_is_reported_impossible_and_the_policy_continues() {
     let store = Store::create(64, Options { reserve: 0, ..Options::default() }).unwrap();
     let options = DeviceOptions { workers: 0, dictionaries: true, ..DeviceOptions::default() };
     let device = Device::new(&store, &options).unwrap();
@@ -571,7 +570,7 @@ fn that_none_can_be_trained_is_said_and_stops_nothing_else() {
 }
 
 #[test]
-fn only_zstd_and_only_auto_trains() {
+fn only_zstd_with_automatic_dictionaries_trains() {
     for (codec, word, expected) in
         [(Codec::Zstd, "off", false), (Codec::Lz4, "auto", false), (Codec::Zstd, "auto", true)]
     {
@@ -617,7 +616,7 @@ proptest! {
 
     /// Arbitrary bytes, in arbitrary pieces, are accepted only if they are an answer.
     #[test]
-    fn answers_that_nobody_gave_are_none(
+    fn answers_of_no_trainer_are_refused(
         pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..80), 0..8),
         head in prop::option::of((0_u64..4, 0_u64..200, 0_u64..11_000, any::<bool>())),
         cut in 0_usize..400, round in 0_u64..4, ends in any::<bool>(),
@@ -665,9 +664,9 @@ proptest! {
         }
     }
 
-    /// Bytes that say they are a dictionary never do more than be refused or used within bounds.
+    /// Bytes with the magic number of a dictionary are refused or used within bounds.
     #[test]
-    fn dictionaries_that_nobody_trained_are_refused_or_bounded(
+    fn untrained_dictionaries_are_refused_or_bounded(
         at in 8_usize..4000, bytes in prop::collection::vec(any::<u8>(), 1..64), keep in 256_usize..8000,
     ) {
         thread_local! {

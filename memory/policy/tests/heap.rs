@@ -14,7 +14,7 @@ fn heap() -> usize {
 }
 
 #[test]
-fn a_policy_takes_what_is_said_and_half_of_that_at_least() {
+fn a_policy_uses_between_half_and_all_of_its_stated_heap() {
     let mut all = vec![];
     for group in [1, 8, 16, 32] {
         all.extend([-5, 1, 3, 9, 12, 14, 19].map(|level| ("zstd", level, group)));

@@ -1,4 +1,4 @@
-//! The policy beside clients: whatever it does, a page is what was last written.
+//! The policy beside clients: whatever it does, a page reads as last written.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn device(pages: u64, options: Options) -> (Arc<Store>, Device) {
     (store, device)
 }
 
-/// A page that says which version of which page it is; neighbours have much in common.
+/// A page that states its number and version; neighbours have much in common.
 fn page(index: u64, version: u64) -> [u8; PAGE] {
     let mut page = [0; PAGE];
     let mut state = (index / 8) << 20 | version << 8 | 1;
@@ -43,7 +43,7 @@ fn pass(passes: &mut Passes, idle: u8) {
     loop {
         match passes.step(idle) {
             Step::More => {}
-            // The keeper has some as soon as it has heard.
+            // The keeper has some as soon as it has been notified.
             Step::NoRoom => thread::sleep(Duration::from_millis(1)),
             Step::Done => return,
         }
@@ -156,7 +156,7 @@ fn pages_without_gain_are_tried_once() {
 
 // Over 80 lines: the threads share the state that each checks.
 #[test]
-fn clients_that_write_read_and_discard_meanwhile_see_their_own_pages() {
+fn clients_that_write_read_and_discard_meanwhile_read_their_own_pages() {
     const PAGES: u64 = 512;
     const THREADS: u64 = 3;
     let options = Options { reserve: 8 << 20, ..Options::default() };
@@ -250,7 +250,7 @@ fn clients_that_write_read_and_discard_meanwhile_see_their_own_pages() {
 }
 
 #[test]
-fn a_store_at_its_limit_goes_on_taking_writes() {
+fn a_store_at_its_limit_continues_to_accept_writes() {
     const PAGES: u64 = 2000;
     let options = Options { mem_limit: 3 << 20, reserve: 0, ..Options::default() };
     let (store, device) = device(PAGES, options);
@@ -298,7 +298,7 @@ fn groups_by_itself(settings: &Settings) -> policy::PolicyStats {
 }
 
 #[test]
-fn the_thread_works_by_itself_and_sooner_under_pressure() {
+fn the_thread_runs_on_its_own_and_sooner_under_pressure() {
     groups_by_itself(&Settings { period: 1, cpu: 100, ..settings() });
     // Half of all time some process waits for memory.
     let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! Writing back: what goes out, within which limits, by hand and by itself.
+//! Writing back: the pages that it writes, within which limits, on request and on its own.
 
 use std::sync::Arc;
 use std::thread;
@@ -76,7 +76,7 @@ fn recompress(passes: &mut Passes) {
 }
 
 #[test]
-fn each_name_stands_for_its_pages() {
+fn each_name_selects_its_pages() {
     let made = made(2000);
     let mut queue = fill(&made);
     let mut passes = Passes::new(&made.store, &settings()).unwrap();
@@ -170,7 +170,7 @@ fn limits_end_a_pass_and_are_counted() {
 }
 
 #[test]
-fn the_thread_writes_back_by_itself_and_when_asked() {
+fn the_thread_writes_back_on_its_own_and_on_request() {
     let made = made(2000);
     let keeper = Keeper::start(&made.store).unwrap();
     let mut queue = fill(&made);
@@ -205,8 +205,8 @@ fn the_thread_writes_back_by_itself_and_when_asked() {
     }
     let before = made.store.stats().bd_count;
     assert_eq!(policy.asked(1), Asked::Unknown);
-    // Three at once, the first of whom leaves nothing for the second: each is told what its own
-    // pass did.
+    // Three at once, the first of which leaves nothing for the second: each answer describes its
+    // own pass.
     let tickets = [What::Huge, What::Huge, What::Idle].map(|what| policy.write_back(what).unwrap());
     assert_eq!(tickets, [1, 2, 3]);
     wait(&policy, &|| matches!(policy.asked(3), Asked::Done(_)));
@@ -225,7 +225,7 @@ fn the_thread_writes_back_by_itself_and_when_asked() {
     let worker = made.store.worker().unwrap();
     assert_eq!(worker.peek(0).unwrap().0, Page::Backed);
     drop(keeper);
-    // Without a device there is nobody to ask.
+    // Without a device there is no pass to request.
     let plain = Store::create(PAGES, Options::default()).unwrap();
     let nowhere = Policy::start(&plain, &asked).unwrap().write_back(What::Huge);
     assert_eq!(nowhere, Err(AskError::NoBacking));

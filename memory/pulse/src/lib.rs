@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_of_ours_is_refused() {
+    fn a_foreign_file_is_refused() {
         let other = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let error = Pulse::open(&other).unwrap_err();
         assert!(error.to_string().contains("0 bytes"), "{error}");

@@ -63,7 +63,7 @@ fn compress(plain: &[u8], settings: Settings) -> Result<Vec<Vec<u8>>, Box<dyn Er
     Ok(objects.collect())
 }
 
-/// A store, and what is written to it.
+/// A store, and the pages written to it.
 struct Churn {
     store: Arc<Store>,
     workers: Vec<Worker>,

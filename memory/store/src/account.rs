@@ -31,7 +31,7 @@ impl Worker {
     }
 
     /// Frees what an entry that we removed from the table named.
-    pub(crate) fn forget(&self, old: Word) {
+    pub(crate) fn release_word(&self, old: Word) {
         let counters = self.counters();
         if old != Word::ABSENT {
             sub(&counters.pages, 1);
@@ -50,12 +50,12 @@ impl Worker {
             }
             Some(State::Member(member)) => {
                 sub(&counters.grouped, 1);
-                self.leave(member.group);
+                self.drop_part(member.group);
             }
             Some(State::Backed(at)) => {
                 sub(&counters.backed, 1);
                 if let Some(backing) = self.store().backing.get() {
-                    backing.leave(at.block);
+                    backing.drop_hold(at.block);
                 }
             }
             _ => {}
@@ -76,11 +76,11 @@ impl Worker {
     }
 
     /// Drops one reference to a group; dropping the last one frees the group.
-    pub(crate) fn leave(&self, group: u32) {
+    pub(crate) fn drop_part(&self, group: u32) {
         let heap = &self.store().heap;
         // No group has this number: the entry is damaged and was never counted.
         let Some(record) = heap.groups.record(&heap.map, group) else { return };
-        if !record.leave() {
+        if !record.drop_part() {
             return;
         }
         inject::step();

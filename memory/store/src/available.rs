@@ -45,13 +45,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_both() {
+    fn the_kernel_reports_total_and_available_memory() {
         let (total, available) = Available::new().look().unwrap();
         assert!(total >= available && available > 0, "{available} of {total}");
     }
 
     #[test]
-    fn lines_that_are_cut_or_strange_say_nothing() {
+    fn truncated_or_unknown_lines_give_no_value() {
         let text = b"MemTotal:         217532 kB\nMemFree:  1 kB\nMemAvailable:    81720 kB\nBuf";
         assert_eq!(field(text, b"MemTotal:"), Some(217_532 * 1024));
         assert_eq!(field(text, b"MemAvailable:"), Some(81_720 * 1024));

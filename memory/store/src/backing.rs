@@ -1,8 +1,8 @@
-//! The backing device of a store: its header, its free blocks, and what has failed.
+//! The backing device of a store: its header, its free blocks, and its failures.
 //!
 //! ```text
 //!  block 0   header: magic, version, block size, blocks, the store's id, generation, checksum
-//!  block 1.. a page as it is, or a directory and objects (`writeback.rs`)
+//!  block 1.. a page as it is, or a directory and objects (`batch.rs`)
 //! ```
 //!
 //! The header says whose device it is and nothing about the blocks: their contents are described in

@@ -174,8 +174,8 @@ impl Backing {
     }
 
     /// One entry less names the block.
-    pub(crate) fn leave(&self, block: u32) {
-        self.blocks.leave(block);
+    pub(crate) fn drop_hold(&self, block: u32) {
+        self.blocks.drop_hold(block);
     }
 
     /// Reads a block that an entry names. The error is the kernel's errno.

@@ -221,7 +221,7 @@ pub(crate) fn io_error<'a>(
     name: &'a str,
 ) -> impl FnOnce(io::Error) -> BackingError + use<'a> {
     move |source| {
-        // The text of `UnexpectedEof` says nothing to a user.
+        // The text of `UnexpectedEof` does not help a user.
         let eof = source.kind() == io::ErrorKind::UnexpectedEof;
         let source = if eof { Errno::IO.into() } else { source };
         BackingError::Io { action, name: name.to_owned(), source }

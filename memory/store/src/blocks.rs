@@ -3,7 +3,7 @@
 //! Ownership rule: a block without references belongs to the thread that holds the writer's lock,
 //! which alone may *take* it. The writer has a reference while it writes the block. Then each entry
 //! that names the block has one, from before the entry is published until the thread that removed
-//! the entry *leaves* the block. Readers have no reference: see `writeback.rs`.
+//! the entry *drops* the block. Readers have no reference: see `writeback.rs`.
 #![cfg_attr(not(loom), expect(unreachable_pub, reason = "the models name it"))]
 
 use crate::sync::{strong, AtomicU32, AtomicU8, Ordering, Site};
@@ -42,7 +42,8 @@ impl Blocks {
     /// Whether the block has no references. Only for the thread that may take it.
     #[must_use]
     pub fn is_free(&self, block: u32) -> bool {
-        // Pairs with the Release in `leave`: whoever sees the 0 sees that no entry names the block.
+        // Pairs with the Release in `leave`: a thread that sees the 0 sees that no entry names the
+        // block.
         let acquire = strong(Site::TakeBlockAcquire, Ordering::Acquire);
         self.holds[block as usize].load(acquire) == 0
     }
@@ -60,9 +61,9 @@ impl Blocks {
 
     /// Drops a reference. A block number out of range comes from a damaged entry, and was never
     /// counted.
-    pub fn leave(&self, block: u32) {
+    pub fn drop_hold(&self, block: u32) {
         let Some(holds) = self.holds.get(block as usize) else { return };
-        let release = strong(Site::LeaveBlockRelease, Ordering::Release);
+        let release = strong(Site::DropBlockRelease, Ordering::Release);
         if holds.fetch_sub(1, release) == 1 {
             self.free.fetch_add(1, Ordering::Relaxed);
         }

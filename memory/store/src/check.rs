@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::group::GroupBuffer;
+use crate::group_buffer::GroupBuffer;
 use crate::page::Page;
 use crate::slot::MAX_OBJECT;
 use crate::worker::Worker;

@@ -101,7 +101,7 @@ impl Store {
     }
 
     /// Estimates how many pages of memory a pass of compaction would free. Looks at every slab.
-    pub fn compactable(&self) -> u64 {
+    pub(crate) fn compactable(&self) -> u64 {
         let slabs = plan(&self.heap).into_iter().zip(&TABLE);
         slabs.map(|(slabs, class)| u64::from(slabs) * u64::from(class.pages)).sum()
     }

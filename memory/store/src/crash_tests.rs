@@ -17,9 +17,11 @@ use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::process::{waitpid, Pid, WaitOptions};
 
 use crate::backing::format_backing;
+use crate::batch::{Added, Batch};
 use crate::dictionary::MAX_DICTIONARY;
-use crate::disk::{Block, Disk, FileDisk};
-use crate::group::{GroupBuffer, Seen};
+use crate::disk::{Block, Disk};
+use crate::file_disk::FileDisk;
+use crate::group_buffer::{GroupBuffer, Seen};
 use crate::inject;
 use crate::layout::DICTIONARIES;
 use crate::modify::{Change, ModifyError};
@@ -31,7 +33,7 @@ use crate::store::Store;
 use crate::superblock;
 use crate::sync::Ordering;
 use crate::worker::Worker;
-use crate::writeback::{Added, BackBuffer, Batch};
+use crate::writeback::BackBuffer;
 
 const PAGES: u64 = 300;
 
@@ -243,7 +245,7 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) -> bool {
             let mut buffer = GroupBuffer::new();
             worker.look_group(index, &mut buffer).expect("sound").expect("it is in one");
             let new = bytes(index, number, len);
-            assert_eq!(worker.leave_group(index, &buffer, (3, &new), false), Ok(true));
+            assert_eq!(worker.ungroup(index, &buffer, (3, &new), false), Ok(true));
         }
         Op::WriteBack(from, count) => {
             let mut batch = Batch::new(16);
@@ -429,7 +431,7 @@ fn done_with(script: &[Op], limit: u64) -> Vec<bool> {
 }
 
 #[test]
-fn a_server_of_a_full_store_that_is_killed_leaves_it_within_its_limit() {
+fn a_full_store_whose_server_is_killed_stays_within_its_limit() {
     let _turn = turn();
     let script = full_script();
     let limit = 36 * 4096;
@@ -682,7 +684,7 @@ fn writes_of_a_killed_server_may_reach_the_disk_late() {
 }
 
 #[test]
-fn notes_of_killed_servers_that_say_anything_shut_blocks_and_no_more() {
+fn arbitrary_notes_of_killed_servers_only_reserve_blocks() {
     let _turn = turn();
     let store = Store::create(PAGES, options()).unwrap();
     let disk = memfd_create("disk", MemfdFlags::CLOEXEC).unwrap();

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_one_is_said_to_be_and_its_place_stays_taken() {
+    fn a_damaged_dictionary_is_reported_and_its_number_stays_reserved() {
         use std::os::unix::fs::FileExt;
         let _turn = crate::crash_tests::turn();
         let store = store();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_names_a_dictionary_that_never_was_is_lost() {
+    fn an_entry_that_names_an_absent_dictionary_is_lost() {
         let _turn = crate::crash_tests::turn();
         let store = store();
         let mut worker = store.worker().unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn no_memory_is_an_error_and_costs_none() {
+    fn a_lack_of_memory_is_an_error_and_uses_no_memory() {
         let least = Store::create(100, Options { reserve: 0, ..Options::default() }).unwrap();
         let used = least.stats().mem_used_total;
         least.set_mem_limit(used + 3 * 4096);

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use crate::group_buffer::{GroupBuffer, Seen, HEADER, MAX_GAP, MAX_PAYLOAD};
 use crate::inject;
 use crate::object::{checksum, locate};
 use crate::page::{GetError, PutError};
@@ -18,28 +19,6 @@ use crate::slot::{Member, Object, Slot, State, Word, MAX_MEMBERS, MAX_OBJECT, TA
 use crate::stats::add;
 use crate::store::Store;
 use crate::worker::{slot_of, Pin, Worker};
-
-/// Bytes before a group's payload: the number of pages (1), the first page's index (5), the total
-/// length (2), and the distance from each page to the next. The total length detects a missing
-/// object: an object's checksum covers that object alone.
-const HEADER: usize = 8 + MAX_MEMBERS;
-
-/// The most bytes of a group's payload.
-pub const MAX_PAYLOAD: usize = PIECES * MAX_OBJECT - HEADER;
-
-/// The largest distance between neighbouring pages of a group.
-pub const MAX_GAP: u64 = 255;
-
-/// A page as it was read, to be stored in another form unless it was written since.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Seen<'a> {
-    /// The page.
-    pub index: u64,
-    /// Its object's tag.
-    pub tag: u8,
-    /// Its object's bytes.
-    pub bytes: &'a [u8],
-}
 
 /// A page's place in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,95 +31,6 @@ pub struct Grouped {
     pub tag: u8,
     /// Whether the buffer already had the group.
     pub had: bool,
-}
-
-/// The bytes of one group, cached for the next of its pages.
-pub struct GroupBuffer {
-    bytes: Box<[u8; PIECES * MAX_OBJECT]>,
-    len: usize,
-    tag: u8,
-    /// Number and stamp of the group.
-    group: Option<(u32, u64)>,
-}
-
-impl GroupBuffer {
-    /// An empty buffer of 28 KiB.
-    pub fn new() -> Self {
-        let bytes = vec![0; PIECES * MAX_OBJECT].into_boxed_slice();
-        let bytes = bytes.try_into().unwrap_or_else(|_| unreachable!("as many as it has"));
-        Self { bytes, len: 0, tag: 0, group: None }
-    }
-
-    /// The group's payload; empty before a group was read.
-    pub fn payload(&self) -> &[u8] {
-        self.bytes.get(HEADER..self.len).unwrap_or(&[])
-    }
-
-    /// Space for the payload of a new group; the buffer's old group is lost.
-    pub fn room(&mut self) -> &mut [u8] {
-        self.group = None;
-        &mut self.bytes[HEADER..]
-    }
-
-    /// Empties the buffer.
-    pub fn clear(&mut self) {
-        self.group = None;
-        self.len = 0;
-    }
-
-    /// Number and stamp of the buffered group.
-    pub(crate) fn place(&self) -> Option<(u32, u64)> {
-        self.group
-    }
-
-    /// The number of pages, and the index of the one at `position`.
-    fn member(&self, position: u32) -> Option<(usize, u64)> {
-        let head = self.bytes.first_chunk::<8>().filter(|_| self.len > HEADER)?;
-        let [count, a, b, c, d, e, low, high] = *head;
-        if usize::from(u16::from_le_bytes([low, high])) != self.len {
-            return None;
-        }
-        let (count, number) = (usize::from(count), [a, b, c, d, e, 0, 0, 0]);
-        let position = usize::try_from(position).ok().filter(|&at| at < count)?;
-        let gaps = self.bytes.get(8..8 + position)?;
-        let index = gaps.iter().fold(u64::from_le_bytes(number), |sum, &gap| sum + u64::from(gap));
-        (count <= MAX_MEMBERS).then_some((count, index))
-    }
-
-    /// Writes the header for a payload of `len` bytes; `None` if these pages cannot be a group.
-    fn write_header(&mut self, members: &[Seen<'_>], len: usize) -> Option<()> {
-        let header = &mut self.bytes[..HEADER];
-        header.fill(0);
-        let first = members.first()?.index.to_le_bytes();
-        header[0] = u8::try_from(members.len()).ok()?;
-        header[1..6].copy_from_slice(&first[..5]);
-        header[6..8].copy_from_slice(&u16::try_from(HEADER + len).ok()?.to_le_bytes());
-        if first[5..] != [0; 3] || members.len() > MAX_MEMBERS {
-            return None;
-        }
-        for (gap, two) in header[8..].iter_mut().zip(members.windows(2)) {
-            let ahead = two[1].index.checked_sub(two[0].index)?;
-            *gap = u8::try_from(ahead).ok().filter(|&ahead| ahead > 0)?;
-        }
-        Some(())
-    }
-}
-
-impl Default for GroupBuffer {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl std::fmt::Debug for GroupBuffer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { len, tag, group, .. } = self;
-        f.debug_struct("GroupBuffer")
-            .field("group", group)
-            .field("tag", tag)
-            .field("len", len)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Why no group was made. Nothing has changed.
@@ -207,7 +97,7 @@ impl Worker {
         for (number, piece) in buffer.bytes[..HEADER + len].chunks(MAX_OBJECT).enumerate() {
             let index = heap.map.layout().piece_index(group, number);
             let Ok((object, _)) = self.place_spare(index, tag, piece) else {
-                (0..parts).for_each(|_| self.leave(group));
+                (0..parts).for_each(|_| self.drop_part(group));
                 return Err(full);
             };
             let old = record.pieces()[number].publish(Word::object(object));
@@ -221,11 +111,11 @@ impl Worker {
             if self.exchange_unchanged(&store, seen, word) {
                 joined |= 1 << position;
             } else {
-                self.leave(group);
+                self.drop_part(group);
             }
             inject::step();
         }
-        self.leave(group);
+        self.drop_part(group);
         Ok(joined)
     }
 
@@ -262,7 +152,7 @@ impl Worker {
     /// # Errors
     ///
     /// Those of [`put`](Self::put).
-    pub fn leave_group(
+    pub fn ungroup(
         &mut self,
         index: u64,
         buffer: &GroupBuffer,
@@ -326,7 +216,7 @@ impl Worker {
         // `relocate` has dropped the pin.
         std::mem::forget(pin);
         inject::step();
-        self.forget(pinned);
+        self.release_word(pinned);
         self.count_word(new);
         true
     }

@@ -108,11 +108,11 @@ impl Heap {
     }
 
     /// For recovery: drops all slabs, for a scan of the table from the start.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn reset(&self) {
         for class in 0..CLASSES {
             *self.lock(class) = List::EMPTY;
         }
-        self.regions.forget(&self.map);
+        self.regions.reset(&self.map);
     }
 
     pub(crate) fn lock(&self, class: usize) -> MutexGuard<'_, List> {
@@ -153,7 +153,7 @@ impl Heap {
         loop {
             if list.slabs >= OWN_FROM * self.workers.load(Ordering::Relaxed).max(1) {
                 if let Some(slab) = list.pop(&self.map) {
-                    self.map.slab(slab).settle(Role::Owned);
+                    self.map.slab(slab).set_role(Role::Owned);
                     let index = self.map.slab(slab).claim().expect("a listed slab has room");
                     *current = slab;
                     return Ok(Claimed { slab, class, index });
@@ -206,7 +206,7 @@ impl Heap {
             return;
         }
         if state.role() == Role::Full && !state.is_full() {
-            state.settle(Role::Listed);
+            state.set_role(Role::Listed);
             list.push_front(&self.map, slab);
         }
         if state.role() == Role::Listed && state.is_empty(objects) {
@@ -321,8 +321,8 @@ impl List {
 
     /// Marks a slab without room as full, or lists it if an object in it was just freed.
     fn set_full(&mut self, map: &Map, slab: u32) {
-        if map.slab(slab).settle(Role::Full) != u64::MAX {
-            map.slab(slab).settle(Role::Listed);
+        if map.slab(slab).set_role(Role::Full) != u64::MAX {
+            map.slab(slab).set_role(Role::Listed);
             self.push_front(map, slab);
         }
     }

@@ -6,11 +6,11 @@
 //! length are taken, and when far more than needed are ready (swapoff waits for freed memory, so it
 //! goes back at once). It also looks once a second, and then runs compaction if that frees enough.
 //!
-//! While the machine is short of memory, ready pages that nobody uses are taken from the processes
-//! whose pages this store holds. The reserve then shrinks, by half in a second, to what writes took
-//! in the last half second, and [`LEAST`] at least. Not at once: the first writes come when memory
-//! runs out, from all CPUs and of all lengths, and the kernel has nothing to give at that moment. It
-//! grows back when memory is free again.
+//! While the machine is short of memory, unused ready pages are taken from the processes whose
+//! pages this store holds. The reserve then shrinks, by half in a second, to what writes took in
+//! the last half second, and [`LEAST`] at least. Not at once: the first writes come when memory
+//! runs out, from all CPUs and of all lengths, and the kernel has nothing to give at that moment.
+//! It grows back when memory is free again.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -191,7 +191,8 @@ impl Store {
     }
 
     /// Whether the machine is short of memory, as a [`Keeper`] last saw it: less than a 16th of it
-    /// plus the reserve is available. `false` without a keeper, and if the kernel does not say.
+    /// plus the reserve is available. `false` without a keeper, and if the kernel does not report
+    /// it.
     pub fn is_short(&self) -> bool {
         self.heap.short.load(Ordering::Relaxed)
     }

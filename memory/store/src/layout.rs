@@ -165,7 +165,7 @@ impl Layout {
         self.capacity + u64::from(group) * PIECES as u64 + piece as u64
     }
 
-    /// Pages of superblock and table: what an empty store needs.
+    /// Pages of superblock and table: the minimum of an empty store.
     pub(crate) fn fixed_pages(&self) -> u64 {
         1 + (self.pages * 8).div_ceil(PAGE as u64)
     }
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_ends() {
+    fn sizes_have_bounds() {
         assert_eq!(Layout::new(0), None);
         assert_eq!(Layout::new(u64::MAX), None);
         assert_eq!(Layout::new(1 << 40), None);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_grows_keeps_its_places() {
+    fn a_store_that_grows_does_not_move_its_objects() {
         let small = Layout::new(600).unwrap();
         assert_eq!(small.capacity, 9600);
         assert_eq!(small.resized(9601), None);

@@ -89,8 +89,8 @@
 //! server takes it over ([`Options::grow_to`]). The file and its mapping have room for the largest
 //! table, whose other parts are holes. The order is: memory for the new part of the table; the
 //! number of pages in the superblock, by one store; then the caller tells clients. A server whose
-//! predecessor lives gets the memory first ([`Ahead::grow`]), because nobody serves while it takes
-//! over. A store does not shrink, and one of format version 5 does not grow.
+//! predecessor lives gets the memory first ([`Ahead::grow`]), because no server serves while it
+//! takes over. A store does not shrink, and one of format version 5 does not grow.
 //!
 //! # Memory
 //!
@@ -142,6 +142,8 @@ mod backing;
 mod backing_device;
 #[cfg(not(loom))]
 mod backing_header;
+#[cfg(not(loom))]
+mod batch;
 mod blocks;
 #[cfg(not(loom))]
 mod check;
@@ -160,7 +162,11 @@ mod editing;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
+mod file_disk;
+#[cfg(not(loom))]
 mod group;
+#[cfg(not(loom))]
+mod group_buffer;
 #[cfg(not(loom))]
 mod groups;
 #[cfg(not(loom))]
@@ -214,12 +220,15 @@ pub use {
     backing::format_backing,
     backing_device::{BackingStats, Stopped},
     backing_header::BackingError,
+    batch::{Added, Batch, WHOLE_TAG},
     check::Checked,
     compact::Compacted,
     dictionary::{stored_len, DictionaryError, Installed, MAX_DICTIONARY},
-    disk::{Block, Disk, DiskError, FileDisk},
+    disk::{Block, Disk, DiskError},
     error::StoreError,
-    group::{GroupBuffer, GroupError, Grouped, Seen, MAX_GAP, MAX_PAYLOAD},
+    file_disk::FileDisk,
+    group::{GroupError, Grouped},
+    group_buffer::{GroupBuffer, Seen, MAX_GAP, MAX_PAYLOAD},
     grow::GrowError,
     keeper::Keeper,
     layout::{max_pages, DICTIONARIES},
@@ -232,7 +241,7 @@ pub use {
     store::{Store, MAX_WORKERS},
     superblock::Foreign,
     worker::Worker,
-    writeback::{Added, BackBuffer, Batch, WriteBackError, WrittenBack, WHOLE_TAG},
+    writeback::{BackBuffer, WriteBackError, WrittenBack},
 };
 
 #[cfg(loom)]

@@ -217,8 +217,8 @@ impl Map {
         let sum = sum.to_le_bytes();
         // SAFETY: inside the mapping by the assertions above.
         let to = unsafe { self.base.add(at) };
-        // SAFETY: both ranges are valid for their length; by the ownership rule on `Map` nobody
-        // else reads or writes the place, and no slice the caller holds is part of the mapping,
+        // SAFETY: both ranges are valid for their length; by the ownership rule on `Map` no other
+        // thread reads or writes the place, and no slice the caller holds is part of the mapping,
         // since none is ever handed out.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
         // SAFETY: inside the mapping by the assertions above.
@@ -234,8 +234,9 @@ impl Map {
         assert!(at + out.len() <= self.layout.len && sum_at + SUM <= self.layout.len);
         // SAFETY: inside the mapping by the assertion above.
         let from = unsafe { self.base.add(at) };
-        // SAFETY: both ranges are valid for their length; while the object is pinned nobody writes
-        // it (ownership rule on `Map`), and `out` is the caller's own and no part of the mapping.
+        // SAFETY: both ranges are valid for their length; while the object is pinned no thread
+        // writes it (ownership rule on `Map`), and `out` is the caller's own and no part of the
+        // mapping.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), out.len()) };
         let mut sum = [0; SUM];
         // SAFETY: inside the mapping by the assertion above.

@@ -35,7 +35,7 @@ pub enum ModifyError {
     #[error(transparent)]
     Put(#[from] PutError),
     /// It is in a group, whose bytes do not fit the buffer: call
-    /// [`leave_group`](Worker::leave_group) first.
+    /// [`ungroup`](Worker::ungroup) first.
     #[error("page {index} is a part of a group")]
     Grouped {
         /// The page.
@@ -117,7 +117,7 @@ impl Worker {
                 }
             };
             inject::step();
-            self.forget(old);
+            self.release_word(old);
             self.count_word(word);
             return Ok(());
         }

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_name_their_dictionary_whatever_else_is_in_them() {
+    fn tags_name_their_dictionary_whatever_their_other_bits() {
         for tag in 0..=63_u8 {
             let expected = usize::from(tag % 16).checked_sub(8).filter(|&place| place < 4);
             assert_eq!(dictionary_of(tag), expected, "{tag}");

@@ -71,9 +71,9 @@ impl Record {
     /// Drops one reference; returns whether it was the last, so that the caller owns the record.
     #[inline]
     #[must_use]
-    pub fn leave(&self) -> bool {
+    pub fn drop_part(&self) -> bool {
         // Release: our reads are over. Acquire: for the last one, so are all other threads' reads.
-        let order = both(Site::LeaveAcquire, Site::LeaveRelease);
+        let order = both(Site::DropAcquire, Site::DropRelease);
         self.state.fetch_sub(1, order) & PARTS == 1
     }
 

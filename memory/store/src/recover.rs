@@ -54,7 +54,7 @@ impl From<io::Error> for Stop {
 /// Rebuilds the lists of a new `heap` from its table.
 pub(crate) fn recover(heap: &Heap) -> io::Result<Found> {
     for strict in [false, true] {
-        heap.forget();
+        heap.reset();
         let found = match scan(heap, strict) {
             Ok(found) => found,
             Err(Stop::Contradiction) => continue,
@@ -271,7 +271,7 @@ fn link(heap: &Heap) {
             let mut list = heap.lock(slab.class() as usize);
             list.slabs += 1;
             if !slab.is_full() {
-                slab.settle(Role::Listed);
+                slab.set_role(Role::Listed);
                 list.push_front(&heap.map, number);
             }
         }

@@ -245,7 +245,7 @@ impl Regions {
     }
 
     /// For recovery: drops all state, for a scan from the start.
-    pub(crate) fn forget(&self, map: &Map) {
+    pub(crate) fn reset(&self, map: &Map) {
         *self.lock() = Lists::new(map);
         let fixed = map.layout().fixed_pages();
         self.used.store(fixed, Ordering::Relaxed);

@@ -3,8 +3,8 @@
 //! Ownership rule: only the slab's owner may *claim* a free object. The owner is the worker whose
 //! current slab it is (`Owned`), or the holder of the class's lock (`Listed`, `Full`, `Leaving`).
 //! An object in use is *released* without a lock by the one thread that removed its entry from the
-//! table, whoever owns the slab. So a claim needs no retry: clear bits stay clear until the owner
-//! sets them.
+//! table, whichever thread owns the slab. So a claim needs no retry: clear bits stay clear until
+//! the owner sets them.
 //!
 //! The role changes under the class's lock. A slab is never lost from the lists: a thread that
 //! changes the role looks at the objects afterwards, a thread that frees an object looks at the
@@ -114,10 +114,10 @@ impl Slab {
     }
 
     /// Changes the role under the class's lock, and returns the used bits as they are afterwards.
-    pub fn settle(&self, role: Role) -> u64 {
+    pub fn set_role(&self, role: Role) -> u64 {
         let class = self.role.load(Ordering::Relaxed) & 0xffff_0000;
         self.role.store(role as u32 | class, Ordering::Relaxed);
-        fence_seq_cst(Site::SettleFence);
+        fence_seq_cst(Site::RoleFence);
         self.used.load(Ordering::Relaxed)
     }
 

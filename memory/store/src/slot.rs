@@ -417,7 +417,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_keeps_every_field_at_its_ends() {
+    fn an_object_preserves_the_extremes_of_every_field() {
         for (slab, index, len, bump, tag) in
             [(0, 0, 1, 0, 0), ((1 << 27) - 1, 63, 4096, 3, 63), (0x55_5555, 21, 1234, 2, 61)]
         {
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_keeps_its_group_and_position_whatever_its_age_and_pins() {
+    fn a_member_preserves_its_group_and_position_whatever_its_age_and_pins() {
         for (group, position) in [(0, 0), ((1 << 27) - 1, 31), (0x55_5555, 21)] {
             let slot = Slot::new(Word::member(Member { group, position }));
             slot.pin(false).unwrap();
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_on_the_backing_device_keeps_every_field_at_its_ends() {
+    fn a_page_on_the_backing_device_preserves_the_extremes_of_every_field() {
         for (block, whole, sum) in [(1, false, 0), (MAX_BLOCKS - 1, true, u32::MAX), (77, true, 1)]
         {
             let at = Backed { block, whole, sum };
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn same_words_come_back_or_are_refused() {
+    fn same_filled_words_round_trip_or_are_refused() {
         let words = [
             0,
             u64::MAX,
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_nothing_of_ours_wrote_are_told() {
+    fn invalid_entries_are_recognised() {
         let member = Word::member(Member { group: 1, position: 1 }).0;
         let members = [member | 1, member | 32 << INDEX_SHIFT, member | 1 << BUMP_SHIFT];
         for word in

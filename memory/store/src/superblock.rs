@@ -187,7 +187,7 @@ pub(crate) fn today() -> u64 {
 }
 
 /// Records that these blocks (at most [`MAX_RUN`]) are about to be written. Returns the field for
-/// [`forget_run`]. One thread at a time may call it.
+/// [`clear_run`]. One thread at a time may call it.
 ///
 /// # Errors
 ///
@@ -201,11 +201,12 @@ pub(crate) fn note_run(words: &[AtomicU64], run: &Range<u32>) -> Result<usize, u
 }
 
 /// Clears the record: the kernel has completed or failed the write.
-pub(crate) fn forget_run(words: &[AtomicU64], at: usize) {
+pub(crate) fn clear_run(words: &[AtomicU64], at: usize) {
     words[at].store(0, Ordering::Release);
 }
 
-/// The recorded runs. At takeover: what the kernel may still write on behalf of killed servers.
+/// The recorded runs. At takeover: the blocks that the kernel may still write on behalf of killed
+/// servers.
 pub(crate) fn noted_runs(words: &[AtomicU64]) -> impl Iterator<Item = Range<u32>> + '_ {
     let noted = words[RUNS].iter().map(|word| word.load(Ordering::Relaxed));
     noted.filter_map(|word| {

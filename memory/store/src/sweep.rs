@@ -38,7 +38,7 @@ impl Sweep {
 
 /// How many slabs of each class a pass can empty.
 ///
-/// Emptying a slab removes its free places, and needs a free place elsewhere for each of its
+/// Emptying a slab removes its free places, and needs a free place in another slab for each of its
 /// objects: as many free places in total as the slab has places. The rest of a class's free places
 /// is less than one slab. If that rest and the rests of the few larger classes suffice, one slab
 /// more can be emptied, so that classes share their last slabs.
@@ -108,7 +108,7 @@ pub(crate) fn choose(heap: &Heap) -> u32 {
             if used < below || used == below && as_many > 0 {
                 as_many -= u32::from(used == below);
                 list.unlink(&heap.map, slab);
-                heap.map.slab(slab).settle(Role::Leaving);
+                heap.map.slab(slab).set_role(Role::Leaving);
                 heap.map.slab(slab).set_next(leaving);
                 leaving = slab;
             }

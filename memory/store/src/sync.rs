@@ -29,8 +29,8 @@ weaken::sites! {
         ClaimAcquire,
         /// `Slab::is_empty`: the last users of all objects are done with their bytes.
         EmptyAcquire,
-        /// `Slab::settle`: between the change of role and the look at the objects.
-        SettleFence,
+        /// `Slab::set_role`: between the change of role and the look at the objects.
+        RoleFence,
         /// `Slab::release`: between freeing the object and the look at the role.
         FreeFence,
         /// `Record::take`: the record's last user is done with it.
@@ -38,9 +38,9 @@ weaken::sites! {
         /// `Record::free`: the record is done with.
         FreeRecordRelease,
         /// `Record::leave`: every earlier user is done with the group.
-        LeaveAcquire,
+        DropAcquire,
         /// `Record::leave`: we are done with the group.
-        LeaveRelease,
+        DropRelease,
         /// `Slot::load_backed`: the object's bytes are on the backing device.
         BackedAcquire,
         /// `fence_read`: between reading a block and comparing the entry again.
@@ -50,7 +50,7 @@ weaken::sites! {
         /// `Blocks::take`: no entry names the block any more.
         TakeBlockAcquire,
         /// `Blocks::leave`: the entry does not name the block any more.
-        LeaveBlockRelease,
+        DropBlockRelease,
     }
 }
 

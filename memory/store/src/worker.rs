@@ -84,7 +84,7 @@ impl Worker {
         };
         let old = slot_of(&self.store, index)?.publish(new);
         inject::step();
-        self.forget(old);
+        self.release_word(old);
         self.count_word(new);
         add(&self.counters().stored, 1);
         Ok(())
@@ -98,7 +98,7 @@ impl Worker {
         let word = Word::object(object);
         let old = slot_of(&self.store, index)?.publish(word);
         inject::step();
-        self.forget(old);
+        self.release_word(old);
         self.count_word(word);
         add(&self.counters().stored, u64::from(bytes.len() < PAGE));
         Ok(())
@@ -316,7 +316,7 @@ impl Worker {
         // `relocate` has dropped the pin.
         std::mem::forget(pin);
         inject::step();
-        self.forget(pinned);
+        self.release_word(pinned);
         self.count_word(word);
         Ok(true)
     }
@@ -331,7 +331,7 @@ impl Worker {
                 }
                 let old = slot.publish(Word::ABSENT);
                 inject::step();
-                self.forget(old);
+                self.release_word(old);
             }
         }
     }

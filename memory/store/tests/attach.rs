@@ -129,7 +129,7 @@ fn entry(index: u64) -> u64 {
 }
 
 #[test]
-fn a_damaged_entry_costs_its_own_page_only() {
+fn a_damaged_entry_loses_its_own_page_only() {
     // Also the first entry, which decides the slab length of a region.
     for victim in [0, 777] {
         for bit in 0..64 {
@@ -170,7 +170,7 @@ fn a_damaged_entry_costs_its_own_page_only() {
 }
 
 #[test]
-fn an_entry_that_names_anothers_object_is_the_one_that_loses() {
+fn an_entry_that_names_the_object_of_another_page_is_lost() {
     for (from, to) in [(5, 900), (900, 5)] {
         let (fd, file) = left_behind();
         let mut word = [0; 8];
@@ -257,7 +257,7 @@ fn left_behind_with_groups() -> (OwnedFd, File) {
 }
 
 #[test]
-fn a_damaged_record_costs_its_own_group_only() {
+fn a_damaged_record_loses_its_own_group_only() {
     let records: Vec<u64> = {
         let (_fd, file) = left_behind_with_groups();
         let taken = |number: &u64| {

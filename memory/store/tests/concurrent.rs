@@ -184,7 +184,7 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
                                 let stamp = u64::from_le_bytes(stamp.try_into().unwrap());
                                 let new = bytes(stamp, len);
                                 let tag = u8::try_from(stamp % 60).unwrap();
-                                let _ = worker.leave_group(index, &buffer, (tag, &new), true);
+                                let _ = worker.ungroup(index, &buffer, (tag, &new), true);
                             }
                         }
                         Op::Compact => drop(store.compact_step(PAGES / 2)),
@@ -227,7 +227,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn threads_see_a_page_as_some_order_of_writes_left_it(
+    fn threads_read_each_page_as_some_order_of_its_writes(
         lists in prop::collection::vec(ops(), THREADS),
         full in any::<bool>(),
     ) {
@@ -238,7 +238,7 @@ proptest! {
 }
 
 #[test]
-fn a_keeper_works_beside_threads() {
+fn a_keeper_runs_beside_threads() {
     let list = |seed: u64| {
         let mut random = seed;
         (0..3000).map(move |_| {
@@ -260,7 +260,7 @@ fn a_keeper_works_beside_threads() {
 }
 
 #[test]
-fn a_full_store_with_a_keeper_refuses_and_loses_nothing() {
+fn a_full_store_with_a_keeper_refuses_and_loses_no_page() {
     const PAGES: u64 = 4096;
     let options = Options { mem_limit: 4 << 20, reserve: 1 << 20, ..Options::default() };
     let store = Store::create(PAGES, options).unwrap();

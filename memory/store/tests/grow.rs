@@ -156,7 +156,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_store_that_grows_keeps_every_page(ops in ops()) {
+    fn a_store_that_grows_loses_no_page(ops in ops()) {
         run(ops);
     }
 }
@@ -178,7 +178,7 @@ fn a_store_grows_to_its_capacity_and_can_be_filled() {
 }
 
 #[test]
-fn a_store_that_cannot_grow_says_so_and_stays_as_it_is() {
+fn a_store_that_cannot_grow_reports_it_and_stays_unchanged() {
     let store = Store::create(PAGES, options(0)).unwrap();
     let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
     let ahead = Ahead::map(fd.as_fd()).unwrap();
@@ -202,7 +202,7 @@ fn a_store_that_cannot_grow_says_so_and_stays_as_it_is() {
 
 /// A stand-by server maps the store before another server grows it, and takes it over later.
 #[test]
-fn a_server_that_stood_by_while_the_store_grew_has_its_new_pages() {
+fn a_standby_server_reads_the_pages_of_a_store_that_grew() {
     let store = Store::create(PAGES, options(0)).unwrap();
     let fd: OwnedFd = store.fd().try_clone_to_owned().unwrap();
     let mut early = Ahead::map(fd.as_fd()).unwrap();

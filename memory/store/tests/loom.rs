@@ -71,7 +71,7 @@ impl Model {
                 self.slabs[object.slab as usize].release(object.index, OBJECTS)
             }
             Some(State::Member(_)) => {
-                self.leave();
+                self.drop_part();
                 Freed::Done
             }
             _ => Freed::Done,
@@ -132,10 +132,10 @@ impl Model {
             return 0;
         }
         drop(taking);
-        // SAFETY: the record was taken; loom checks that nobody else has it.
+        // SAFETY: the record was taken; loom checks that no other thread has it.
         self.whose.with_mut(|whose| unsafe { *whose = u32::from(first) });
         let Some(index) = self.slabs[slab as usize].claim() else {
-            (0..3).for_each(|_| self.leave());
+            (0..3).for_each(|_| self.drop_part());
             return 0;
         };
         let cell = &self.bytes[slab as usize][index as usize];
@@ -148,10 +148,10 @@ impl Model {
             let done = self.join(position, first + u8::try_from(position).unwrap());
             joined += u32::from(done);
             if !done {
-                self.leave();
+                self.drop_part();
             }
         }
-        self.leave();
+        self.drop_part();
         joined
     }
 
@@ -174,8 +174,8 @@ impl Model {
         false
     }
 
-    fn leave(&self) {
-        if !self.record.leave() {
+    fn drop_part(&self) {
+        if !self.record.drop_part() {
             return;
         }
         // SAFETY: the last part was ours, so the record is; loom checks just that.
@@ -341,7 +341,7 @@ fn a_modification_waits_for_a_reader() {
 }
 
 #[test]
-fn a_reader_gets_its_page_while_a_group_is_made_and_another_page_leaves() {
+fn a_reader_gets_its_page_while_a_group_is_made_and_another_page_is_removed() {
     explore(2, || {
         let model = Arc::new(Model::new());
         model.put(0, 0, 1);
@@ -358,7 +358,7 @@ fn a_reader_gets_its_page_while_a_group_is_made_and_another_page_leaves() {
 }
 
 #[test]
-fn a_page_that_comes_back_to_its_place_with_other_bytes_is_not_let_in() {
+fn a_page_rewritten_at_the_same_place_does_not_join_the_group() {
     explore(3, || {
         let model = Arc::new(Model::new());
         // The same entry with other bytes, as when a place is reused.
@@ -410,7 +410,7 @@ fn the_last_reader_frees_a_group_and_its_record_is_reused() {
 }
 
 #[test]
-fn a_record_that_nothing_was_put_into_is_taken_by_another() {
+fn an_empty_record_is_reused() {
     explore(3, || {
         let model = Arc::new(Model::new());
         // There is no room for a group's object, so that nothing else orders the two threads.
@@ -425,7 +425,7 @@ fn a_record_that_nothing_was_put_into_is_taken_by_another() {
 }
 
 #[test]
-fn a_place_that_was_moved_from_is_written_again() {
+fn a_vacated_place_is_written_again() {
     explore(3, || {
         let model = Arc::new(Model::new());
         model.put(0, 0, 1);
@@ -443,7 +443,7 @@ fn a_place_that_was_moved_from_is_written_again() {
 }
 
 #[test]
-fn a_full_slab_with_a_hole_is_listed_by_somebody() {
+fn a_full_slab_with_a_free_place_is_listed() {
     explore(3, || {
         let slab = Arc::new(Slab::new(Role::Owned, OBJECTS));
         while slab.claim().is_some() {}
@@ -455,7 +455,7 @@ fn a_full_slab_with_a_hole_is_listed_by_somebody() {
                 if slab.release(0, OBJECTS) == Freed::LookAgain {
                     let mut listed = listed.lock().unwrap();
                     if slab.role() == Role::Full {
-                        slab.settle(Role::Listed);
+                        slab.set_role(Role::Listed);
                         *listed += 1;
                     }
                 }
@@ -464,8 +464,8 @@ fn a_full_slab_with_a_hole_is_listed_by_somebody() {
         {
             // The owner has found it full.
             let mut listed = listed.lock().unwrap();
-            if slab.settle(Role::Full) != u64::MAX {
-                slab.settle(Role::Listed);
+            if slab.set_role(Role::Full) != u64::MAX {
+                slab.set_role(Role::Listed);
                 *listed += 1;
             }
         }
@@ -475,10 +475,10 @@ fn a_full_slab_with_a_hole_is_listed_by_somebody() {
 }
 
 #[test]
-fn an_empty_slab_goes_to_another_class_once_nobody_reads_in_it() {
+fn an_empty_slab_changes_class_once_no_reader_is_in_it() {
     explore(3, || {
         let model = Arc::new(Model::new());
-        model.slabs[0].settle(Role::Listed);
+        model.slabs[0].set_role(Role::Listed);
         model.put(0, 0, 1);
         let freer = spawn(&model, |model| {
             model.get(0);
@@ -527,7 +527,7 @@ impl Device {
         let word = Word::backed(Backed { block: 1, whole: true, sum: content });
         let old = self.slots[slot].publish(word);
         assert_eq!(old, Word::ABSENT);
-        self.blocks.leave(1);
+        self.blocks.drop_hold(1);
         true
     }
 
@@ -548,13 +548,13 @@ impl Device {
 
     fn discard(&self, slot: usize) {
         if let Some(State::Backed(at)) = self.slots[slot].publish(Word::ABSENT).state() {
-            self.blocks.leave(at.block);
+            self.blocks.drop_hold(at.block);
         }
     }
 }
 
 #[test]
-fn a_block_that_is_written_for_another_page_is_not_taken_for_the_first_one_s() {
+fn a_reused_block_does_not_pass_as_that_of_its_first_page() {
     explore(3, || {
         let device = Arc::new(Device::new());
         let reader = {
@@ -573,7 +573,7 @@ fn a_block_that_is_written_for_another_page_is_not_taken_for_the_first_one_s() {
 }
 
 #[test]
-fn a_page_that_is_just_written_back_reads_as_what_it_was() {
+fn a_page_during_writeback_reads_unchanged() {
     explore(3, || {
         let device = Arc::new(Device::new());
         device.discard(0);

@@ -322,7 +322,7 @@ fn run(ops: Vec<Op>, mem_limit: u64) {
                 let found = threads[1].look_group(index, &mut buffer).unwrap();
                 assert_eq!(found.is_some(), grouped);
                 let new = bytes(number, len);
-                match threads[1].leave_group(index, &buffer, (5, &new), len % 2 == 0) {
+                match threads[1].ungroup(index, &buffer, (5, &new), len % 2 == 0) {
                     Ok(done) => {
                         assert_eq!(done, grouped);
                         if done {
@@ -516,13 +516,13 @@ proptest! {
     }
 
     #[test]
-    fn a_full_store_loses_nothing(ops in ops(), limit in 60_000..400_000_u64) {
+    fn a_full_store_loses_no_page(ops in ops(), limit in 60_000..400_000_u64) {
         run(ops, limit);
     }
 }
 
 #[test]
-fn a_buffer_that_has_an_earlier_group_of_the_record_is_not_believed() {
+fn a_buffer_with_an_earlier_group_of_the_record_is_not_used() {
     let store = Store::create(PAGES, Options::default()).unwrap();
     let mut worker = store.worker().unwrap();
     let mut kept = GroupBuffer::new();

@@ -178,7 +178,7 @@ pub fn size(disk: &Path) -> io::Result<u64> {
 ///
 /// # Errors
 ///
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn beyond(disk: &Path) -> io::Result<u64> {
     let disk = fs::canonicalize(disk)?;
     let areas = areas_of(&disk)?;
@@ -189,7 +189,7 @@ pub fn beyond(disk: &Path) -> io::Result<u64> {
     });
     let whole = areas.iter().filter(|(area, _)| *area == disk).map(|(_, used)| used.size_kib << 10);
     let end = partitions.iter().map(partition::Partition::end).chain(whole).max();
-    // The size of an area is said without its header.
+    // An area's size is reported without its header.
     let rest = size.saturating_sub(end.unwrap_or(size));
     Ok(if rest < ALIGNMENT { 0 } else { rest })
 }
@@ -266,7 +266,7 @@ pub fn in_use(disk: &Path) -> io::Result<Option<Use>> {
     Ok(sum(areas.into_iter().map(|(_, used)| used)))
 }
 
-/// The areas' device nodes, as `swapoff` takes them; empty if the kernel does not say.
+/// The areas' device nodes, as `swapoff` takes them; empty if the kernel does not report them.
 pub fn nodes(disk: &Path) -> Vec<PathBuf> {
     areas_of(disk).unwrap_or_default().into_iter().map(|(node, _)| node).collect()
 }
@@ -347,7 +347,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn the_header_is_one_that_other_tools_know() {
+    fn other_tools_recognise_the_swap_header() {
         let page = header(1 << 20, [0xff; 16]).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().write_all_at(&page, 0).unwrap();

@@ -36,7 +36,7 @@ const BLOCK: usize = 2 << 20;
 /// Memory of one page.
 const PAGE: usize = 4096;
 
-/// What the C library stores before each piece.
+/// The header that the C library stores before each piece.
 const HEADER: usize = 2 * size_of::<usize>();
 
 /// A file for [`Heap::map`], at first without memory.

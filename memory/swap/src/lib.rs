@@ -7,7 +7,8 @@
 //!    └─ helpers: header and swapon after the server is up, swapoff before it may end
 //! ```
 //!
-//! * [`inherited`] and [`own`]: the precautions. [`check`](fn@check): what the kernel says of them.
+//! * [`inherited`] and [`own`]: the precautions. [`check`](fn@check): their state as the kernel
+//!   reports it.
 //! * [`heap`]: memory that a server leaves to its successor.
 //! * [`area`]: a disk's swap areas: header, swapon, swapoff. Discards are on, so freed pages leave
 //!   the store.

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_breaks_off_or_speaks_something_else_is_an_error() {
+    fn a_server_that_disconnects_or_speaks_another_protocol_is_an_error() {
         for cut in 0..28 {
             let mut server = talk(3, 0);
             server.says.get_mut().truncate(cut);
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_looked_through_and_cut_ones_do_no_harm() {
+    fn answers_are_parsed_and_truncated_answers_are_harmless() {
         let mut message = Message(vec![1, 1, 0, 0]);
         message.u64(ATTR_SIZE, 9);
         message.u32(ATTR_INDEX, 5);
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_hears_of_no_cache_that_swap_would_have_to_flush() {
+    fn the_kernel_is_offered_no_cache_to_flush() {
         let flags = |offered: u16| {
             let message = connect(0x1b, 5, Export { size: 1 << 30, flags: offered });
             let flags = attribute(&message.0[HEAD..], ATTR_SERVER_FLAGS).unwrap();

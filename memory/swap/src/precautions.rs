@@ -419,13 +419,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_no_thread_has_is_an_error_that_says_it() {
+    fn an_unknown_thread_name_is_an_error_that_names_it() {
         let error = prefer("renamed").unwrap_err();
         assert!(error.source.to_string().contains("no thread is called renamed"), "{error:?}");
     }
 
     #[test]
-    fn a_thread_that_has_not_begun_is_waited_for() {
+    fn a_thread_that_has_not_started_is_awaited() {
         let first = fs::read_to_string("/proc/self/comm").unwrap();
         let (say, said) = channel();
         let (end, ended) = channel::<()>();

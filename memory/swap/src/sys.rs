@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_s_error_its_death_and_its_delay_are_told_apart() {
+    fn a_child_s_error_its_death_and_its_delay_are_distinguished() {
         let later = || Instant::now() + LONG;
         in_child(later(), || Ok(())).unwrap();
         let error = in_child(later(), || Err(io::Error::from_raw_os_error(libc::ENOMEM)));

@@ -8,12 +8,12 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use io_uring::{cqueue, opcode, squeue, types, IoUring};
 
+use crate::payload::Payload;
 use crate::sys::{self, Command, ControlCommand, DeviceInfo, Parameters};
 
 /// Why a control command failed.
@@ -125,16 +125,6 @@ pub struct Control {
     features: u64,
 }
 
-/// A command's input and output buffer, large enough for all commands.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(8))]
-struct Payload([u8; 64]);
-
-const _: () = assert!(
-    size_of::<DeviceInfo>() <= size_of::<Payload>()
-        && size_of::<Parameters>() <= size_of::<Payload>()
-);
-
 impl Control {
     /// Opens the driver's control device. `timeout` limits the wait for each command.
     ///
@@ -149,7 +139,7 @@ impl Control {
             .map_err(ControlError::Driver)?;
         let ring = IoUring::builder().build(4).map_err(ControlError::Ring)?;
         let mut control = Self { file, ring: Some(ring), timeout, ioctl: true, features: 0 };
-        let mut payload = Payload([0; 64]);
+        let mut payload = Payload::new();
         match control.run(Command::Features, "asking for features", -1, 8, &mut payload, 0) {
             Ok(_) => {
                 let [a, b, c, d, e, f, g, h, ..] = payload.0;
@@ -190,9 +180,9 @@ impl Control {
                 | if self.ioctl { sys::CMD_IOCTL_ENCODE } else { 0 },
             ..DeviceInfo::default()
         };
-        let mut payload = payload_of_info(&ask);
+        let mut payload = Payload::of_info(&ask);
         self.run(Command::Add, "adding", -1, 64, &mut payload, 0)?;
-        let info = info_of_payload(&payload);
+        let info = payload.to_info();
         let wanted = sys::USER_RECOVERY | sys::USER_RECOVERY_REISSUE;
         if info.flags & wanted != wanted {
             let _ = self.delete(info.id);
@@ -213,7 +203,7 @@ impl Control {
     /// The driver's.
     pub fn set_parameters(&mut self, id: u32, geometry: &Geometry) -> Result<(), ControlError> {
         let parameters = parameters(geometry);
-        let mut payload = payload_of_parameters(&parameters);
+        let mut payload = Payload::of_parameters(&parameters);
         self.run(Command::SetParameters, "setting its size", id.into(), 64, &mut payload, 0)
             .map(drop)
     }
@@ -231,9 +221,9 @@ impl Control {
     pub fn size(&mut self, id: u32) -> Result<u64, ControlError> {
         // The length of the buffer's struct goes in with it.
         let asked = Parameters { len: 64, ..Parameters::default() };
-        let mut payload = payload_of_parameters(&asked);
+        let mut payload = Payload::of_parameters(&asked);
         self.run(Command::GetParameters, "asking for its size", id.into(), 64, &mut payload, 0)?;
-        Ok(sectors_of_payload(&payload).saturating_mul(sys::SECTOR))
+        Ok(payload.sectors().saturating_mul(sys::SECTOR))
     }
 
     /// Changes the size of a disk that is started.
@@ -247,7 +237,7 @@ impl Control {
             let source = io::ErrorKind::Unsupported.into();
             return Err(ControlError::Refused { id: id.into(), action: ACTION, source });
         }
-        let payload = &mut Payload([0; 64]);
+        let payload = &mut Payload::new();
         self.run(Command::UpdateSize, ACTION, id.into(), 0, payload, size / sys::SECTOR).map(drop)
     }
 
@@ -257,9 +247,9 @@ impl Control {
     ///
     /// The driver's: ENODEV if there is none.
     pub fn info(&mut self, id: u32) -> Result<Info, ControlError> {
-        let mut payload = Payload([0; 64]);
+        let mut payload = Payload::new();
         self.run(Command::DeviceInfo, "asking about it", id.into(), 64, &mut payload, 0)?;
-        Ok(info_of_payload(&payload).into())
+        Ok(payload.to_info().into())
     }
 
     /// Starts the disk. All queues must fetch their tags while this waits.
@@ -268,7 +258,7 @@ impl Control {
     ///
     /// The driver's.
     pub fn start(&mut self, id: u32) -> Result<(), ControlError> {
-        let mut payload = Payload([0; 64]);
+        let mut payload = Payload::new();
         let pid = u64::from(pid().unsigned_abs());
         self.run(Command::Start, "starting", id.into(), 0, &mut payload, pid).map(drop)
     }
@@ -279,7 +269,7 @@ impl Control {
     ///
     /// The driver's.
     pub fn stop(&mut self, id: u32) -> Result<(), ControlError> {
-        self.run(Command::Stop, "stopping", id.into(), 0, &mut Payload([0; 64]), 0).map(drop)
+        self.run(Command::Stop, "stopping", id.into(), 0, &mut Payload::new(), 0).map(drop)
     }
 
     /// Deletes a device; its number may be reused.
@@ -288,7 +278,7 @@ impl Control {
     ///
     /// The driver's.
     pub fn delete(&mut self, id: u32) -> Result<(), ControlError> {
-        self.run(Command::Delete, "deleting", id.into(), 0, &mut Payload([0; 64]), 0).map(drop)
+        self.run(Command::Delete, "deleting", id.into(), 0, &mut Payload::new(), 0).map(drop)
     }
 
     /// Announces a new server of a device whose server has died. The driver notices a death only
@@ -301,7 +291,7 @@ impl Control {
     pub fn start_recovery(&mut self, id: u32) -> Result<(), ControlError> {
         let begin = Instant::now();
         loop {
-            let payload = &mut Payload([0; 64]);
+            let payload = &mut Payload::new();
             match self.run(Command::StartRecovery, "starting recovery", id.into(), 0, payload, 0) {
                 Err(error) if error.errno() == Some(EBUSY) && begin.elapsed() < self.timeout => {
                     std::thread::sleep(Duration::from_millis(2));
@@ -318,7 +308,7 @@ impl Control {
     ///
     /// The driver's.
     pub fn end_recovery(&mut self, id: u32) -> Result<(), ControlError> {
-        let mut payload = Payload([0; 64]);
+        let mut payload = Payload::new();
         let pid = u64::from(pid().unsigned_abs());
         self.run(Command::EndRecovery, "ending recovery", id.into(), 0, &mut payload, pid).map(drop)
     }
@@ -451,125 +441,24 @@ fn parameters(geometry: &Geometry) -> Parameters {
     }
 }
 
-fn payload_of_info(info: &DeviceInfo) -> Payload {
-    let mut out = Fields::default();
-    out.put(&info.queues.to_ne_bytes());
-    out.put(&info.depth.to_ne_bytes());
-    out.put(&info.state.to_ne_bytes());
-    out.put(&info.pad0.to_ne_bytes());
-    out.put(&info.max_io.to_ne_bytes());
-    out.put(&info.id.to_ne_bytes());
-    out.put(&info.pid.to_ne_bytes());
-    out.put(&info.pad1.to_ne_bytes());
-    out.put(&info.flags.to_ne_bytes());
-    out.put(&info.server_flags.to_ne_bytes());
-    out.bytes
-}
-
-fn info_of_payload(payload: &Payload) -> DeviceInfo {
-    let short = |at: usize| u16::from_ne_bytes([payload.0[at], payload.0[at + 1]]);
-    let word = |at: usize| {
-        let mut bytes = [0; 4];
-        bytes.copy_from_slice(&payload.0[at..at + 4]);
-        u32::from_ne_bytes(bytes)
-    };
-    let long = |at: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&payload.0[at..at + 8]);
-        u64::from_ne_bytes(bytes)
-    };
-    DeviceInfo {
-        queues: short(0),
-        depth: short(2),
-        state: short(4),
-        max_io: word(8),
-        id: word(12),
-        pid: i32::from_ne_bytes(word(16).to_ne_bytes()),
-        flags: long(24),
-        server_flags: long(32),
-        owner: [word(40), word(44)],
-        ..DeviceInfo::default()
-    }
-}
-
-fn payload_of_parameters(p: &Parameters) -> Payload {
-    let mut out = Fields::default();
-    out.put(&p.len.to_ne_bytes());
-    out.put(&p.types.to_ne_bytes());
-    out.put(&p.attributes.to_ne_bytes());
-    out.put(&[p.logical_shift, p.physical_shift, p.io_opt_shift, p.io_min_shift]);
-    out.put(&p.max_sectors.to_ne_bytes());
-    out.put(&p.chunk_sectors.to_ne_bytes());
-    out.put(&p.sectors.to_ne_bytes());
-    out.put(&p.virt_boundary_mask.to_ne_bytes());
-    out.put(&p.discard_alignment.to_ne_bytes());
-    out.put(&p.discard_granularity.to_ne_bytes());
-    out.put(&p.max_discard_sectors.to_ne_bytes());
-    out.put(&p.max_write_zeroes_sectors.to_ne_bytes());
-    out.put(&p.max_discard_segments.to_ne_bytes());
-    out.put(&p.reserved.to_ne_bytes());
-    out.bytes
-}
-
-fn sectors_of_payload(payload: &Payload) -> u64 {
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&payload.0[offset_of!(Parameters, sectors)..][..8]);
-    u64::from_ne_bytes(bytes)
-}
-
-struct Fields {
-    bytes: Payload,
-    at: usize,
-}
-
-impl Default for Fields {
-    fn default() -> Self {
-        Self { bytes: Payload([0; 64]), at: 0 }
-    }
-}
-
-impl Fields {
-    fn put(&mut self, field: &[u8]) {
-        self.bytes.0[self.at..self.at + field.len()].copy_from_slice(field);
-        self.at += field.len();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::mem::offset_of;
 
     #[test]
-    fn a_device_s_description_stands_where_the_struct_has_it() {
-        let ask = DeviceInfo {
-            queues: 0x0102,
-            depth: 0x0304,
-            max_io: 0x0506_0708,
-            id: u32::MAX,
-            pid: 77,
-            flags: 0x1122_3344_5566_7788,
-            ..DeviceInfo::default()
-        };
-        let payload = payload_of_info(&ask);
-        assert_eq!(payload.0[offset_of!(DeviceInfo, max_io)], 0x08);
-        assert_eq!(payload.0[offset_of!(DeviceInfo, pid)], 77);
-        assert_eq!(payload.0[offset_of!(DeviceInfo, flags)], 0x88);
-        assert_eq!(info_of_payload(&payload), ask);
-    }
-
-    #[test]
-    fn parameters_stand_where_the_struct_has_them() {
+    fn parameters_have_the_offsets_of_the_struct() {
         let geometry = Geometry { size: 1 << 30, queues: 2, depth: 64, max_io: 512 << 10 };
         let p = parameters(&geometry);
         assert_eq!((p.sectors, p.max_sectors), (1 << 21, 1024));
-        let bytes = payload_of_parameters(&p).0;
+        let bytes = Payload::of_parameters(&p).0;
         let at = |offset: usize| u32::from_ne_bytes(bytes[offset..offset + 4].try_into().unwrap());
         assert_eq!(at(offset_of!(Parameters, max_sectors)), 1024);
         assert_eq!(at(offset_of!(Parameters, sectors)), 1 << 21);
         assert_eq!(at(offset_of!(Parameters, discard_granularity)), 4096);
         assert_eq!(at(offset_of!(Parameters, max_write_zeroes_sectors)), 1 << 19);
         assert_eq!(bytes[offset_of!(Parameters, max_discard_segments)], 1);
-        assert_eq!(sectors_of_payload(&Payload(bytes)), 1 << 21);
+        assert_eq!(Payload(bytes).sectors(), 1 << 21);
     }
 
     #[test]

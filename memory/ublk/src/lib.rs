@@ -46,6 +46,7 @@ static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 
 mod buffers;
 mod control;
+mod payload;
 mod queue;
 mod ring;
 mod server;

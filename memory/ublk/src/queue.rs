@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_a_real_device_allocate_nothing_and_nor_does_its_keeper() {
+    fn requests_of_a_real_device_and_its_keeper_allocate_nothing() {
         let store = Store::create(GEOMETRY.size / 4096, Options::default()).unwrap();
         let keeper = Keeper::start_in(&store, IoPath::enter).unwrap();
         let options = DeviceOptions { workers: 1, depth: 8, ..DeviceOptions::default() };

@@ -421,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_stay_within_what_they_may_cost() {
+    fn buffers_stay_within_their_memory_limit() {
         for budget in [1 << 20, 16 << 20, 64 << 20, 1 << 30] {
             let geometry = Options::new(1 << 20, None, budget).geometry;
             checked(&geometry, 1 << 20).unwrap();

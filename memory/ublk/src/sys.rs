@@ -253,7 +253,7 @@ mod tests {
 
     /// Compiles a C program that prints the header's values, and compares.
     #[test]
-    fn numbers_and_places_are_the_headers() {
+    fn numbers_and_offsets_match_the_kernel_headers() {
         if !Path::new("/usr/include/linux/ublk_cmd.h").exists() {
             println!("skipped: no linux/ublk_cmd.h (linux-libc-dev 6.0 or later)");
             return;

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptions_that_make_no_sense_are_answered_and_the_tag_goes_on() {
+    fn invalid_descriptors_are_answered_and_the_tag_is_reused() {
         let cases = [
             (descriptor(sys::OP_READ, 1, 8), -EIO),
             (descriptor(sys::OP_READ, 0, 7), -EIO),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_ends_when_every_tag_is_gone_the_served_one_too() {
+    fn the_queue_ends_when_every_tag_has_ended() {
         let mut tags = fetching();
         tags.arrived(0, 0, |_| descriptor(sys::OP_READ, 0, 8)).unwrap();
         for tag in 1..4 {
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_cannot_answer_with_a_number_that_is_no_error() {
+    fn a_backend_cannot_answer_with_an_invalid_error_number() {
         for (errno, answer) in [(0, -EIO), (-3, -EIO), (4096, -EIO), (i32::MIN, -EIO), (12, -12)] {
             let mut tags = fetching();
             tags.arrived(0, 0, |_| descriptor(sys::OP_WRITE, 0, 8)).unwrap();

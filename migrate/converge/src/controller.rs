@@ -36,7 +36,7 @@ pub struct Controller {
     set: Option<Switchover>,
     /// How many times QEMU's own bandwidth is taken for too small.
     factor: u32,
-    /// QEMU's downtime-limit, unless somebody else has set it; `None` if that is not known.
+    /// QEMU's downtime-limit, unless another client has set it; `None` if that is not known.
     limit: Option<Duration>,
     /// The same before the last [`Action::StopAt`].
     former_limit: Option<Duration>,
@@ -47,7 +47,7 @@ pub struct Controller {
     steps: u32,
     /// Since when it has stalled.
     stalled: Option<Duration>,
-    /// When what was left first did not become less.
+    /// When the rest first did not shrink.
     first_flat: Option<Duration>,
     last_window: Option<Window>,
     is_reported: bool,
@@ -90,7 +90,7 @@ impl Controller {
         self.max
     }
 
-    /// Says that an action of the last step was not done.
+    /// Records that an action of the last step was not done.
     pub fn not_done(&mut self, action: Action) {
         match action {
             Action::StopAt(_) => (self.set, self.limit) = (None, self.former_limit),
@@ -150,7 +150,7 @@ impl Controller {
         }
     }
 
-    /// Adopts a downtime-limit that somebody else has set.
+    /// Adopts a downtime-limit that another client has set.
     fn check_operator(&mut self, sample: &Sample, step: &mut Step) {
         let Some(there) = sample.downtime_limit else { return };
         if *self.limit.get_or_insert(there) == there {
@@ -173,7 +173,7 @@ impl Controller {
         }
     }
 
-    /// Acts on a window in which what is left did not become less.
+    /// Acts on a window in which the rest did not shrink.
     fn judge(&mut self, window: Window, flow: Flow, sample: &Sample, step: &mut Step) {
         // QEMU counts a page once in a pass: of a guest that writes faster than pages drain it shows
         // about the drain rate.
@@ -231,7 +231,7 @@ impl Controller {
         }
     }
 
-    /// Measurements from before QEMU applies a throttle say nothing about it.
+    /// Measurements from before QEMU applies a throttle are no evidence about it.
     fn check_throttle(&mut self, sample: &Sample) {
         let (percent, since) = self.throttle;
         let is_over = sample.throttle >= percent || sample.at.saturating_sub(since) >= APPLIED;

@@ -51,7 +51,7 @@ pub enum Why {
         /// By this factor.
         factor: u32,
     },
-    /// Somebody else has set QEMU's downtime-limit, which is the operator's from now on.
+    /// Another client has set QEMU's downtime-limit, which is the operator's from now on.
     LimitChanged {
         /// The new longest downtime.
         max: Duration,

@@ -111,8 +111,8 @@ impl Stall<'_> {
 
     /// Bytes of pages that the guest writes to per second, about.
     fn writes(&self) -> Option<f64> {
-        /// The most of the working set that counts as dirty at a time: beyond that the measured rate
-        /// says nothing.
+        /// The most of the working set that counts as dirty at a time: beyond that the measured
+        /// rate is no evidence.
         const DIRTY: f64 = 0.95;
         #[expect(clippy::cast_precision_loss, reason = "bytes of RAM, far below 2^53")]
         let share = self.left as f64 / self.highest.max(1) as f64;

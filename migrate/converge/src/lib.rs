@@ -33,7 +33,7 @@
 //!
 //! A guest that dirties pages faster than they drain during a whole pass does so in each shorter
 //! time, too: the dirtied pages of a time t grow less than t does, since a page counts once. So one
-//! pass is enough to tell, and nobody waits for several of them.
+//! pass is enough to tell, and the controller does not wait for several of them.
 //!
 //! # What fails
 //!

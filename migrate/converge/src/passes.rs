@@ -18,7 +18,7 @@ pub(crate) struct Window {
     pub(crate) left: u64,
     /// There was one before it.
     pub(crate) is_second: bool,
-    /// Windows in which what was left did not become less.
+    /// Windows in which the rest did not shrink.
     pub(crate) flat: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What storing pages may cost while nothing shows that they are sent again.
+//! The cost that storing pages may have while no page is known to be sent again.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ mod tests {
     proptest! {
         /// Whatever chunks cost, no more than the part and one chunk is spent.
         #[test]
-        fn the_part_is_spent_and_no_more(
+        fn no_more_than_the_budget_is_spent(
             chunks in prop::collection::vec((0_u64..5_000_000, 0_u64..500_000), 1..200),
         ) {
             let (mut budget, mut used) = (Budget::default(), Duration::ZERO);

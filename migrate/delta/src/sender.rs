@@ -37,7 +37,7 @@ impl Sender {
         self.stores_new = wanted;
     }
 
-    /// Whether page `number` was sent before, as far as slot and order tell.
+    /// Whether page `number` was sent before, as far as slot and order show.
     fn is_known(&self, number: u64, slot: usize) -> bool {
         number < self.highest || self.owners[slot] == number + 1
     }

@@ -95,7 +95,7 @@ proptest! {
     }
 
     #[test]
-    fn a_hostile_table_is_refused_or_done_and_no_more(
+    fn a_hostile_table_is_refused_or_applied_within_bounds(
         table in proptest::collection::vec(any::<u8>(), 0..200),
         len in 0_usize..2000,
         slots in 0_u64..40,
@@ -132,7 +132,7 @@ fn a_page_that_is_sent_again_is_zeros_and_one_that_has_changed_by_half_still_a_d
 }
 
 #[test]
-fn a_page_that_lost_its_slot_goes_as_it_is() {
+fn a_page_that_lost_its_slot_is_sent_whole() {
     let mut sender = Sender::new(16 * PAGE as u64, PAGE);
     let mut go = |first| {
         let (mut chunk, runs) = pages(first, 1, 3);
@@ -144,7 +144,7 @@ fn a_page_that_lost_its_slot_goes_as_it_is() {
 }
 
 #[test]
-fn without_new_pages_those_sent_again_are_stored() {
+fn without_new_pages_resent_pages_are_stored() {
     let mut sender = Sender::new(64 * PAGE as u64, PAGE);
     let mut go = |new, first, count| {
         sender.store_new(new);
@@ -166,7 +166,7 @@ fn without_new_pages_those_sent_again_are_stored() {
 }
 
 #[test]
-fn a_table_that_is_full_leaves_the_rest_alone() {
+fn pages_beyond_a_full_table_are_sent_whole() {
     let mut sender = Sender::new(1 << 20, PAGE);
     let mut receiver = Receiver::new(1 << 20, PAGE);
     // No two of these pages are consecutive, so that each is a run of its own.

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_is_a_migration_that_never_was() {
+    fn an_empty_reply_means_no_migration() {
         let info: MigrationInfo = read("query-migrate", json!({})).unwrap();
         assert_eq!((info.status(), info.is_over()), ("none", false));
         assert_eq!(serde_json::to_value(info).unwrap(), json!({}));

@@ -130,7 +130,7 @@ fn a_line_may_come_in_any_pieces() {
 }
 
 #[test]
-fn a_refusal_carries_qemus_words() {
+fn a_refusal_carries_qemu_s_message() {
     let fake = Fake::negotiated(|mut peer| {
         let (_, id) = peer.hear();
         peer.say(
@@ -151,7 +151,7 @@ fn a_refusal_carries_qemus_words() {
 }
 
 #[test]
-fn a_frozen_monitor_is_an_error_and_its_late_reply_is_nobodys() {
+fn a_frozen_monitor_is_an_error_and_its_late_reply_is_discarded() {
     let fake = Fake::negotiated(|mut peer| {
         let (slow, _) = peer.hear();
         let (quick, _) = peer.hear();
@@ -309,7 +309,7 @@ fn a_line_without_end_is_cut_off() {
 }
 
 #[test]
-fn a_silent_peer_is_told_from_a_missing_one() {
+fn a_silent_peer_differs_from_a_missing_one() {
     let fake = Fake::new(|listener| Peer::accept(listener).rest());
     let error = fake.connect(SHORT).unwrap_err().to_string();
     assert!(error.contains("no QMP greeting") && error.contains("one client at a time"), "{error}");
@@ -351,7 +351,7 @@ fn a_silent_peer_is_told_from_a_missing_one() {
 }
 
 #[test]
-fn a_path_that_is_no_socket_says_what_to_do() {
+fn a_path_that_is_no_socket_is_an_error_with_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing");
     let error = Qmp::connect(&missing, SHORT).unwrap_err().to_string();
@@ -481,7 +481,7 @@ fn a_command_that_does_not_fit_the_socket_times_out_and_is_not_continued() {
 }
 
 #[test]
-fn a_command_out_of_band_is_asked_for_when_connecting_and_said_as_such() {
+fn out_of_band_is_negotiated_and_its_commands_use_exec_oob() {
     let fake = Fake::new(|listener| {
         let mut peer = Peer::accept(listener);
         peer.say(GREETING);

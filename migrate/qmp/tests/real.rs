@@ -120,7 +120,7 @@ fn a_real_monitor_is_driven() {
 }
 
 #[test]
-fn a_migration_is_started_and_its_failure_told() {
+fn a_migration_is_started_and_its_failure_reported() {
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (dir.path().join("from.sock"), dir.path().join("to.sock"));
     let Some(_source) = start(&from, &[]) else { return };

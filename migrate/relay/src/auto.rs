@@ -180,7 +180,7 @@ impl Auto {
         Assigned { auto: self.clone(), choice }
     }
 
-    /// Says that the VM has stopped.
+    /// Records that the VM has stopped.
     pub(crate) fn stopped(&self) {
         self.controller.stopped();
     }
@@ -251,7 +251,7 @@ impl Auto {
             std::thread::sleep(LOOK);
             looks += 1;
         }
-        self.tell(explain);
+        self.send_decisions(explain);
     }
 
     fn see(&self, plain: u64, wire: u64, explain: Option<&Sender<Decision>>) {
@@ -289,7 +289,7 @@ impl Auto {
             seen.last = Some(decision);
         }
         drop(seen);
-        self.tell(explain);
+        self.send_decisions(explain);
     }
 
     /// Deltas start only when the link clearly takes longer for a byte than the CPU, and stop only
@@ -306,7 +306,7 @@ impl Auto {
         }
     }
 
-    fn tell(&self, explain: Option<&Sender<Decision>>) {
+    fn send_decisions(&self, explain: Option<&Sender<Decision>>) {
         let Some(explain) = explain else { return };
         let mut seen = lock(&self.seen);
         let (told, decisions) = self.controller.explain_after(seen.told);

@@ -31,7 +31,7 @@ pub enum RelayError {
         source: io::Error,
     },
     /// The relay's socket path now leads to another process.
-    #[error("{address} does not lead to this relay any more: another process has removed it or listens there. Nothing was migrated; start the relay again, with a path that nobody else uses")]
+    #[error("{address} does not lead to this relay any more: another process has removed it or listens there. Nothing was migrated; start the relay again, with a path that no other process uses")]
     Displaced {
         /// As given.
         address: String,
@@ -50,7 +50,7 @@ pub enum RelayError {
     /// The session failed; shared by several threads.
     #[error("{0}")]
     Ended(Arc<SessionError>),
-    /// The destination QEMU left bytes unread, and there is no return path to say why.
+    /// The destination QEMU left bytes unread, and there is no return path to give the reason.
     #[error("the destination QEMU closed its migration socket with bytes of the stream unread: it refused the stream or ended (see its log)")]
     Unread,
     /// The source QEMU ended the migration.
@@ -87,13 +87,13 @@ pub enum RelayError {
     #[error("this relay was told to end while the destination QEMU may have been starting the VM; the source QEMU goes on with it. Look at the destination at once: if its VM runs, there are two copies, and one QEMU has to be quit")]
     LeftInDoubt,
     /// The destination has the VM, and the source may not know it.
-    #[error("the destination QEMU has confirmed and has the VM: leave it running. The source has not heard of it ({cause}): if its QEMU is still there, quit that one")]
+    #[error("the destination QEMU has confirmed and has the VM: leave it running. The source has not been informed ({cause}): if its QEMU is still there, quit that one")]
     Unheard {
-        /// Why the source could not be told.
+        /// The reason why the source could not be informed.
         cause: Arc<SessionError>,
     },
     /// The peer was lost in doubt, answered later, and has not started the VM.
-    #[error("the peer was lost near the end, and says now that the end of the stream never reached the destination QEMU. The destination does not run the VM; query-status of the source QEMU tells whether that does")]
+    #[error("the peer was lost near the end, and reports now that the end of the stream never reached the destination QEMU. The destination does not run the VM; query-status of the source QEMU tells whether that does")]
     NeverCommitted,
     /// A migration in postcopy was interrupted.
     #[error("the migration was interrupted in postcopy ({cause}): both QEMUs pause it. Where the destination QEMU says postcopy-paused, the VM is there, with nothing lost. To take it up again start both relays anew, then migrate-recover at the destination QEMU and migrate with resume=true at the source QEMU")]

@@ -6,7 +6,7 @@
 //!    ▼                                                                          │
 //!  intake: tokens, checksum, permit                deliver: order, hash, barriers, commit
 //!    ▼                                                                          ▲
-//!  lanes: pack, encode ─► session ══════════════════► session ─► lanes: decode, unpack
+//!  pool: pack, encode ──► session ══════════════════► session ─► pool: decode, unpack
 //!                            ▲                          ▲
 //!  source QEMU ◄─ hand_back ─┘ (SHUT last)              └─ read_back ◄─ destination QEMU
 //! ```

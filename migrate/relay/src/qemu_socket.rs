@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// How long a TCP connection on this host may take. It waits only for a full backlog.
 const CONNECT: Duration = Duration::from_millis(500);
 /// Bytes to QEMU that the kernel may hold before QEMU's own kernel buffer: they count as delivered,
-/// and what is there when the VM stops adds to its downtime.
+/// and those still there when the VM stops add to its downtime.
 const SEND_BUFFER: usize = 256 << 10;
 /// How long a reset may take to arrive behind the end of the other end's bytes. Where it comes later,
 /// a migration without a return path is called unconfirmed and not failed.
@@ -72,7 +72,7 @@ impl QemuSocket {
         }
     }
 
-    /// Whether the other end, which has closed, had bytes unread. A unix socket says so with the
+    /// Whether the other end, which has closed, had bytes unread. A unix socket shows that by the
     /// end of its bytes; TCP with a reset, which may be under way.
     pub(crate) fn is_reset(&self) -> bool {
         let Self::Tcp(socket) = self else { return false };
@@ -156,7 +156,7 @@ impl QemuAddress {
     ///
     /// # Errors
     /// The path names a file, a directory, ... .
-    pub fn check_target(&self) -> Result<(), RelayError> {
+    pub(crate) fn check_target(&self) -> Result<(), RelayError> {
         match self {
             Self::Unix(address) => address.check_target(),
             Self::Tcp(_) => Ok(()),
@@ -190,7 +190,7 @@ mod tests {
         (qemu, listener.accept().unwrap().0.into())
     }
 
-    /// QEMU is in a write, and nobody reads: a shutdown alone would leave it there.
+    /// QEMU is in a write that no process reads: a shutdown alone would leave it there.
     #[test]
     fn an_aborted_connection_ends_the_write_that_waits_in_it() {
         let (mut qemu, ours) = pair();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_closes_with_bytes_unread_is_told_from_one_that_has_read_them() {
+    fn a_peer_that_closes_with_unread_bytes_differs_from_one_that_has_read_them() {
         let (qemu, ours) = pair();
         drop(qemu);
         assert_eq!({ &ours }.read(&mut [0; 1]).unwrap(), 0);

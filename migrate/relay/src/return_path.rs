@@ -69,7 +69,7 @@ impl ReturnPath {
     }
 
     /// Whether the bytes so far end with a whole message, so that another message may follow.
-    pub fn is_between_messages(&self) -> bool {
+    pub(crate) fn is_between_messages(&self) -> bool {
         self.state == State::Frame && self.gathered.is_empty()
     }
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_blind_rather_than_wrong() {
+    fn after_unknown_bytes_the_parser_reports_nothing() {
         let mut path = ReturnPath::default();
         assert_eq!(path.feed(&[0, 9, 0xff, 0xff]), None);
         assert_eq!(path.feed(&SHUT_OK), None);

@@ -66,7 +66,7 @@ impl UnixAddress {
     ///
     /// # Errors
     /// The path names a file, a directory, ... .
-    pub fn check_target(&self) -> Result<(), RelayError> {
+    pub(crate) fn check_target(&self) -> Result<(), RelayError> {
         match fs::metadata(&self.0) {
             Ok(found) if !found.file_type().is_socket() => {
                 Err(RelayError::NotASocket { address: self.to_string() })
@@ -268,7 +268,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn only_unix_paths_that_fit_are_taken() {
+    fn only_unix_paths_that_fit_are_accepted() {
         assert!("unix:/run/x.sock".parse::<UnixAddress>().is_ok());
         assert!("/run/x.sock".parse::<UnixAddress>().unwrap_err().contains("unix:PATH"));
         assert!("unix:".parse::<UnixAddress>().is_err());
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_refused_a_stale_socket_replaced_and_a_live_one_left() {
+    fn a_file_is_refused_a_stale_socket_replaced_and_a_live_one_preserved() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "x").unwrap();
@@ -304,7 +304,7 @@ mod tests {
 
     /// A stopped server with a full backlog.
     #[test]
-    fn one_that_takes_no_connections_is_not_waited_for() {
+    fn a_listener_with_a_full_backlog_is_an_error_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let address = UnixAddress::from(dir.path().join("sock"));
         let hung = address.listen().unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_backlog_is_waited_for_no_longer_than_told() {
+    fn a_full_backlog_is_awaited_until_the_deadline() {
         let dir = tempfile::tempdir().unwrap();
         let address = UnixAddress::from(dir.path().join("sock"));
         let _hung = address.listen().unwrap();
@@ -339,7 +339,7 @@ mod tests {
 
     /// A destination QEMU that comes up after the session has ended must not get a connection.
     #[test]
-    fn nobody_is_connected_to_once_it_is_over() {
+    fn no_connection_is_made_after_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let address = UnixAddress::from(dir.path().join("sock"));
         let there = address.listen().unwrap();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_was_bound_over_is_not_ours() {
+    fn a_socket_file_that_was_replaced_is_not_ours() {
         let dir = tempfile::tempdir().unwrap();
         let address = UnixAddress::from(dir.path().join("sock"));
         let first = address.listen().unwrap();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_removes_a_socket_that_is_anothers() {
+    fn the_socket_of_another_process_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let address = UnixAddress::from(dir.path().join("sock"));
         let first = address.listen().unwrap();
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_bind_a_dead_socket_at_once_one_listens() {
+    fn of_many_concurrent_binds_of_a_dead_socket_one_listens() {
         let dir = tempfile::tempdir().unwrap();
         let address = UnixAddress::from(dir.path().join("sock"));
         let together = std::sync::Barrier::new(4);
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_is_told_with_its_length() {
+    fn a_path_that_is_too_long_is_reported_with_its_length() {
         let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
         let error = UnixAddress::from(long).listen().unwrap_err();
         let RelayError::Listen { source, .. } = error else { panic!("{error:?}") };

@@ -44,7 +44,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn each_frame_is_taken_once_in_whatever_order_it_comes() {
+    fn each_frame_is_accepted_once_in_any_order() {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let arrivals = Arrivals::default();
         let mut model = HashSet::new();
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_links_that_bring_a_frame_at_once_one_has_it() {
+    fn of_two_links_that_deliver_a_frame_at_once_one_is_accepted() {
         let arrivals = Arrivals::default();
         let taken: u64 = std::thread::scope(|scope| {
             let count = || (0..WINDOW).filter(|seq| arrivals.take(*seq, 0)).count() as u64;

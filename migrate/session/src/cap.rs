@@ -99,7 +99,8 @@ impl Cap {
         self.add(self.now(), bytes);
     }
 
-    /// At time `now`: counts `bytes`, which are written at once; or says from when on to ask again.
+    /// At time `now`: counts `bytes`, which are written at once; or returns the time at which to
+    /// ask again.
     fn take(&self, now: u64, bytes: u64) -> Result<(), u64> {
         let taken = self.taken.load(Ordering::Relaxed);
         if taken > now {
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn no_second_has_3_percent_more_whatever_the_links_do() {
+    fn no_second_exceeds_the_limit_by_3_percent_whatever_the_links_do() {
         for rate in RATES {
             for count in [1, 2, 4, 64] {
                 for (late, pause, away) in [
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_join_have_had_their_handshakes() {
+    fn links_join_after_their_handshakes() {
         let cap = Cap::new(1 << 20);
         // Each takes 7.8 ms of this rate, and up to 8 ms may be made up for.
         (0..4).for_each(|_| cap.add(SECOND, HANDSHAKE));
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_and_records_count() {
+    fn headers_and_records_are_counted() {
         let plain = Overhead { headers: 66, segment: 1448, records: false };
         assert_eq!((plain.with(1448), plain.with(1449)), (1514, 1449 + 132));
         let secured = Overhead { records: true, ..plain };

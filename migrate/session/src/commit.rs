@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 /// No such byte has been written yet.
 const OPEN: u8 = 0;
-/// Some may have been written: an ABORT says so.
+/// Some may have been written: an ABORT states that.
 const PASSED: u8 = 1;
-/// None was written and none will be: the peer may have been told so, or QEMU has ended.
+/// None was written and none will be: the peer may have been informed, or QEMU has ended.
 const CLOSED: u8 = 2;
 
 /// Either passed or closed, never both: one exchange decides.
@@ -48,7 +48,7 @@ mod tests {
     use super::CommitGate;
 
     #[test]
-    fn a_gate_is_passed_or_closed_and_never_both() {
+    fn a_gate_is_either_passed_or_closed() {
         let gate = CommitGate::new();
         assert!(!gate.is_passed());
         assert!(gate.pass() && gate.pass() && gate.is_passed());

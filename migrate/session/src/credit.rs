@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Sequenced frames of one stream and direction that may be in flight (W13; less than W11's
 /// window).
-pub const MAX_FRAMES_IN_FLIGHT: usize = 512;
+pub(crate) const MAX_FRAMES_IN_FLIGHT: usize = 512;
 /// The least to read from QEMU at once: with smaller chunks the headers cost too much.
 const LEAST_CHUNK: u64 = 64 << 10;
 
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_does_not_move_leaves_the_others_their_own_credit() {
+    fn a_blocked_stream_does_not_use_the_credit_of_others() {
         let credits = credits();
         credits.issue(0, FrameType::Open, 0).unwrap();
         credits.issue(1, FrameType::Open, 1).unwrap();

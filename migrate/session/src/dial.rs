@@ -28,7 +28,7 @@ pub(crate) struct Attempt {
 ///
 /// # Errors
 /// The peer cannot be reached, speaks another protocol, has the wrong identity, or refuses. The
-/// message says which.
+/// message states which.
 pub fn dial(
     peer: &str,
     connector: Option<&Connector>,

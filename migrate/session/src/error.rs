@@ -152,7 +152,7 @@ pub enum SessionError {
         /// As stated.
         got: usize,
     },
-    /// The peer acknowledges what was not sent.
+    /// The peer acknowledges bytes that were not sent.
     #[error("stream {stream}: frame {seq} is acknowledged, but only {sent} were sent")]
     AckBeyond {
         /// The stream.

@@ -38,7 +38,7 @@ impl FrameType {
     }
 
     /// Whether frames of this type carry a sequence number of their stream.
-    pub fn is_sequenced(self) -> bool {
+    pub(crate) fn is_sequenced(self) -> bool {
         matches!(self, Self::Open | Self::Data | Self::StillOpen | Self::Eof)
     }
 }

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_that_no_peer_takes_is_not_sent() {
+    fn a_hello_that_is_too_long_is_not_sent() {
         let long = Hello { name: Some("x".repeat(MAX_JSON)), ..hello() };
         let error = encode_preamble("the server", &long).unwrap_err().to_string();
         assert!(error.contains("limit 8192"), "{error}");
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_knows_of_no_deltas_has_none() {
+    fn a_peer_without_delta_support_gets_no_deltas() {
         let old = r#"{"session":"","link":0,"links":1,"page-size":4096,"codecs":[]}"#;
         assert_eq!(serde_json::from_str::<Hello>(old).unwrap().delta_cache, 0);
         assert_eq!(serde_json::from_str::<Welcome>("{}").unwrap().delta_cache, 0);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_old_versions_and_giants_are_named() {
+    fn strangers_old_versions_and_long_hellos_are_named() {
         assert!(matches!(served(b"GET / HTTP/1.1\r\n", false), Err(SessionError::Magic { .. })));
         let mut old = recorded();
         old[9] = 9;

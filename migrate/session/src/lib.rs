@@ -31,8 +31,8 @@
 //! **What fails.** The loss of a link is no failure: frames written to it and not acknowledged go
 //! over the other links, or wait for a new link (`unacked`, `resume`). Everything else ends the
 //! session ([`Session::fail`]), and so does too long a time without links: every waiting thread
-//! wakes, the peer is told the reason, and the relay decides how to close QEMU's sockets. Bytes
-//! from the peer are hostile: every length is bounded before anything is allocated or read, and an
+//! wakes, the peer gets the reason, and the relay decides how to close QEMU's sockets. Bytes from
+//! the peer are hostile: every length is bounded before anything is allocated or read, and an
 //! honest sender's credit is exactly the capacity of the buffers.
 //!
 //! **Limits.** See section 6 of `docs/wire.md`.
@@ -65,7 +65,7 @@ mod transport;
 mod unacked;
 mod writer;
 
-pub use credit::{Credits, Grants, Permit, MAX_FRAMES_IN_FLIGHT};
+pub use credit::{Credits, Grants, Permit};
 pub use dial::dial;
 pub use error::SessionError;
 pub use frame::{AckEntry, Header, FLAG_PACKED, HEADER_BYTES, MAX_FREE_PAYLOAD, MAX_STREAMS};

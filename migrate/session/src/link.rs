@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_waited_for_lost_links_go_by_the_next_one() {
+    fn frames_of_lost_links_are_sent_by_the_next_link() {
         let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
         let links = (2, Duration::from_secs(20));
         let session = Session::new("x".into(), grants, 8, links, Arc::new(Nobody)).unwrap();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_hellos_for_one_number_at_once_the_last_has_the_link() {
+    fn of_two_concurrent_hellos_for_one_number_the_last_gets_the_link() {
         let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
         let links = (1, Duration::from_secs(20));
         let session = Session::new("x".into(), grants, 8, links, Arc::new(Nobody)).unwrap();

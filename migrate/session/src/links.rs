@@ -226,7 +226,7 @@ impl Links {
     /// was received.
     pub(crate) fn note_progress(&self, link: &LinkState) -> Option<Duration> {
         let mut table = lock(&self.table);
-        // Progress of a link that has been lost since says nothing of the links after it.
+        // Progress of a link that has been lost since is no evidence about the links after it.
         table.links().find(|there| there.id == link.id)?;
         let outage = table.outage.take()?;
         let back = outage.back.unwrap_or_else(Instant::now);
@@ -379,7 +379,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn the_role_of_the_first_link_passes_on_and_one_link_has_it_at_a_time() {
+    fn the_role_of_the_first_link_is_passed_on_and_one_link_at_a_time_has_it() {
         let links = Links::new(2, Duration::from_secs(1));
         assert_eq!([5, 5, 6].map(|id| links.role(id)), [Role::First, Role::First, Role::Other]);
         links.release_roles(6);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn the_priority_link_is_replaced_when_it_is_lost_and_a_single_link_is_none() {
+    fn a_lost_priority_link_is_replaced_and_a_single_link_has_no_priority() {
         let links = Links::new(3, Duration::from_secs(1));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,5 +1,5 @@
-//! The pass: the first bytes of a further link of a session, before TLS (W5a). By it the server
-//! tells the link from a stranger's connection without a handshake.
+//! The pass: the first bytes of a further link of a session, before TLS (W5a). With it the server
+//! distinguishes the link from a stranger's connection without a handshake.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ const SESSION: usize = 8;
 const NUMBER: usize = 24;
 const CODE: usize = 32;
 
-/// A pass as it came; whose it is only [`Pass::is_of`] tells.
+/// A pass as received; only [`Pass::is_of`] checks whose it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pass {
     /// The session, as in the hello.

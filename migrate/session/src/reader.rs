@@ -199,7 +199,7 @@ fn fill(
                 }
             }
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                return Err(session.link_lost("cut off without a word"));
+                return Err(session.link_lost("cut off without a closing message"));
             }
             Err(error) => return Err(session.link_lost(&error.to_string())),
         }

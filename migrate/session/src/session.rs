@@ -57,7 +57,7 @@ pub struct Session {
     failure: OnceLock<Arc<SessionError>>,
     failed: AtomicBool,
     /// An ABORT has reached the peer's host.
-    told: AtomicBool,
+    informed: AtomicBool,
     /// The peer's FINISH has arrived, or only ours remains to be sent: the end of a link is not a
     /// loss.
     finishing: AtomicBool,
@@ -116,7 +116,7 @@ impl Session {
             sink,
             failure: OnceLock::new(),
             failed: AtomicBool::new(false),
-            told: AtomicBool::new(false),
+            informed: AtomicBool::new(false),
             finishing: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
             bytes_out: AtomicU64::new(0),
@@ -318,8 +318,8 @@ impl Session {
         self.close_commit()
     }
 
-    /// Ends the session early: wakes every waiting thread, and tells the peer if possible. Only the
-    /// first error counts.
+    /// Ends the session early: wakes every waiting thread, and informs the peer if possible. Only
+    /// the first error counts.
     pub fn fail(&self, error: SessionError) {
         let error = Arc::new(error);
         if self.failure.set(error.clone()).is_err() {
@@ -363,14 +363,14 @@ impl Session {
     }
 
     /// Records that an ABORT has reached the peer's host.
-    pub(crate) fn note_told(&self) {
-        self.told.store(true, Ordering::Release);
+    pub(crate) fn note_informed(&self) {
+        self.informed.store(true, Ordering::Release);
     }
 
-    /// Whether the peer knows that the session has ended early: it was told, or it ended the
-    /// session itself. Final after [`Session::join`].
-    pub fn is_peer_told(&self) -> bool {
-        self.told.load(Ordering::Acquire)
+    /// Whether the peer knows that the session has ended early: an ABORT has reached it, or it ended
+    /// the session itself. Final after [`Session::join`].
+    pub fn is_peer_informed(&self) -> bool {
+        self.informed.load(Ordering::Acquire)
             || self.failure().is_some_and(|error| {
                 matches!(**error, SessionError::Aborted { .. } | SessionError::Over { .. })
             })

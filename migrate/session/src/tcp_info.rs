@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_resets_is_not_acknowledged() {
+    fn bytes_of_a_connection_that_is_reset_are_not_acknowledged() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (peer, _) = listener.accept().unwrap();

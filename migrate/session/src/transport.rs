@@ -122,7 +122,7 @@ impl AsFd for LinkWriter {
 }
 
 impl LinkWriter {
-    /// What bytes of this link cost on its network.
+    /// The bytes on the network for bytes of this link.
     pub(crate) fn overhead(&self) -> Overhead {
         Overhead::of(&self.socket, self.secured.is_some())
     }

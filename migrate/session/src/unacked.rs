@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn unacknowledged_frames_of_a_lost_link_come_back() {
+    fn unacknowledged_frames_of_a_lost_link_return_to_the_outbox() {
         let unacked = Unacked::new();
         for seq in 0..6 {
             assert!(unacked.hold(seq % 2, frame(3, seq), || false).is_none());
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_acknowledgement_says_nothing_new() {
+    fn an_old_acknowledgement_changes_nothing() {
         let unacked = Unacked::new();
         assert!(unacked.release(0, 5));
         assert!(!unacked.release(0, 2));

@@ -66,7 +66,7 @@ fn abort(session: &Session, link: &mut LinkWriter, note: &[u8]) {
     let deadline = Instant::now() + ABORT_TIME;
     while Instant::now() < deadline {
         if tcp_info::is_acknowledged(&link.socket) {
-            return session.note_told();
+            return session.note_informed();
         }
         std::thread::sleep(ACK_LOOK);
     }
@@ -362,12 +362,12 @@ mod tests {
         let mut note = vec![0; header.payload_len as usize];
         std::io::Read::read_exact(&mut theirs, &mut note).unwrap();
         session.join();
-        assert!(session.is_peer_told());
+        assert!(session.is_peer_informed());
         serde_json::from_slice(&note).unwrap()
     }
 
     #[test]
-    fn an_abort_that_arrives_is_known_to_have_and_says_whether_its_sender_asks() {
+    fn an_abort_is_acknowledged_and_states_whether_its_sender_asks() {
         let note =
             |asks| serde_json::json!({ "reason": "the test", "committed": false, "asks": asks });
         assert_eq!(aborted(Arc::new(Nobody)), note(false));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_whose_queue_brings_nothing_to_send_sends_heartbeats() {
+    fn a_link_without_frames_to_send_sends_heartbeats() {
         let session = session();
         // Another link has the role of the first link.
         assert_eq!(session.links.role(u64::MAX - 1), Role::First);

@@ -137,7 +137,7 @@ fn join(one: &End, other: &End, number: u16) -> TcpStream {
 }
 
 #[test]
-fn a_link_that_nobody_serves_is_lost_and_what_it_took_goes_over_another() {
+fn an_unserved_link_is_lost_and_its_frames_are_sent_over_another() {
     let (one, other) = (End::new("other", 2, RESUME), End::new("one", 2, RESUME));
     // The kernel accepts every byte, but no process answers.
     let (a, _held) = pair();
@@ -159,7 +159,7 @@ fn a_link_that_nobody_serves_is_lost_and_what_it_took_goes_over_another() {
 }
 
 #[test]
-fn a_peer_found_dead_within_5_s() {
+fn a_dead_peer_is_detected_within_5_s() {
     // The reader checks every half second; wire.md promises the sum.
     const { assert!(session::SILENCE.as_millis() + 1000 < 5000) };
     let one = End::new("nobody", 1, Duration::ZERO);
@@ -169,7 +169,7 @@ fn a_peer_found_dead_within_5_s() {
 }
 
 #[test]
-fn an_acknowledgement_that_a_lost_link_took_with_it_is_said_again() {
+fn an_acknowledgement_lost_with_a_link_is_sent_again() {
     let (one, other) = (End::new("other", 1, RESUME), End::new("one", 1, RESUME));
     assert!(one.session.send_bare(0, FrameType::Open, 0));
     // Written to QEMU at the other end, and acknowledged to a link whose other end reads nothing.
@@ -203,7 +203,7 @@ fn a_still_open_that_is_no_longer_true_is_not_sent_again() {
 }
 
 #[test]
-fn a_link_of_a_number_that_is_there_takes_its_place() {
+fn a_link_of_a_number_in_use_replaces_the_old_link() {
     let (one, other) = (End::new("other", 1, RESUME), End::new("one", 1, RESUME));
     let first = join(&one, &other, 0);
     assert!(one.session.send_bare(0, FrameType::Open, 0));
@@ -305,7 +305,7 @@ fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
 }
 
 #[test]
-fn links_that_are_made_and_lost_at_once_do_not_end_an_outage() {
+fn links_that_are_lost_at_once_do_not_end_an_outage() {
     let (address, closed) = flapping(None);
     let one = client(address, 1, Duration::from_secs(5));
     let mut notices = Vec::new();
@@ -326,7 +326,7 @@ fn links_that_are_made_and_lost_at_once_do_not_end_an_outage() {
 }
 
 #[test]
-fn a_link_that_is_lost_whenever_it_is_made_is_made_less_often_and_said_once() {
+fn a_repeatedly_lost_link_is_made_less_often_and_reported_once() {
     let other = End::new("the client", 2, RESUME);
     let (address, closed) = flapping(Some(other.session.clone()));
     let one = client(address, 2, RESUME);

@@ -1,14 +1,14 @@
 //! Sizes common to all of QEMU's stream: pages, and the headers of multifd packets.
 
 /// Smallest target page QEMU has (ARM); the flag bits of a RAM record need this much room.
-pub const MIN_PAGE_SIZE: usize = 1 << 10;
+pub(crate) const MIN_PAGE_SIZE: usize = 1 << 10;
 /// Largest target page supported.
-pub const MAX_PAGE_SIZE: usize = 1 << 16;
+pub(crate) const MAX_PAGE_SIZE: usize = 1 << 16;
 /// Page bytes that fill one multifd packet; fixed in QEMU, so it gives the header's length.
-pub const MULTIFD_PACKET_SIZE: usize = 512 * 1024;
+pub(crate) const MULTIFD_PACKET_SIZE: usize = 512 * 1024;
 
 /// Whether this crate supports streams of such pages: a power of two, 1 KiB to 64 KiB.
-pub const fn is_page_size(size: usize) -> bool {
+pub(crate) const fn is_page_size(size: usize) -> bool {
     size.is_power_of_two() && size >= MIN_PAGE_SIZE && size <= MAX_PAGE_SIZE
 }
 

@@ -44,9 +44,7 @@ mod token;
 mod tokeniser;
 
 pub use facts::Facts;
-pub use layout::{
-    is_page_size, multifd_header_len, MAX_PAGE_SIZE, MIN_PAGE_SIZE, MULTIFD_PACKET_SIZE,
-};
+pub use layout::multifd_header_len;
 pub use packed::{pack, saving, unpack, worth_packing_without_codec, UnpackError, MAX_CHUNK};
 pub use token::Token;
 pub use tokeniser::{classify, Kind, Tokeniser};

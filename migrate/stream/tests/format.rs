@@ -174,7 +174,7 @@ fn everything_else_is_refused_by_name_and_place() {
 }
 
 #[test]
-fn tokens_that_lie_about_the_bytes_are_refused() {
+fn tokens_that_contradict_the_bytes_are_refused() {
     let zeros = records(0x22, 5, &vec![vec![0]; 20]);
     let pages = records(0x28, 5, &[body(1), body(2), body(3)]);
     let mut out = vec![0; 70_000];
@@ -200,7 +200,7 @@ fn tokens_that_lie_about_the_bytes_are_refused() {
 }
 
 #[test]
-fn kinds_without_grammar_are_one_literal() {
+fn streams_without_grammar_are_one_literal() {
     let bytes = body(9);
     let mut tokens = Vec::new();
     Tokeniser::new(Kind::Other, PAGE).feed(&bytes, &mut tokens);

@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn soup_comes_back(kind in kinds(), size in page_sizes(), cuts in cuts(), bytes in soup()) {
+    fn mixed_fragments_come_back(kind in kinds(), size in page_sizes(), cuts in cuts(), bytes in soup()) {
         check(kind, size, &bytes, &cuts);
         let start: &[u8] = match kind {
             Kind::Main => b"QEVM\0\0\0\x03\x01\0\0\0\x02\x03ram\0\0\0\0\0\0\0\x04",
@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn tokens_of_other_bytes_never_pack_to_other_bytes(
+    fn tokens_of_other_bytes_are_refused_or_pack_to_the_bytes(
         a in soup(), b in soup(), kind in kinds(),
     ) {
         // Tokens of `a` on `b`: refused, or packed to exactly `b`.
@@ -167,7 +167,7 @@ fn too_long_chunks_and_short_outputs_are_refused() {
 }
 
 #[test]
-fn first_bytes_tell_the_kind() {
+fn the_first_bytes_determine_the_kind() {
     assert_eq!(classify(b""), None);
     assert_eq!(classify(b"QEV"), None);
     assert_eq!(classify(b"QEVM"), Some(Kind::Main));

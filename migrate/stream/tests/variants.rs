@@ -71,7 +71,7 @@ fn understood(outcome: &Outcome) {
 }
 
 #[test]
-fn whole_made_migrations_are_understood() {
+fn whole_synthetic_migrations_are_parsed() {
     for style in [Style::Qemu72, Style::Qemu90, Style::Qemu92] {
         let bytes = main_stream(style, PAGE, pages(700));
         let outcome = check(Kind::Main, PAGE, &bytes, &[1 << 20]);
@@ -207,7 +207,7 @@ fn stale_size_with_a_method_has_no_payload() {
 }
 
 #[test]
-fn the_page_size_of_a_channel_is_settled_by_its_first_packet() {
+fn the_first_packet_of_a_channel_sets_its_page_size() {
     let mut channel = ChannelStream::new(Style::Qemu72, PAGE, 0);
     channel.sync(1).sync(2);
     let mut bytes = channel.take();
@@ -218,14 +218,14 @@ fn the_page_size_of_a_channel_is_settled_by_its_first_packet() {
 }
 
 #[test]
-fn device_state_of_no_bytes_is_insane() {
+fn device_state_of_no_bytes_is_invalid() {
     let mut channel = ChannelStream::new(Style::Qemu92, PAGE, 0);
     channel.device_state("vfio", 0, &[]);
     assert!(sweep(Kind::Multifd, &channel.take()).facts.opaque);
 }
 
 #[test]
-fn device_state_packets_are_passed_over() {
+fn device_state_packets_are_skipped() {
     let a = page(9);
     let mut channel = ChannelStream::new(Style::Qemu92, PAGE, 0);
     channel.sync(1).device_state("0000:00:04.0/vfio", 0, &[7; 3000]);
@@ -238,7 +238,7 @@ fn device_state_packets_are_passed_over() {
 }
 
 #[test]
-fn packets_tell_the_page_size() {
+fn packets_determine_the_page_size() {
     for page_size in [1024, 16384, 65536] {
         let a = vec![3; page_size];
         let mut channel = ChannelStream::new(Style::Qemu72, page_size, 0);
@@ -252,7 +252,7 @@ fn packets_tell_the_page_size() {
 }
 
 #[test]
-fn insane_packets_turn_the_channel_opaque() {
+fn invalid_packets_turn_the_channel_opaque() {
     let sane = || {
         let mut channel = ChannelStream::new(Style::Qemu90, PAGE, 0);
         channel.sync(1).packet(2, "pc.ram", &[(0, Some(&page(1)))], false).sync(3);
@@ -380,7 +380,7 @@ fn xbzrle_and_compressed_records() {
 }
 
 #[test]
-fn postcopy_packages_are_passed_over() {
+fn postcopy_packages_are_skipped() {
     let mut main = begun(&plain());
     main.block_table(&[("pc.ram", 1 << 20)]).end_of_section();
     main.section(Section::Part).page("pc.ram", 0, &page(1)).end_of_section();
@@ -440,7 +440,7 @@ fn a_switch_behind_opaque_bytes_stays_the_tail() {
 }
 
 #[test]
-fn a_postcopy_that_goes_on_is_understood() {
+fn a_postcopy_that_continues_is_parsed() {
     let mut main = MainStream::new(PAGE);
     main.command(10, b"\x06pc.ram").command(10, b"\x07pc.bios").command(9, &[]);
     let commands = main.len();
@@ -457,7 +457,7 @@ fn a_postcopy_that_goes_on_is_understood() {
 }
 
 #[test]
-fn records_of_a_preempt_channel_are_understood() {
+fn records_of_a_preempt_channel_are_parsed() {
     let mut main = MainStream::new(PAGE);
     main.section(Section::Part);
     let head = main.len();
@@ -474,7 +474,7 @@ fn records_of_a_preempt_channel_are_understood() {
 }
 
 #[test]
-fn configurations_tell_page_size_uuid_and_machine() {
+fn configurations_determine_page_size_uuid_and_machine() {
     for bits in [10, 14, 16] {
         let size = 1 << bits;
         let mut main = MainStream::new(size);
@@ -533,7 +533,7 @@ fn pages_of_other_sizes_in_runs() {
 }
 
 #[test]
-fn a_second_configuration_is_not_believed() {
+fn a_second_configuration_is_ignored() {
     // It would change the page size under tokens already returned.
     let mut main = begun(&plain());
     main.block_table(&[("ram", 1 << 20)]).end_of_section();
@@ -603,7 +603,7 @@ fn colo_is_told() {
 }
 
 #[test]
-fn unknown_sections_cost_the_markers_but_not_the_pages() {
+fn unknown_sections_disable_the_markers_but_not_the_pages() {
     // A vendor's handler, and device state at an unexpected place, before the end of RAM.
     let mut main = begun(&plain());
     main.block_table(&[("ram", 1 << 20)]).flush_marker().end_of_section();
@@ -621,7 +621,7 @@ fn unknown_sections_cost_the_markers_but_not_the_pages() {
 }
 
 #[test]
-fn other_handlers_are_passed_over_and_markers_still_count() {
+fn other_handlers_are_skipped_and_markers_still_count() {
     let be = |v: u64| v.to_be_bytes();
     let (setup, data, sent, end) =
         (be(!0x10ef_fffc), be(!0x10ef_fffb), be(!0x10ef_fffa), be(!0x10ef_fffe));
@@ -660,7 +660,7 @@ fn other_handlers_are_passed_over_and_markers_still_count() {
 }
 
 #[test]
-fn a_block_of_block_migration_is_passed_over() {
+fn a_block_of_block_migration_is_skipped() {
     let mut main = MainStream::new(PAGE);
     main.file_header().configuration(&plain());
     main.named_section(0x01, 1, "block", 0, 1).raw(&0x1001u64.to_be_bytes()).raw(b"\x04disk");
@@ -730,7 +730,7 @@ fn a_marker_is_one_token_however_it_is_cut() {
 }
 
 #[test]
-fn same_filled_pages_leave_only_their_word() {
+fn same_filled_pages_shrink_to_their_word() {
     let word = 0x0102_0304_0506_0708u64.to_be_bytes().repeat(PAGE / 8);
     let mut main = begun(&plain());
     main.block_table(&[("ram", 1 << 20)]).end_of_section();

@@ -1,11 +1,11 @@
 //! The two sides of a handshake: protocol versions, and the certificates accepted.
 
+use crate::channel::Channel;
 use crate::error::TlsError;
 use crate::files::Credentials;
 use crate::handshake;
 use crate::peer::{parse_name, presented};
 use crate::provider::provider;
-use crate::record::Channel;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::client::{verify_server_name, Resumption, UnbufferedClientConnection};
 use rustls::crypto::CryptoProvider;

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_cut_off_or_no_pem_is_told_in_words() {
+    fn a_truncated_file_or_no_pem_is_explained() {
         let certificate = &b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"[..];
         let long = [b"-----BEGIN \x1b[2J", &b"x".repeat(9000)[..], b"\n"].concat();
         for (pem, says) in [

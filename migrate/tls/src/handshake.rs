@@ -1,8 +1,9 @@
 //! The handshake on a blocking socket, one record at a time, until a deadline.
 
+use crate::channel::Channel;
 use crate::error::TlsError;
 use crate::peer::Peer;
-use crate::record::{Channel, KeySource, MAX_RECORD_BODY, RECORD_HEADER};
+use crate::record::{KeySource, MAX_RECORD_BODY, RECORD_HEADER};
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::kernel::KernelConnection;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
@@ -166,7 +167,7 @@ pub(crate) fn run<C: Handshake>(
     let suite = connection.common().negotiated_cipher_suite().and_then(|suite| suite.tls13());
     let limit = suite.map_or(0, |suite| suite.common.confidentiality_limit);
     let (secrets, keys) = connection.take_keys().map_err(|error| refused(error.to_string()))?;
-    Channel::new(secrets, Box::new(keys), limit, incoming, identity)
+    Channel::new(secrets, Box::new(keys), limit, &incoming, identity)
         .map_err(|error| refused(error.to_string()))
 }
 

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_of_very_many_days_is_good_until_the_calendar_ends() {
+    fn a_certificate_of_very_many_days_is_valid_until_the_calendar_ends() {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::at(folder.path());
         authority.init(false).unwrap();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_out_of_date_are_refused_in_words_on_both_sides() {
+    fn expired_certificates_are_refused_with_the_reason_on_both_sides() {
         let (client, server) = out_of_date(-10, -2, true);
         assert!(client.contains("expired on"), "{client}");
         assert!(server.contains("this end's certificate is out of date"), "{server}");

@@ -24,7 +24,7 @@ mod tests {
 
     /// RFC 4231, test case 2.
     #[test]
-    fn it_is_the_hmac_of_the_rfc() {
+    fn hmac_matches_the_vectors_of_the_rfc() {
         let code = mac(b"Jefe", b"what do ya want for nothing?");
         assert_eq!(code[..4], [0x5b, 0xdc, 0xc1, 0x46]);
         assert_eq!(code[28..], [0x64, 0xec, 0x38, 0x43]);

@@ -121,7 +121,7 @@ fn noise(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_go_both_ways_at_once_and_the_end_is_told() {
+fn bytes_flow_both_ways_at_once_and_the_end_is_signalled() {
     let hosts = Hosts::new();
     let (connector, acceptor) = both(&hosts);
     let ((client, client_socket), (server, server_socket)) = shake(connector, acceptor);
@@ -225,7 +225,7 @@ fn against_rustls(suite: rustls::SupportedCipherSuite, rekey: bool) {
 }
 
 #[test]
-fn records_are_those_of_the_standard_for_every_cipher() {
+fn records_match_the_standard_for_every_cipher() {
     use rustls::crypto::aws_lc_rs::cipher_suite as suites;
     for suite in [
         suites::TLS13_AES_128_GCM_SHA256,
@@ -237,12 +237,12 @@ fn records_are_those_of_the_standard_for_every_cipher() {
 }
 
 #[test]
-fn a_peer_that_takes_new_keys_is_followed_and_answered() {
+fn a_peer_that_updates_its_keys_is_followed_and_answered() {
     against_rustls(rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256, true);
 }
 
 #[test]
-fn a_certificate_of_another_ca_is_refused_in_words_on_both_sides() {
+fn a_certificate_of_another_ca_is_refused_with_the_reason_on_both_sides() {
     let (ours, theirs) = (Hosts::new(), Hosts::new());
     // The client finds the server's certificate wrong.
     let connector = Connector::new(&theirs.credentials("a.example"), "b.example").unwrap();
@@ -261,7 +261,7 @@ fn a_certificate_of_another_ca_is_refused_in_words_on_both_sides() {
 }
 
 #[test]
-fn a_wrong_name_is_refused_in_words_on_both_sides() {
+fn a_wrong_name_is_refused_with_the_reason_on_both_sides() {
     let hosts = Hosts::new();
     let (a, b) = (hosts.credentials("a.example"), hosts.credentials("10.0.0.2"));
     let connector = Connector::new(&a, "c.example").unwrap();
@@ -286,7 +286,7 @@ fn a_wrong_name_is_refused_in_words_on_both_sides() {
 }
 
 #[test]
-fn a_client_without_a_certificate_is_refused_in_words() {
+fn a_client_without_a_certificate_is_refused_with_the_reason() {
     let hosts = Hosts::new();
     let (client, server) = sockets();
     let acceptor = Acceptor::new(&hosts.credentials("b.example"), &[]).unwrap();
@@ -361,7 +361,7 @@ fn stranger(bytes: &[u8], stay: bool) -> (String, Vec<u8>) {
 }
 
 #[test]
-fn peers_that_speak_something_else_are_named() {
+fn peers_of_another_protocol_are_named() {
     let (said, answer) = stranger(&old_client_hello(), false);
     assert!(said.contains("no TLS 1.3"), "{said}");
     assert_eq!(answer, [21, 3, 3, 0, 2, 2, 70], "a fatal alert: protocol_version");
@@ -409,7 +409,7 @@ fn damaged(change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> (Vec<u8>, io::Error) {
 }
 
 #[test]
-fn damage_and_truncation_are_found_and_nothing_behind_them_is_read() {
+fn damage_and_truncation_are_detected_and_no_later_byte_is_read() {
     const RECORD: usize = 16_384 + 22;
     let plain = noise(100_000);
     let (got, error) = damaged(|bytes| bytes);
@@ -448,7 +448,7 @@ fn damage_and_truncation_are_found_and_nothing_behind_them_is_read() {
 }
 
 #[test]
-fn a_socket_that_takes_little_at_a_time_loses_nothing() {
+fn a_socket_that_accepts_few_bytes_at_a_time_loses_none() {
     let hosts = Hosts::new();
     let (connector, acceptor) = both(&hosts);
     let ((client, client_socket), (server, server_socket)) = shake(connector, acceptor);

@@ -74,7 +74,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_come_back_and_need_all_of_their_bytes(value: u64, shift in 0_u32..64, behind: u8) {
+        fn numbers_round_trip_and_need_all_of_their_bytes(value: u64, shift in 0_u32..64, behind: u8) {
             let value = value >> shift;
             let mut out = [behind; LONGEST + 1];
             let len = put(value, &mut out).unwrap();
@@ -85,7 +85,7 @@ mod tests {
         }
 
         #[test]
-        fn signed_ones_come_back_and_small_ones_stay_small(value: i64, shift in 0_u32..64) {
+        fn signed_numbers_round_trip_and_small_ones_stay_short(value: i64, shift in 0_u32..64) {
             let value = value >> shift;
             prop_assert_eq!(unzigzag(zigzag(value)), value);
             prop_assert!(zigzag(value) / 2 <= value.unsigned_abs());

@@ -29,7 +29,7 @@ fn is_right(folder: &Path, name: &str) -> bool {
 const OK: &str = "compress 0 consumed=1";
 
 #[test]
-fn hardware_is_taken_where_software_is_forbidden() {
+fn hardware_is_used_where_software_is_forbidden() {
     let Some(intel) = intel() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let steps = ["init:0", "init:0", "session:0", "compress:1048576:a", "decompress:a"];
@@ -82,7 +82,7 @@ fn an_error_result_becomes_software_or_a_failure() {
 }
 
 #[test]
-fn a_full_ring_is_waited_for() {
+fn a_full_ring_is_awaited() {
     let Some(intel) = intel() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let steps = ["init:0", "session:0", "compress:1048576:a"];
@@ -93,7 +93,7 @@ fn a_full_ring_is_waited_for() {
 }
 
 #[test]
-fn death_costs_no_data_and_a_reset_brings_the_device_back() {
+fn a_dead_device_loses_no_data_and_a_reset_restores_it() {
     let Some(intel) = intel() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     // The sixth request gets no answer; QATzip's own thread polls for events every millisecond.
@@ -110,7 +110,7 @@ fn death_costs_no_data_and_a_reset_brings_the_device_back() {
 }
 
 #[test]
-fn a_flipped_bit_goes_unseen_by_qatzip() {
+fn qatzip_does_not_detect_a_flipped_bit() {
     let Some(intel) = intel() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let steps = ["init:0", "session:0", "compress:1048576:a"];

@@ -52,7 +52,7 @@ fn qzip_goes_through_the_device_both_ways_and_gunzip_reads_it() {
 }
 
 #[test]
-fn a_plain_gzip_file_is_none_of_the_devices_business() {
+fn a_plain_gzip_file_does_not_use_the_device() {
     let Some(intel) = intel() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let data = &sample()[..1_000_000];

@@ -32,7 +32,7 @@ const SHARDS: usize = 4;
 /// A fetch script with its arguments, and the variable by which a user opts out of it.
 type Fetched = (&'static str, &'static [&'static str], &'static str);
 
-/// What `make test` and `make proof` need.
+/// The builds that `make test` and `make proof` need.
 const FETCHED: [Fetched; 4] = [
     ("scripts/fetch-qemu", &["10"], "PLATEN_SKIP_QEMU10"),
     ("scripts/fetch-linux612", &[], SKIP_SWAP),
@@ -43,7 +43,7 @@ const FETCHED: [Fetched; 4] = [
 const SKIP_SWAP: &str = "PLATEN_SKIP_SWAP";
 const SKIP_LIBVIRT: &str = "PLATEN_SKIP_LIBVIRT";
 
-/// What only `make proof` needs.
+/// The builds that only `make proof` needs.
 const FETCHED_FOR_PROOF: [Fetched; 1] = [("scripts/fetch-qemu", &["11"], "PLATEN_SKIP_QEMU11")];
 
 /// `make test`: one build without link-time optimisation; all tests of crates, the loom models as

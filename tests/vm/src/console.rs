@@ -182,7 +182,7 @@ impl Console {
 
     /// Reads available input without waiting; returns the end of the lines that were no answers,
     /// such as a panic's message.
-    pub(crate) fn last_words(&mut self) -> String {
+    pub(crate) fn remaining_output(&mut self) -> String {
         // No answer is expected: the error has the output.
         match self.answer(Duration::from_millis(50)) {
             Ok(answer) => format!("the console said: {answer}"),

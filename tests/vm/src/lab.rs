@@ -75,7 +75,7 @@ pub struct VmSpec {
     pub random: bool,
     /// Virtual CPUs.
     pub cpus: u32,
-    /// Which QEMU runs it.
+    /// The QEMU that runs it.
     pub qemu: Qemu,
     /// The machine type, which determines about half of the contents of QEMU's device state.
     pub machine: &'static str,
@@ -134,7 +134,7 @@ impl Lab {
         let folder = loop {
             let nth = COUNT.fetch_add(1, Ordering::Relaxed);
             let folder = std::env::temp_dir().join(format!("platen-{}-{nth}", std::process::id()));
-            // An existing folder or link is somebody else's, and this runs as root.
+            // An existing folder or link belongs to another user, and this runs as root.
             match DirBuilder::new().mode(0o700).create(&folder) {
                 Ok(()) => break folder,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}

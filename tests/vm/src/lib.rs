@@ -20,8 +20,8 @@
 //! ends its children and the next run removes its namespaces.
 //!
 //! Limits: x86-64 Linux. Without root there are no namespaces and no shaped links: the two ends
-//! then use the loopback device through a throttling forwarder in this process, and the run says
-//! so.
+//! then use the loopback device through a throttling forwarder in this process, and the run reports
+//! that.
 
 mod certificates;
 pub mod cleanup;

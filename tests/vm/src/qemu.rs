@@ -139,7 +139,7 @@ impl Vm {
         self.folder.join(format!("{}.in", self.name))
     }
 
-    /// Tells a waiting QEMU where to listen.
+    /// Sends a waiting QEMU the address to listen on.
     ///
     /// # Errors
     /// As [`Monitor::execute`].
@@ -155,7 +155,7 @@ impl Vm {
         self.runs().map_err(|error| {
             // A guest that arrives corrupted panics, and QEMU ends with it: the console has the
             // reason.
-            error.context(format!("{}; {}", self.process.tail(), self.guest.last_words()))
+            error.context(format!("{}; {}", self.process.tail(), self.guest.remaining_output()))
         })
     }
 

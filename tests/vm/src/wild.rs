@@ -71,7 +71,7 @@ impl WildLink {
                 return eprintln!("the wild link cannot start: {error}");
             }
             for near in listener.incoming().flatten() {
-                // Nobody listens there: closing is what the client would see without us.
+                // No process listens there: closing is what the client would see without us.
                 let Ok(far) = TcpStream::connect(to) else { continue };
                 let (Ok(near2), Ok(far2)) = (near.try_clone(), far.try_clone()) else { continue };
                 of_thread.carry(near, far);
@@ -129,7 +129,7 @@ impl State {
     }
 
     fn wait(&self) -> Duration {
-        // A step of a linear congruence; who races whom does not matter.
+        // A step of a linear congruence; the order of concurrent steps does not matter.
         let noise = self.noise.load(Ordering::Relaxed);
         let noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         self.noise.store(noise, Ordering::Relaxed);

@@ -60,7 +60,7 @@ fn death_is_silence_then_an_event_then_dummies() {
     let counters = rig.counters();
     assert_eq!((counters.dummies, counters.in_flight), (30, 0));
 
-    // It stays dead until told otherwise; then handles and sessions are good again.
+    // It stays dead until a script command restarts it; then handles and sessions are good again.
     rig.device.control("now restarting; now restarted").expect("a good script");
     rig.device.poll_events();
     let tail = [CPA_INSTANCE_EVENT_RESTARTING, CPA_INSTANCE_EVENT_RESTARTED];
@@ -137,7 +137,7 @@ fn a_late_request_of_a_dead_device_writes_nothing() {
 }
 
 #[test]
-fn a_stopped_instance_forgets_and_can_start_again() {
+fn a_stopped_instance_drops_its_requests_and_can_start_again() {
     let rig = Rig::new("now silence");
     let mut slots = submit(&rig, 20);
     assert_eq!(rig.device.stop_instance(rig.handles[0]), CPA_STATUS_SUCCESS);

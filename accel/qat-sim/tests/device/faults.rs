@@ -62,7 +62,7 @@ fn a_failing_poll_delivers_nothing_and_loses_nothing() {
 }
 
 #[test]
-fn late_means_late_writing_too() {
+fn a_late_completion_writes_its_output_late() {
     let rig = Rig::new("at 1 late 300");
     let mut slots = slots(2);
     let start = Instant::now();
@@ -97,7 +97,7 @@ fn flip_is_one_bit_and_crc_is_wrong() {
 }
 
 #[test]
-fn silence_keeps_until_revived() {
+fn silence_lasts_until_the_device_is_revived() {
     let rig = Rig::new("at 2 silence");
     let mut slots = slots(3);
     slots[0].fill(&noise(100), 512);

@@ -23,7 +23,7 @@ fn deflate(plain: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn streams_and_checksums_are_those_of_others() {
+fn streams_and_checksums_match_zlib() {
     let rig = Rig::new("");
     for input in [text(1), text(4096), noise(4096), vec![0; 65_536], text(65_536), noise(65_536)] {
         let slot = rig.compress_one(&input, 80_000);
@@ -44,7 +44,7 @@ fn streams_and_checksums_are_those_of_others() {
 }
 
 #[test]
-fn noise_comes_in_stored_blocks_and_says_so() {
+fn incompressible_data_is_emitted_as_stored_blocks() {
     let rig = Rig::new("");
     let slot = rig.compress_one(&noise(4096), 4096 + 5);
     assert_eq!((slot.results.produced, slot.results.dataUncompressed), (4101, 1));
@@ -91,7 +91,7 @@ fn a_full_flush_leaves_the_stream_open() {
 }
 
 #[test]
-fn overflows_are_told_as_gen4_tells_them() {
+fn overflows_are_reported_as_gen4_reports_them() {
     let rig = Rig::new("");
     let slot = rig.compress_one(&noise(4096), 4096);
     assert_eq!((slot.status(), slot.results.status), (CPA_STATUS_SUCCESS, CPA_DC_OVERFLOW));
@@ -265,7 +265,7 @@ fn a_callback_finds_the_ring_as_full_as_before() {
 }
 
 #[test]
-fn a_quota_is_kept() {
+fn a_poll_returns_at_most_its_quota() {
     let rig = Rig::new("engine stored");
     let mut slots: Vec<Slot> = (0..10).map(|_| Slot::new()).collect();
     for slot in &mut slots {

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_working_host_lacks_nothing() {
+    fn a_working_host_lacks_no_step() {
         let tree = Tree::new().working();
         assert_eq!(tree.missing(), Vec::<String>::new());
         let host = Host::look(tree.0.path());
@@ -337,13 +337,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_a_device_lacks_only_that() {
+    fn a_host_without_a_device_lacks_only_the_device() {
         let tree = Tree::new().function("0000:00:00.0", "0x1237", None);
         assert_eq!(tree.missing(), ["a QAT device on PCI"]);
     }
 
     #[test]
-    fn an_older_device_is_told_apart() {
+    fn an_older_device_is_recognised() {
         let missing = Tree::new().function("0000:1a:00.0", "0x37c8", Some("c6xx")).missing();
         assert_eq!(missing, ["a device that qatlib drives (found c62x)"]);
     }
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn telemetry_is_read_and_what_is_no_number_left_out() {
+    fn telemetry_is_read_and_values_that_are_no_numbers_are_omitted() {
         let tree = Tree::new().file(
             "sys/kernel/debug/qat_4xxx_0000:6b:00.0/telemetry/device_data",
             "sample_cnt 54\nutil_cpr0 97\nlat_acc_avg 593\nbroken\nutil_cpr1 x\n",

@@ -7,7 +7,7 @@ use qat::{Direction, Engine, EngineOptions, Snapshot};
 use std::time::{Duration, Instant};
 
 #[test]
-fn every_piece_comes_back_once_and_right_whatever_the_device_does() {
+fn every_piece_is_returned_once_and_correct_whatever_the_device_does() {
     let sim = Sim::turn();
     for fault in &FAULTS {
         for compress in [true, false] {

@@ -25,7 +25,7 @@ fn impatient() -> EngineOptions {
 }
 
 #[test]
-fn a_host_without_device_or_instance_is_told_so_and_engines_work_all_the_same() {
+fn a_host_without_device_or_instance_uses_software_and_reports_the_reason() {
     let sim = Sim::turn();
     sim.script("absent");
     assert_eq!(sim.start().unwrap_err(), StartError::Unavailable);
@@ -64,7 +64,7 @@ fn engines_beyond_the_instances_use_software_until_one_is_free() {
 }
 
 #[test]
-fn all_of_the_device_is_used_and_given_back() {
+fn every_instance_of_the_device_is_used_and_released() {
     let sim = Sim::turn();
     for setup in ["memory guard; order shuffled", "memory slab; order fifo; intermediate 12"] {
         sim.script("reset");
@@ -92,7 +92,7 @@ fn all_of_the_device_is_used_and_given_back() {
 }
 
 #[test]
-fn a_full_ring_is_polled_and_nothing_is_done_twice() {
+fn a_full_ring_is_polled_and_no_piece_is_done_twice() {
     let sim = Sim::turn();
     sim.script("ring 16; instances 1; latency 200");
     let qat = sim.start().unwrap();
@@ -105,7 +105,7 @@ fn a_full_ring_is_polled_and_nothing_is_done_twice() {
 }
 
 #[test]
-fn a_full_device_shares_its_load_and_keeps_most_of_it() {
+fn a_full_device_shares_its_load_with_software_and_does_most_of_it() {
     let sim = Sim::turn();
     // 16 pieces each 3 ms: software is several times as fast, and the device still has a part in
     // it.
@@ -189,7 +189,7 @@ fn an_engine_on_a_dead_instance_takes_a_free_one() {
 }
 
 #[test]
-fn a_stop_with_requests_that_never_come_back_ends_and_frees_nothing_of_theirs() {
+fn a_stop_with_requests_that_never_complete_ends_and_frees_none_of_their_memory() {
     let sim = Sim::turn();
     let qat = sim.start().unwrap();
     let mut engine = Engine::new(Some(&qat), impatient());
@@ -210,7 +210,7 @@ fn a_stop_with_requests_that_never_come_back_ends_and_frees_nothing_of_theirs() 
 }
 
 #[test]
-fn requests_left_behind_by_an_engine_free_the_instance_when_they_come() {
+fn requests_of_a_dropped_engine_free_the_instance_when_they_complete() {
     let sim = Sim::turn();
     sim.script("instances 1");
     let qat = sim.start().unwrap();
@@ -258,7 +258,7 @@ fn a_little_pinned_memory_gives_an_engine_of_less_depth() {
 }
 
 #[test]
-fn broken_data_is_the_senders_error_and_not_the_devices() {
+fn broken_data_is_an_error_of_the_sender_and_not_of_the_device() {
     let sim = Sim::turn();
     let qat = sim.start().unwrap();
     for qat in [None, Some(&qat)] {
@@ -299,7 +299,7 @@ fn broken_data_is_the_senders_error_and_not_the_devices() {
 }
 
 #[test]
-fn an_output_that_lies_is_caught_by_the_sample() {
+fn a_wrong_output_is_found_by_the_sample_check() {
     let sim = Sim::turn();
     let qat = sim.start().unwrap();
     // Not verified: the flipped bit comes out, and the layer above must find it. That is the

@@ -21,7 +21,7 @@ fn patient() -> EngineOptions {
     EngineOptions { deadline: Duration::from_secs(1), ..options() }
 }
 
-/// Keeps `window` pieces in flight until `enough` says so, or calls it a hang.
+/// Keeps `window` pieces in flight until `enough` returns true, or fails as hung.
 fn stream(engine: &mut Engine, window: usize, mut enough: impl FnMut(&Engine) -> bool) {
     let start = Instant::now();
     let mut tag = 0_u64;
@@ -40,7 +40,7 @@ fn stream(engine: &mut Engine, window: usize, mut enough: impl FnMut(&Engine) ->
 }
 
 #[test]
-fn a_device_that_loses_a_request_now_and_then_is_suspected_at_the_third_look_that_finds_one() {
+fn a_device_that_loses_a_request_now_and_then_is_suspected_at_the_third_check_that_finds_one() {
     let sim = Sim::turn();
     sim.script("instances 1; latency 30");
     let qat = sim.start().unwrap();
@@ -87,7 +87,7 @@ fn a_ring_that_is_full_of_lost_requests_is_not_waited_for() {
 }
 
 #[test]
-fn more_output_than_there_is_room_for_is_not_read() {
+fn more_output_than_fits_is_not_read() {
     let sim = Sim::turn();
     let qat = sim.start().unwrap();
     let patient = EngineOptions { deadline: Duration::from_secs(60), ..options() };
@@ -100,7 +100,7 @@ fn more_output_than_there_is_room_for_is_not_read() {
 }
 
 #[test]
-fn data_that_software_puts_up_with_do_not_cost_the_device_its_trust() {
+fn data_that_software_accepts_do_not_make_the_device_suspect() {
     let sim = Sim::turn();
     let qat = sim.start().unwrap();
     let options = EngineOptions {
@@ -127,7 +127,7 @@ fn data_that_software_puts_up_with_do_not_cost_the_device_its_trust() {
 }
 
 #[test]
-fn an_exchange_for_an_instance_of_less_depth_forgets_the_places_of_the_old_one() {
+fn an_exchange_for_an_instance_of_less_depth_drops_the_places_of_the_old_one() {
     let sim = Sim::turn();
     // Enough for one engine of depth 32, and less than that for a second.
     sim.script("usdm 800K; instances 2; latency 30");
@@ -162,7 +162,7 @@ fn an_exchange_for_an_instance_of_less_depth_forgets_the_places_of_the_old_one()
 }
 
 #[test]
-fn a_dead_instance_keeps_its_memory_until_it_is_back() {
+fn a_dead_instance_holds_its_memory_until_it_restarts() {
     let sim = Sim::turn();
     sim.script("instances 2; packages 2");
     let qat = sim.start().unwrap();
@@ -185,7 +185,7 @@ fn a_dead_instance_keeps_its_memory_until_it_is_back() {
 }
 
 #[test]
-fn a_device_that_is_silent_altogether_costs_a_deadline_for_each_instance_and_then_nothing() {
+fn a_silent_device_costs_one_deadline_for_each_instance_and_no_more() {
     let sim = Sim::turn();
     sim.script("instances 2; latency 30");
     let qat = sim.start().unwrap();
@@ -202,7 +202,7 @@ fn a_device_that_is_silent_altogether_costs_a_deadline_for_each_instance_and_the
 }
 
 #[test]
-fn nobody_else_is_at_an_instance_while_it_dies() {
+fn no_other_thread_uses_an_instance_while_it_dies() {
     let sim = Sim::turn();
     sim.script("instances 1; latency 30");
     let qat = sim.start().unwrap();
@@ -221,7 +221,7 @@ fn nobody_else_is_at_an_instance_while_it_dies() {
 }
 
 #[test]
-fn jobs_that_the_device_has_done_after_all_are_withdrawn_from_software() {
+fn jobs_that_the_device_completes_late_are_withdrawn_from_software() {
     let sim = Sim::turn();
     sim.script("instances 1; latency 30");
     let qat = sim.start().unwrap();

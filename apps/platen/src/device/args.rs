@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_file_names_and_codecs_those_for_pages() {
+    fn device_names_are_file_names_and_codecs_are_those_for_pages() {
         assert_eq!(name("platen0"), Ok("platen0".to_owned()));
         for bad in ["", ".", "../x", "a/b", "a b", "ä"] {
             assert!(name(bad).unwrap_err().contains("not a name"), "{bad}");

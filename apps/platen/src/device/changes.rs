@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_read_back_and_later_ones_come_after_former_ones() {
+    fn changes_are_read_back_and_later_changes_replace_earlier_ones() {
         for text in [
             "",
             "mem-limit=3221225472",

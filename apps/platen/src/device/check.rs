@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_stand_by_belong_to_it_and_helpers_and_strangers_do_not() {
+    fn standby_servers_belong_to_a_device_and_helpers_and_other_processes_do_not() {
         let folder = tempfile::tempdir().unwrap();
         let proc = folder.path();
         let ours = "/bin/platen";

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_one_devices_until_it_is_given_up() {
+    fn a_name_belongs_to_one_device_until_it_is_released() {
         let folder = tempfile::tempdir().unwrap();
         let first = Lock::take(folder.path(), "one").unwrap();
         let other = Lock::take(folder.path(), "other").unwrap();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_are_anothers_by_now_are_not_removed() {
+    fn sockets_that_another_process_has_bound_are_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let [mine, theirs] = ["mine", "theirs"].map(|name| folder.path().join(name));
         let file = |path: &Path| std::fs::write(path, "").unwrap();

@@ -172,7 +172,7 @@ pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
             }
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 bail!(
-                    "it is not served: nobody listens on {}, which was left behind",
+                    "it is not served: no process listens on {}, which a dead server left",
                     path.display()
                 );
             }
@@ -198,7 +198,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn a_folder_that_others_own_or_write_to_is_refused_with_the_reason() {
+    fn a_folder_that_another_user_owns_or_may_write_to_is_refused_with_the_reason() {
         let check = |owner, mode| {
             let checked = check_owner(Path::new("/x"), (owner, mode), 1000);
             checked.err().map(|error| error.to_string()).unwrap_or_default()
@@ -232,11 +232,11 @@ mod tests {
         assert!(said.starts_with("it is not served: there is no "), "{said}");
         drop(UnixListener::bind(&path).unwrap());
         let said = ask(&path, "stat").unwrap_err().to_string();
-        assert!(said.starts_with("it is not served: nobody listens on "), "{said}");
+        assert!(said.starts_with("it is not served: no process listens on "), "{said}");
     }
 
     #[test]
-    fn a_silent_or_incomplete_answer_is_not_waited_for() {
+    fn a_silent_or_incomplete_answer_ends_by_a_deadline() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hung.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn why_there_is_no_control_socket_is_told_apart() {
+    fn each_reason_for_a_missing_control_socket_has_its_own_message() {
         let folder = tempfile::tempdir().unwrap();
         let first = listen(folder.path(), "one").unwrap();
         let said = format!("{:#}", listen(folder.path(), "one").unwrap_err());

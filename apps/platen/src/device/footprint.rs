@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_are_what_the_kernel_says() {
+    fn memory_parts_match_the_kernel_s_counts() {
         let proc = tempfile::tempdir().unwrap();
         for (pid, parent, anon, argument) in
             [(5, 1, 900, "serve"), (6, 5, 7000, "--inherited"), (9, 5, 5000, "--inherited")]

@@ -175,7 +175,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn damage_is_a_metric_too() {
+    fn damage_is_a_metric() {
         let mut status = status();
         status.pressure = Some("trigger".to_owned());
         status.backing = Some(BackingStatus::default());
@@ -195,7 +195,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_the_metrics_are_there() {
+    fn only_metrics_are_served() {
         let code = |request: &str| answer(request.as_bytes(), status).0;
         assert_eq!(code("GET /metrics HTTP/1.1\r\n\r\n"), "200 OK");
         assert_eq!(code("GET /etc/passwd HTTP/1.1\r\n\r\n"), "404 Not Found");

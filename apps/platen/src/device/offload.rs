@@ -57,11 +57,9 @@ impl Offload {
             Err(error) if args.accelerator == PageAccelerator::Auto => {
                 say(&format!("codec qatzip in software: {error:#}"));
             }
-            Err(error) => {
-                return Err(error).context(
-                    "--accelerator qat: no QAT device (`platen qat status` says what is missing)",
-                )
-            }
+            Err(error) => return Err(error).context(
+                "--accelerator qat: no QAT device (`platen qat status` lists the missing parts)",
+            ),
         }
         Ok(Self(None))
     }

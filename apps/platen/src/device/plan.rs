@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_without_a_limit_leaves_an_eighth_of_memory_to_the_rest() {
+    fn swap_without_a_limit_reserves_an_eighth_of_memory_for_the_host() {
         let options = |words: &str| {
             let words = format!("serve --size 1G --nbd unix:/x {words}");
             let Serve { args } = Serve::try_parse_from(words.split(' ')).unwrap();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_a_limit_has_that_of_its_cgroup() {
+    fn a_disk_without_a_limit_gets_the_limit_of_its_cgroup() {
         let options = |words: &str, cgroup| {
             let words = format!("serve --size 1G --nbd unix:/x {words}");
             let Serve { args } = Serve::try_parse_from(words.trim().split(' ')).unwrap();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stand_by_server_has_the_memory_for_dictionaries_of_its_level() {
+    fn a_standby_server_has_the_memory_for_dictionaries_of_its_level() {
         for level in [-5, 1, 3, 9, 19] {
             let options = store::Options { reserve: 0, ..store::Options::default() };
             let store = Store::create(64, options).unwrap();

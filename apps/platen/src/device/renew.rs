@@ -53,7 +53,7 @@ fn ask(
     match last.strip_prefix(REFUSED) {
         Some(why) => bail!("device {name}: refused: {why}{before}"),
         None => bail!(
-            "device {name}: its supervisor has ended before it said how that went: `platen device \
+            "device {name}: its supervisor has ended before it reported the result: `platen device \
              stat {name}` shows who serves it: {last}{before}"
         ),
     }

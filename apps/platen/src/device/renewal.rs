@@ -189,8 +189,8 @@ impl Serving {
         Ok(Settings { changes, plan, former: None, policy })
     }
 
-    /// Refuses a size that the device cannot change to. What only the kernel knows, the new server
-    /// checks.
+    /// Refuses a size that the device cannot change to. The new server checks the limits that only
+    /// the kernel knows.
     fn check_size(&self, Size(wanted): Size) -> anyhow::Result<()> {
         let (pages, capacity) = store::sizes(self.store.as_fd())?;
         let [present, most] = [pages, capacity].map(|pages| pages * device::PAGE as u64);
@@ -217,7 +217,7 @@ impl Serving {
         swap::area::can_extend(&disk).context("--size")
     }
 
-    /// What a server that was to make the device as large as its arguments say has not done.
+    /// The part of a growth that the new server could not do.
     fn smaller_than_asked(&self) -> Option<String> {
         let wanted = self.plan.pages;
         let pages = store::sizes(self.store.as_fd()).map_or(wanted, |(pages, _)| pages);

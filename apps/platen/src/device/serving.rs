@@ -227,7 +227,7 @@ impl Service for Serving {
         self.device.map_or_else(|| "-".to_owned(), |id| id.to_string())
     }
 
-    fn said(&mut self, line: &str) {
+    fn handle_line(&mut self, line: &str) {
         if let Some(number) = line.strip_prefix("device ") {
             self.device = number.parse().ok().or(self.device);
         }
@@ -304,7 +304,7 @@ impl Service for Serving {
         if let Some(id) = self.device {
             match ublk::abandon(id, Duration::from_secs(30)) {
                 Ok(()) => self
-                    .say(&format!("{} is gone: what was on it is lost", ublk::disk(id).display())),
+                    .say(&format!("{} is gone: its contents are lost", ublk::disk(id).display())),
                 Err(error) => self.say(&format!("{:#}", anyhow::Error::from(error))),
             }
         }

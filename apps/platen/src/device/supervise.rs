@@ -25,7 +25,7 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
     };
     let plan = Box::leak(Box::new(Plan::new(args, text.as_deref())?));
     for key in plan.policy.without_effect() {
-        say(&format!("policy: {key} says nothing without backing_dev: nothing is written back"));
+        say(&format!("policy: {key} has no effect without backing_dev: nothing is written back"));
     }
     control::check(args)?;
     // Before there is a thread that a signal could end.

@@ -36,7 +36,7 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     let begun = area::begin(disk, args.priority)
         .with_context(|| format!("cannot swap to {}", disk.display()));
     if begun.is_err() && args.socket.is_some() {
-        // The first error says more than an error of the detach.
+        // The first error is more useful than an error of the detach.
         let _ = swap::nbd::detach(disk);
     }
     let areas = begun?;

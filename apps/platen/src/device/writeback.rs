@@ -109,7 +109,7 @@ fn wait(path: &Path, asked: &Answer, limit: Duration) -> anyhow::Result<Outcome>
     loop {
         match question(path, &format!("written {}", asked.ticket)) {
             Ok(answer) if answer.generation != asked.generation => bail!(
-                "its server was replaced meanwhile; what had been written is on the backing device, the rest in memory: ask again"
+                "its server was replaced meanwhile; the pages written by then are on the backing device, the others in memory: ask again"
             ),
             Ok(Answer { error: Some(error), .. }) => bail!(error),
             Ok(Answer { outcome: Some(outcome), .. }) => return Ok(outcome),
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_that_is_off_and_one_that_is_not_yet_there_are_told_apart() {
+    fn a_policy_that_is_off_differs_from_one_that_has_not_started() {
         let said = |enabled, what| {
             let answer: Answer = serde_json::from_str(&ask(None, enabled, 3, what)).unwrap();
             assert_eq!((answer.generation, answer.ticket), (3, 0));

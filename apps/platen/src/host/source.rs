@@ -42,7 +42,7 @@ pub(super) fn run(
             return Err(error.into());
         }
     };
-    source.kept_by(keeper);
+    source.set_keeper(keeper);
     source.accept_on(entrance.clone())?;
     carriage.carrier.update(|record| record.phase = Phase::Active);
     let handle = source.handle();

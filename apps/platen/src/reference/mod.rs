@@ -22,7 +22,7 @@ const HOST: &[&str] =
 const CHECK: &[&str] = &[include_str!("../../../../memory/swap/src/check/mod.rs")];
 
 #[test]
-fn the_reference_is_what_the_code_says() {
+fn the_reference_matches_the_code() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference.md");
     let made = reference();
     if std::env::var_os("UPDATE_REFERENCE").is_some() {

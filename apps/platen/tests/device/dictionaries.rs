@@ -96,7 +96,7 @@ fn with_a_trainer_that_hangs() -> Option<(tempfile::TempDir, Served, Vec<u8>, Pi
         fs::write(served.path("image"), &image).unwrap();
         run(Command::new("nbdcopy").arg(served.path("image")).arg(served.uri()));
         let start = Instant::now();
-        // While memory is short none is begun, and that is said.
+        // While memory is short no training starts, and a message reports that.
         while served.stat()["policy"]["dictionary_pressed"].as_u64().unwrap_or(0) == 0 {
             assert!(start.elapsed() < Duration::from_secs(60), "{}", served.stat());
             std::thread::sleep(Duration::from_millis(20));
@@ -168,7 +168,7 @@ fn wait_for_a_dictionary(served: &Served) {
 }
 
 #[test]
-fn a_trainer_has_nothing_of_the_server_s_and_ends_when_memory_is_short() {
+fn a_trainer_has_limits_and_no_descriptor_of_the_server_and_ends_when_memory_is_short() {
     if !have(&["nbdcopy"]) {
         return;
     }
@@ -205,7 +205,7 @@ fn a_trainer_has_nothing_of_the_server_s_and_ends_when_memory_is_short() {
 }
 
 #[test]
-fn a_server_killed_while_a_trainer_runs_is_replaced_and_its_successor_has_one_of_its_own() {
+fn a_server_killed_while_a_trainer_runs_is_replaced_and_its_successor_starts_another_trainer() {
     if !have(&["nbdcopy"]) {
         return;
     }

@@ -32,7 +32,7 @@ fn a_file_by_fuse_is_served_again_when_its_server_was_killed() {
 
 /// More often than servers that die in a row are replaced.
 #[test]
-fn a_file_that_somebody_unmounts_is_mounted_again_and_has_lost_nothing() {
+fn an_unmounted_file_is_mounted_again_and_no_page_is_lost() {
     use std::os::unix::fs::FileExt;
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");
@@ -77,10 +77,10 @@ fn a_file_that_somebody_unmounts_is_mounted_again_and_has_lost_nothing() {
     assert!(!is_mounted());
 }
 
-/// Without a change of mounts being seen the path would be the empty file beneath for as long as
-/// somebody has it open.
+/// Without a change of mounts being seen the path would be the empty file beneath for as long as a
+/// process has it open.
 #[test]
-fn a_file_that_is_unmounted_while_it_is_open_is_mounted_again_too() {
+fn an_open_file_that_is_unmounted_is_mounted_again() {
     use std::os::unix::fs::FileExt;
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("a disk");

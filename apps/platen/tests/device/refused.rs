@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 #[test]
-fn where_something_else_is_nothing_is_served() {
+fn a_path_that_is_in_use_is_not_served() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |socket: &str, options: &[&str]| {
         let refused = output(&mut Served::command(folder.path(), socket, "judged", options));
@@ -67,26 +67,26 @@ fn files_of_a_device_that_is_not_served_are_removed() {
         assert!(said.contains("is no regular file"), "{said}");
         assert!(!backing.exists(), "{said}");
     }
-    // One that was there is somebody's, and stays.
+    // A file that was there before belongs to a user, and stays.
     fs::write(&backing, "").unwrap();
     refused("", &[]);
     assert!(backing.exists());
 }
 
 #[test]
-fn a_key_that_says_nothing_is_told() {
+fn a_key_without_effect_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.toml");
     fs::write(&policy, "[policy]\nwriteback_limit = 7\n").unwrap();
     let served = Served::new(&["--policy", policy.to_str().unwrap()]);
     let log = served.end();
-    assert!(log.contains("policy: writeback_limit says nothing without backing_dev"), "{log}");
+    assert!(log.contains("policy: writeback_limit has no effect without backing_dev"), "{log}");
 }
 
 /// A server that was stopped, and one that was killed: each ends `stat` soon, with a word and not
 /// with success.
 #[test]
-fn a_client_of_a_device_that_does_not_answer_is_told_so() {
+fn a_client_of_a_device_that_does_not_answer_gets_an_error() {
     let served = Served::new(&["--no-supervisor"]);
     let pid = Pid::from_child(&served.child);
     let ask = |words: &[&str]| {
@@ -106,7 +106,7 @@ fn a_client_of_a_device_that_does_not_answer_is_told_so() {
     loop {
         let (code, said) = ask(&["stat", "judged"]);
         assert_eq!(code, Some(1), "{said}");
-        if said.contains("it is not served: nobody listens on") {
+        if said.contains("it is not served: no process listens on") {
             break;
         }
         assert!(start.elapsed() < Duration::from_secs(60), "{said}");

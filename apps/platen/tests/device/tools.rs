@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn nbdinfo_sees_what_is_promised() {
+fn nbdinfo_reports_the_documented_capabilities() {
     if !have(&["nbdinfo"]) {
         return;
     }
@@ -54,7 +54,7 @@ fn nbdcopy_gets_back_what_it_put_in() {
         run(Command::new("nbdcopy").arg(served.uri()).arg(&copy));
         image.resize(256 * MIB, 0);
         assert!(fs::read(&copy).unwrap() == image, "{codec}: another content");
-        // Every extent that is said to be zero is, and what is said to be a hole takes no memory.
+        // Every extent reported as zero is zero, and one reported as a hole takes no memory.
         let map: serde_json::Value = serde_json::from_str(&run(Command::new("nbdinfo").args([
             "--map",
             "--json",
@@ -84,7 +84,7 @@ fn nbdcopy_gets_back_what_it_put_in() {
 /// Every command and flag, odd alignments, and errors, by libnbd's own shell.
 // Over 80 lines: one script of nbdsh, in the order of the protocol.
 #[test]
-fn nbdsh_finds_every_command_as_the_protocol_has_it() {
+fn nbdsh_finds_every_command_as_the_protocol_defines_it() {
     if !have(&["nbdsh"]) {
         return;
     }
@@ -146,7 +146,7 @@ fails(errno.ENOSPC, h.zero, 512, size - 511)
 fails(errno.EINVAL, h.trim, 512, size)
 fails(errno.EINVAL, h.cache, 512, 0)
 fails(errno.EINVAL, h.pread, 512, 0, 1 << 9)
-# The limit: noise for more memory than there is. What was stored stays.
+# The limit: noise for more memory than there is. Stored pages stay.
 stored = {}
 full = False
 for offset in range(0, 128 << 20, 1 << 20):
@@ -203,7 +203,7 @@ fn qemu_reads_what_it_wrote_and_compares_equal() {
         .iter()
         .flat_map(|command| ["-c", command]),
     ));
-    // qemu-io says so, and goes on.
+    // qemu-io reports it, and continues.
     assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
     let plain = served.path("plain");
     let mut image = image(64 * MIB);

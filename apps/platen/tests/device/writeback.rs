@@ -46,7 +46,7 @@ fn written_back_pages_outlive_their_server() {
     );
     assert_eq!(before["mm_stat"]["huge_pages"], 0);
     assert_eq!(before["backing"]["bd_written_today"], huge);
-    // As the supervisor has opened it, which says so where there is no direct I/O.
+    // As the supervisor has opened it, which prints a message where there is no direct I/O.
     let direct = !served.log().contains("no direct I/O");
     assert_eq!(before["backing"]["direct"], direct);
     let compare = || {
@@ -57,7 +57,7 @@ fn written_back_pages_outlive_their_server() {
         );
     };
     compare();
-    // Nobody else may have it.
+    // No other server may have it.
     let mut second = Served::command(served.folder.path(), "other.sock", "other", &options);
     let refused = output(&mut second);
     let said = String::from_utf8_lossy(&refused.stderr);
@@ -71,7 +71,8 @@ fn written_back_pages_outlive_their_server() {
     assert_eq!(served.stat()["backing"]["bd_written_today"], huge);
     compare();
     assert!(served.stat()["bd_stat"]["bd_reads"].as_u64().unwrap() >= huge);
-    // It gets shorter, and the server is replaced: that is said, and what is in memory is there.
+    // It gets shorter, and the server is replaced: a message reports it, and pages in memory are
+    // intact.
     fs::File::options().write(true).open(&backing).unwrap().set_len(40960).unwrap();
     fs::remove_file(&policy).unwrap();
     replace(&served, 3);
@@ -152,7 +153,7 @@ fn a_mistyped_backing_device_is_refused_and_no_file_is_made_of_it() {
 
 /// The memory for the block table of a large backing device is allocated before it is needed.
 #[test]
-fn a_server_that_stands_by_has_the_memory_for_its_backing_device() {
+fn a_standby_server_has_the_memory_for_its_backing_device() {
     let folder = on_disk();
     let resident = |blocks: u64| {
         let file = fs::File::create(folder.path().join("backing")).unwrap();

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_has_every_number_once() {
+    fn an_order_is_a_permutation() {
         let mut order = Random(3).order(1000);
         assert_ne!(order, (0..1000).collect::<Vec<_>>());
         order.sort_unstable();

@@ -94,7 +94,7 @@ fn a_false_dictionary_is_refused_and_the_memory_stays_usable() {
 }
 
 #[test]
-fn one_for_decoding_only_is_not_compressed_with() {
+fn a_dictionary_for_decoding_only_compresses_no_page() {
     let mut room = Dictionary::room(None);
     room.digest(&trained(8192)).unwrap();
     let room = Arc::new(room);
@@ -108,7 +108,7 @@ fn one_for_decoding_only_is_not_compressed_with() {
 }
 
 #[test]
-fn the_stated_memory_is_the_memory_taken() {
+fn the_stated_memory_is_the_memory_used() {
     for level in [None, Some(-5), Some(1), Some(3), Some(12), Some(19)] {
         assert_eq!(Dictionary::room(level).memory(), Dictionary::memory_for(level));
         let Some(level) = level else { continue };
@@ -137,12 +137,12 @@ fn incompressible_pages_are_raw_and_one_word_pages_are_found() {
         let (encoded, used) = encoder.encode_with(Some(&room), &[7; 4096], &mut out);
         assert!(encoded.codec == Codec::SameFilled && !used);
         assert!(encoder.encode_with(Some(&room), &page(3), &mut out).1);
-        encoder.forget_dictionary();
+        encoder.release_dictionary();
     }
 }
 
 #[test]
-fn payloads_that_nobody_made_are_errors() {
+fn payloads_of_no_encoder_are_errors() {
     let mut room = Dictionary::room(Some(1));
     room.digest(&trained(8192)).unwrap();
     let room = Arc::new(room);

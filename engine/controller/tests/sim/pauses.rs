@@ -15,8 +15,8 @@ const SLOW: [(f64, f64, f64); 6] = [
     (1500.0, 500.0, 0.06),
 ];
 
-/// The slow times say nothing of the rate afterwards. Where the plan took them for it, every third
-/// of these scenes took more than 1.05 of the best fixed choice's time, and some 1.2.
+/// The slow times are no evidence of the rate afterwards. Where the plan took them for it, every
+/// third of these scenes took more than 1.05 of the best fixed choice's time, and some 1.2.
 fn with_pauses(at_source: bool) {
     let mut failed = Vec::new();
     for (data_name, data) in DATA.into_iter().filter(|(name, _)| KINDS.contains(name)) {
@@ -45,11 +45,11 @@ fn with_pauses(at_source: bool) {
 }
 
 #[test]
-fn a_source_that_pauses_is_not_taken_for_a_slow_one() {
+fn a_pausing_source_does_not_count_as_slow() {
     with_pauses(true);
 }
 
 #[test]
-fn a_destination_that_pauses_is_not_taken_for_a_slow_one() {
+fn a_pausing_destination_does_not_count_as_slow() {
     with_pauses(false);
 }

@@ -40,7 +40,7 @@ fn a_link_that_changes_midway_is_followed() {
 /// Over a long round trip nothing is delivered at first, whatever seems to be the bottleneck: that
 /// does not make it a link of 0 bytes/s.
 #[test]
-fn until_something_was_delivered_the_start_stands() {
+fn until_the_first_delivery_the_initial_setting_applies() {
     for bottleneck in [Bottleneck::Source, Bottleneck::Destination, Bottleneck::Workers] {
         let auto = Controller::new(Config::new(2));
         let start = auto.choose(Class::Plain).candidate();
@@ -70,7 +70,7 @@ fn until_something_was_delivered_the_start_stands() {
     }
 }
 
-/// The first looks at a destination that has just begun say nothing of the link.
+/// The first looks at a destination that has just begun are no evidence about the link.
 #[test]
 fn a_destination_that_is_slow_at_first_does_not_make_chunks_go_raw() {
     let auto = Controller::new(Config::new(2));
@@ -106,7 +106,7 @@ fn a_destination_that_is_slow_at_first_does_not_make_chunks_go_raw() {
 }
 
 #[test]
-fn noise_on_what_is_observed_does_little_harm() {
+fn noise_in_observations_does_little_harm() {
     let mut failed = Vec::new();
     for (name, data) in DATA {
         for noise in [0.0, 0.4] {
@@ -122,7 +122,7 @@ fn noise_on_what_is_observed_does_little_harm() {
 /// Only exploring shows that unprobed data can be compressed again: some ten chunks in each 2048 of
 /// a phase.
 #[test]
-fn it_does_without_a_look_at_chunks() {
+fn the_choice_converges_without_probes_of_chunks() {
     let mut failed = Vec::new();
     for (name, data) in DATA {
         for link in [0.0125, 0.125, 1.25, f64::INFINITY] {
@@ -137,7 +137,7 @@ fn it_does_without_a_look_at_chunks() {
 }
 
 #[test]
-fn a_slow_destination_is_not_taken_for_a_slow_link() {
+fn a_slow_destination_does_not_count_as_a_slow_link() {
     let world = World { workers: 8, destination: 0.4, bytes: 3e9, ..World::new(1.25, guest) };
     let auto = controller(&world);
     run(&world, Chooser::Auto(&auto));
@@ -186,7 +186,7 @@ fn where_qemu_is_slow_idle_cpu_saves_bytes() {
 }
 
 #[test]
-fn max_cpu_is_kept_on_average() {
+fn max_cpu_holds_on_average() {
     for (name, data) in DATA {
         for link in [0.125, 1.25, f64::INFINITY] {
             for max in [0.5, 1.0, 3.0] {
@@ -226,7 +226,7 @@ fn max_cpu_is_used() {
 }
 
 #[test]
-fn a_turn_of_the_data_is_followed_within_some_ten_chunks() {
+fn a_change_of_the_data_is_followed_within_about_ten_chunks() {
     // Not distinguished by class: text, then random, then text.
     let world = World { blind: true, ..World::new(0.25, guest) };
     let auto = controller(&world);
@@ -275,7 +275,7 @@ fn with_one_thread(name: &str) -> f64 {
 /// 0.89 of the best fixed choice's time, and 0.93 if a class without chunks is planned for like the
 /// others.
 #[test]
-fn a_class_that_is_rare_is_planned_for_as_if_it_came_to_be_all() {
+fn a_rare_class_is_planned_for_as_if_all_chunks_had_it() {
     let phases = with_one_thread("phases");
     assert!(phases < 0.91, "{phases}");
 }
@@ -289,7 +289,7 @@ fn rare_data_costs_no_more_than_bytes_are_worth_to_the_rest() {
 }
 
 #[test]
-fn incompressible_data_is_tried_out_but_rarely() {
+fn incompressible_data_is_tried_rarely() {
     for link in [0.125, 1.25, f64::INFINITY] {
         let world = World { bytes: 4e9, ..World::new(link, |at| &RANDOM[at % RANDOM.len()]) };
         let auto = controller(&world);
@@ -300,7 +300,7 @@ fn incompressible_data_is_tried_out_but_rarely() {
 }
 
 #[test]
-fn trying_out_costs_little() {
+fn exploration_costs_little() {
     for (name, data) in DATA {
         for link in [0.0125, 0.125, 1.25] {
             let world =

@@ -122,11 +122,11 @@ impl<Q: Queue> Connection<'_, Q> {
         let used = self.uses[slice].as_mut().expect("it was submitted");
         used.over = Some(done.map_err(Error::from));
         let Use { large, .. } = *used;
-        self.settle(large, slice);
+        self.finish_write(large, slice);
     }
 
     /// Replies to a write whose last slice is complete; returns whether the slice was a write's.
-    pub(super) fn settle(&mut self, large: usize, slice: usize) -> bool {
+    pub(super) fn finish_write(&mut self, large: usize, slice: usize) -> bool {
         let of = self.larges[large].as_mut().expect("it has slices on the way");
         if !of.write {
             return false;
@@ -152,7 +152,7 @@ impl<Q: Queue> Connection<'_, Q> {
         // Also those that `now` recorded.
         for slice in 0..SLICES {
             if let Some(Use { large, over: Some(_), .. }) = self.uses[slice] {
-                any |= self.settle(large, slice);
+                any |= self.finish_write(large, slice);
             }
         }
         any

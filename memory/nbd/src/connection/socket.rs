@@ -1,4 +1,4 @@
-//! What a connection's thread waits for: its socket, and its queue.
+//! The events that a connection's thread waits for: on its socket, and on its queue.
 
 use super::*;
 

@@ -80,7 +80,7 @@ impl Queue for Failing {
 
 /// All reads that may wait fail, while the output has as many immediate replies as it can hold.
 #[test]
-fn there_is_room_for_the_answers_of_all_that_fail_at_once() {
+fn the_answers_of_all_requests_that_fail_at_once_fit() {
     let store = Store::create(256, Options::default()).unwrap();
     let options = DeviceOptions { workers: 0, depth: 4, ..DeviceOptions::default() };
     let device = Device::new(&store, &options).unwrap();

@@ -1,4 +1,4 @@
-//! Devices that fail, now and then or for good, and that answer nobody.
+//! Devices that fail, now and then or for good, and that do not answer.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ fn written_back(disk: &Shelf, pages: u64, out: u64) -> (Arc<Store>, Worker) {
 }
 
 #[test]
-fn a_device_that_cannot_be_read_just_now_is_taken_and_used_when_it_can() {
+fn a_temporarily_unreadable_device_is_attached_and_used_once_readable() {
     const PAGES: u64 = 20;
     let disk = Shelf::new(60);
     let (store, worker) = written_back(&disk, PAGES, 10);
@@ -75,7 +75,7 @@ fn a_device_that_cannot_be_read_just_now_is_taken_and_used_when_it_can() {
 }
 
 #[test]
-fn a_read_that_fails_is_tried_again_before_the_page_is_given_up() {
+fn a_failed_read_is_retried_before_the_page_is_lost() {
     let disk = Shelf::new(60);
     let (store, worker) = written_back(&disk, 1, 1);
     disk.0.fail_reads.store(5, Ordering::Relaxed);
@@ -91,7 +91,7 @@ fn a_read_that_fails_is_tried_again_before_the_page_is_given_up() {
 }
 
 #[test]
-fn a_device_that_answers_nobody_is_not_waited_for_by_each_reader_anew() {
+fn a_device_that_does_not_answer_delays_only_its_first_reader() {
     let disk = Shelf::new(60);
     let store = given(4, &disk);
     store.set_backing(disk.boxed(), "shelf").unwrap();
@@ -184,7 +184,7 @@ impl Disk for Halting {
 /// While a block is read, its page is overwritten, the block goes to another page, and then comes
 /// back with the same bytes: the entry is unchanged afterwards, but the bytes read are wrong.
 #[test]
-fn a_block_that_went_and_came_back_during_one_read_is_read_again() {
+fn a_block_that_is_freed_and_reused_during_a_read_is_read_again() {
     let disk = Halting(Shelf::new(2), Arc::new((AtomicBool::new(false), Barrier::new(2))));
     let store = given(8, &disk);
     store.set_backing(Box::new(disk.clone()), "shelf").unwrap();
@@ -215,7 +215,7 @@ fn a_block_that_went_and_came_back_during_one_read_is_read_again() {
 }
 
 #[test]
-fn a_read_that_fails_is_that_page_s_error_and_nobody_else_s() {
+fn a_failed_read_is_an_error_of_its_page_alone() {
     const PAGES: u64 = 40;
     let disk = Shelf::new(60);
     let (store, mut worker) = written_back(&disk, PAGES, 20);
@@ -255,7 +255,7 @@ fn a_read_that_fails_is_that_page_s_error_and_nobody_else_s() {
 }
 
 #[test]
-fn directories_that_say_anything_are_no_more_than_a_failed_read() {
+fn damaged_block_directories_only_fail_the_read() {
     const PAGES: u64 = 30;
     let disk = Shelf::new(60);
     let store = given(PAGES, &disk);

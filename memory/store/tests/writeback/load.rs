@@ -14,7 +14,7 @@ use super::shelf::Shelf;
 use super::{bytes, folder, given, length, read, write_back};
 
 #[test]
-fn a_file_system_that_is_full_keeps_what_it_has_and_the_rest_stays_in_memory() {
+fn a_full_file_system_holds_its_blocks_and_the_other_pages_stay_in_memory() {
     const PAGES: u64 = 300;
     let folder = folder("full");
     let mounted = Command::new("mount")
@@ -76,7 +76,7 @@ impl Drop for Stop<'_> {
 
 // Over 80 lines: the threads share the state that each checks.
 #[test]
-fn clients_that_write_read_and_discard_while_pages_go_out_see_their_own() {
+fn clients_that_write_read_and_discard_during_writeback_read_their_own_pages() {
     const PAGES: u64 = 240;
     const THREADS: u64 = 3;
     // Few blocks, so that each is soon reused for another page.

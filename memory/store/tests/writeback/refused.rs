@@ -10,7 +10,7 @@ use super::shelf::Shelf;
 use super::{folder, given, options};
 
 #[test]
-fn a_device_that_is_not_this_store_s_is_refused_and_left_alone() {
+fn a_device_of_another_store_is_refused_and_not_modified() {
     let disk = Shelf::new(40);
     let store = given(10, &disk);
     let attach = |disk: &Shelf| store.set_backing(disk.boxed(), "shelf").unwrap_err().to_string();
@@ -158,7 +158,7 @@ fn marks_at_the_end_of_a_long_disk_and_behind_an_old_header_are_seen() {
 }
 
 #[test]
-fn files_that_are_somebody_s_are_refused_and_left_as_they_are() {
+fn files_with_other_data_are_refused_and_not_modified() {
     let folder = folder("foreign");
     let store = Store::create(10, options()).unwrap();
     let path = folder.join("backing");
@@ -187,7 +187,7 @@ fn files_that_are_somebody_s_are_refused_and_left_as_they_are() {
 }
 
 #[test]
-fn a_path_that_is_no_disk_is_refused_and_nothing_is_made_there() {
+fn a_path_that_is_no_disk_is_refused_and_no_file_is_created() {
     // A mistyped name.
     let wrong = Path::new("/dev/platen-no-such-disk");
     let refused = FileDisk::open(wrong, 1 << 20).unwrap_err();
@@ -210,7 +210,7 @@ fn a_path_that_is_no_disk_is_refused_and_nothing_is_made_there() {
 
 /// By a loop device, where one can be made.
 #[test]
-fn a_block_device_that_somebody_has_claimed_is_refused() {
+fn a_block_device_in_exclusive_use_is_refused() {
     let image = folder("claimed").join("image");
     fs::File::create(&image).unwrap().set_len(80 << 20).unwrap();
     let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();

@@ -33,7 +33,7 @@ impl Eyes {
         text.parse().map_err(|_| format!("queue/{name} of {} is {text:?}", disk.display()))
     }
 
-    /// The disk accepts discards, and the kernel issues some. Only the kernel's log tells whether
+    /// The disk accepts discards, and the kernel issues some. Only the kernel's log shows whether
     /// `swapon` asked for them; no file does.
     pub(super) fn discards(&self, disk: &Path) -> Found {
         let max = self.queue_number(disk, "discard_max_bytes")?;

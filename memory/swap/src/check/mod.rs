@@ -1,5 +1,5 @@
-//! The check of the precautions: what the kernel says of running processes, and not what they
-//! intended.
+//! The check of the precautions: the state of running processes as the kernel reports it, and not
+//! their intentions.
 //!
 //! Everything is read from `/proc`, `/sys` and the kernel's log, so that one process can check any
 //! other. A precaution that cannot be read there is [unseen](State::Unseen), not met.
@@ -133,7 +133,7 @@ impl Eyes {
             item("keeper", Required, self.keeper(pids, subject.keeper, subject.memory)),
             item("oom-score", Required, self.oom(pids)),
             item("cgroup", Required, self.cgroup(pids)),
-            item("says-elsewhere", Required, process::says_elsewhere()),
+            item("output-threads", Required, process::output_threads()),
             item("mount-namespace", Required, self.mounts(pids)),
             item("no-core-dump", Required, self.cores(pids)),
         ];

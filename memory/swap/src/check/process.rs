@@ -228,7 +228,7 @@ pub(super) fn allocations() -> Found {
 }
 
 /// Other processes cannot observe what a thread writes, and when.
-pub(super) fn says_elsewhere() -> Found {
+pub(super) fn output_threads() -> Found {
     let how = "the control socket, Prometheus and what is printed have threads of their own";
     Err(Not::Seen(how.to_owned()))
 }

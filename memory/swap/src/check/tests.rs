@@ -125,7 +125,7 @@ impl Tree {
 }
 
 /// Items that no file shows.
-const UNSEEN: [&str; 2] = ["no-allocation", "says-elsewhere"];
+const UNSEEN: [&str; 2] = ["no-allocation", "output-threads"];
 
 #[test]
 fn on_a_correct_host_every_visible_item_is_met() {
@@ -173,7 +173,7 @@ fn each_process_is_looked_at() {
 }
 
 #[test]
-fn a_limit_of_no_bytes_keeps_a_core_from_files_and_not_from_programs() {
+fn a_core_limit_of_0_stops_core_files_and_not_core_pipes() {
     let limits = |size: &str| {
         format!("Max core file size {size} {size} bytes\nMax locked memory unlimited unlimited\n")
     };
@@ -196,7 +196,7 @@ fn a_limit_of_no_bytes_keeps_a_core_from_files_and_not_from_programs() {
 }
 
 #[test]
-fn a_limit_above_counts_like_one_of_its_own_and_so_does_swap_that_is_off_above() {
+fn a_limit_or_disabled_swap_of_a_parent_cgroup_counts() {
     for (file, what) in [("memory.max", "1048576"), ("memory.high", "2097152")] {
         for (group, name) in [("machines", "/machines"), ("machines/platen", "/machines/platen")] {
             let tree = Tree::whole();
@@ -222,7 +222,7 @@ fn a_limit_above_counts_like_one_of_its_own_and_so_does_swap_that_is_off_above()
 }
 
 #[test]
-fn the_keeper_is_the_servers_and_of_real_time() {
+fn the_keeper_belongs_to_the_server_and_has_real_time_priority() {
     let tree = Tree::whole();
     tree.thread(SERVER, SERVER + 100, "store-keeper", 0x40 | FLUSHER, 0);
     tree.fails("keeper", "not of real time");
@@ -238,7 +238,7 @@ fn swap_that_is_off_is_not_met() {
 }
 
 #[test]
-fn discards_are_what_the_disk_can_and_what_swapon_has_asked_for() {
+fn discards_need_the_disk_and_swapon() {
     for (file, value) in [("discard_max_bytes", "0"), ("discard_granularity", "65536")] {
         let tree = Tree::whole();
         tree.put(&format!("sys/class/block/ublkb3/queue/{file}"), value);
@@ -308,7 +308,7 @@ fn an_item_that_cannot_be_read_is_not_met() {
 }
 
 #[test]
-fn a_mapping_that_is_not_locked_is_named() {
+fn an_unlocked_mapping_is_named() {
     let smaps = "\
 7f00-7f01 rw-p 00000000 00:00 0                          [heap]
 Size:                  4 kB
@@ -340,7 +340,7 @@ VmFlags: rd sh mr
 }
 
 #[test]
-fn this_process_which_took_no_precautions_is_found_out() {
+fn a_process_without_precautions_fails_the_check() {
     let own = [std::process::id()];
     let items = check(&Subject {
         pids: &own,
@@ -358,7 +358,7 @@ fn this_process_which_took_no_precautions_is_found_out() {
 }
 
 #[test]
-fn a_cgroup_that_is_somebodys_is_said_with_what_to_do() {
+fn the_remedy_depends_on_the_owner_of_the_cgroup() {
     for (path, what) in [
         ("/system.slice/platen.service", "in its unit"),
         ("/user.slice/user-0.slice/session-3.scope", "systemd-run"),

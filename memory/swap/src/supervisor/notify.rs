@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manager_hears_by_a_path_and_by_an_abstract_name() {
+    fn a_manager_is_notified_by_a_path_and_by_an_abstract_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let hears = |manager: &UnixDatagram, name: &str| {

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kill_is_said_once_with_the_limit_above_it() {
+    fn a_kill_is_reported_once_with_the_limit_of_its_cgroup() {
         let root = tempfile::tempdir().unwrap();
         let unit = root.path().join("system.slice/swap.service");
         fs::create_dir_all(&unit).unwrap();

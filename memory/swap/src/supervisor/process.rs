@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_the_one_that_the_standard_library_gives() {
+    fn a_status_equals_that_of_the_standard_library() {
         for script in ["exit 0", "exit 3", "kill -KILL $$", "kill -TERM $$"] {
             let expected = Command::new("sh").args(["-c", script]).status().unwrap();
             assert_eq!(status_of(script), expected, "{script}");

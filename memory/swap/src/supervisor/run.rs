@@ -124,7 +124,8 @@ impl<'a> Supervisor<'a> {
                 self.listen()?;
             }
             if woken.stop {
-                // Level-triggered: take what was written. A signalfd gives 128 bytes for a signal.
+                // Level-triggered: accept the bytes written. A signalfd gives 128 bytes for a
+                // signal.
                 let _ = rustix::io::read(stop, &mut [0; 128]);
                 self.stop();
             }
@@ -294,7 +295,7 @@ impl<'a> Supervisor<'a> {
                     self.train();
                 }
                 words::ENOUGH => self.end_training(),
-                _ => self.service.said(&line),
+                _ => self.service.handle_line(&line),
             }
         }
         Ok(())

@@ -56,7 +56,7 @@ pub trait Service {
     }
 
     /// Handles a line from the server other than "ready".
-    fn said(&mut self, line: &str);
+    fn handle_line(&mut self, line: &str);
 
     /// The helper to run when the server `pid` is ready: the first one, or a replacement. For a
     /// replacement it is retried until it succeeds, because the disk's users wait for it.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[test]
-fn pauses_grow_to_10_s_and_a_steady_server_starts_them_anew() {
+fn pauses_grow_to_10_s_and_a_steady_server_resets_them() {
     let mut backoff = Backoff::default();
     let short = Duration::from_secs(1);
     let pauses: Vec<_> = (0..100).map(|_| backoff.died(short)).collect();
@@ -120,7 +120,7 @@ impl Service for Shell {
     fn go(&self) -> String {
         "there".into()
     }
-    fn said(&mut self, line: &str) {
+    fn handle_line(&mut self, line: &str) {
         self.log.borrow_mut().push(format!("said {line}"));
     }
     fn up(&mut self, replaces: bool, _: u32) -> Option<Command> {
@@ -212,7 +212,7 @@ const SERVER: &str =
     "echo device 7 >&0; echo ready >&0; echo up >> $NOTE; read line; echo $line >> $NOTE";
 
 #[test]
-fn a_server_comes_up_and_is_told_to_end() {
+fn a_server_starts_and_ends_on_request() {
     let mut shell = Shell::new(SERVER);
     run(&mut shell, "up\n").unwrap();
     assert_eq!(shell.noted(), "up\nend\n");
@@ -220,7 +220,7 @@ fn a_server_comes_up_and_is_told_to_end() {
 }
 
 #[test]
-fn a_server_that_is_killed_is_replaced_and_told_so() {
+fn a_killed_server_is_replaced_and_its_successor_informed() {
     let mut shell = Shell::new(
         "echo ready >&0; if [ $REPLACES = false ]; then sleep 0.1; kill -9 $$; fi; \
          echo second >> $NOTE; read line",
@@ -232,7 +232,7 @@ fn a_server_that_is_killed_is_replaced_and_told_so() {
 }
 
 #[test]
-fn the_one_that_stands_by_goes_when_the_server_dies_and_another_takes_its_place() {
+fn a_standby_takes_over_when_the_server_dies_and_another_standby_starts() {
     let mut shell = Shell::new(
         "echo server >> $NOTE; echo ready >&0; \
          until grep -q standing $NOTE; do sleep 0.01; done; kill -9 $$",
@@ -257,7 +257,7 @@ fn a_server_that_never_starts_is_an_error_at_once() {
 
 /// Regression: nine deaths once gave up an intact store.
 #[test]
-fn servers_that_die_again_and_again_are_replaced_and_nothing_is_given_up() {
+fn servers_that_die_repeatedly_are_replaced_without_end() {
     let mut shell = Shell::new(
         "echo ready >&0; echo x >> $NOTE; if [ $(wc -l < $NOTE) -lt 14 ]; then exit 1; fi; \
          echo steady >> $NOTE; read line; echo $line >> $NOTE",
@@ -359,7 +359,7 @@ fn a_server_with_a_thread_that_spins_is_killed_and_replaced() {
 
 /// The disk may be slow: a thread that waits for it does not count as hung.
 #[test]
-fn a_server_that_waits_for_a_disk_is_left_alone() {
+fn a_server_that_waits_for_a_disk_is_not_killed() {
     let mut shell = Shell::new(&format!("export {HANGS}=waits; exec $HANG"));
     shell.up = Some("sleep 12; echo still >> $NOTE".into());
     let pulse = Pulse::file().unwrap();
@@ -384,7 +384,7 @@ fn the_helper_of_the_first_start_has_a_limit_and_its_failure_ends_the_device() {
 }
 
 #[test]
-fn a_service_manager_hears_that_all_is_up_and_that_the_supervisor_lives() {
+fn a_service_manager_gets_ready_and_watchdog_messages() {
     let mut shell = Shell::new(SERVER);
     let path = shell.folder.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
@@ -412,7 +412,7 @@ fn a_service_manager_hears_that_all_is_up_and_that_the_supervisor_lives() {
 }
 
 #[test]
-fn the_end_waits_for_the_helper_and_is_put_off_when_that_fails() {
+fn the_end_waits_for_the_helper_and_is_postponed_when_it_fails() {
     let mut shell = Shell::new(SERVER);
     shell.down = Some("echo down >> $NOTE".into());
     run(&mut shell, "up\n").unwrap();
@@ -466,7 +466,7 @@ fn the_helper_of_a_later_start_is_tried_again_and_delays_no_end() {
 }
 
 #[test]
-fn servers_that_the_kernel_s_client_has_left_are_replaced_however_many() {
+fn servers_without_the_kernel_s_client_are_replaced_however_many() {
     let mut shell = Shell::new(&format!(
         "echo ready >&0; echo x >> $NOTE; if [ $(wc -l < $NOTE) -lt 12 ]; then exit {CLIENT_LOST}; fi; \
          echo steady >> $NOTE; read line",
@@ -496,7 +496,7 @@ fn send(to: &impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
 }
 
 #[test]
-fn a_descriptor_comes_with_its_line_and_those_too_many_are_closed() {
+fn a_descriptor_arrives_with_its_line_and_surplus_descriptors_are_closed() {
     let (server, ours) = UnixStream::pair().unwrap();
     let pairs: Vec<_> = (0..3).map(|_| UnixStream::pair().unwrap()).collect();
     let mut bytes = [0; 4];
@@ -543,7 +543,7 @@ const ENDED: &str =
     "while kill -0 $(sed -n 's/began //p' $NOTE | head -1) 2> /dev/null; do sleep 0.01; done; ";
 
 #[test]
-fn a_trainer_that_hangs_is_killed_and_there_is_never_another_one_beside_it() {
+fn a_trainer_that_hangs_is_killed_and_at_most_one_trainer_runs() {
     let begun = Instant::now();
     let long = Duration::from_secs(500);
     // Replaced by the next, and gone with the server. Without a descriptor there is none.
@@ -587,7 +587,7 @@ fn a_trainer_ends_with_the_server_that_asked_for_it() {
 }
 
 #[test]
-fn a_trainer_that_fails_is_said_and_is_no_reason_to_end() {
+fn a_trainer_that_fails_is_reported_and_does_not_end_the_device() {
     let mut shell = Shell::new(&format!(
         "touch $NOTE; echo ready >&0; {}echo on >> $NOTE; read line; echo $line >> $NOTE",
         asked(1)
@@ -611,7 +611,7 @@ fn an_end_that_is_asked_for_during_the_start_waits_for_it() {
 }
 
 #[test]
-fn one_that_stands_by_and_cannot_be_started_is_no_reason_to_end() {
+fn a_standby_that_cannot_be_started_does_not_end_the_device() {
     let mut shell = Shell::new(
         "echo ready >&0; if [ $REPLACES = false ]; then sleep 0.1; kill -9 $$; fi; \
          echo second >> $NOTE; read line",
@@ -631,7 +631,7 @@ fn a_start_whose_helper_fails_ends_the_server() {
 }
 
 #[test]
-fn one_that_stood_by_and_hangs_when_it_is_needed_is_killed_and_replaced() {
+fn a_standby_that_hangs_when_it_is_needed_is_killed_and_replaced() {
     let mut shell = Shell::new(
         "if [ $REPLACES = false ]; then echo ready >&0; \
            until grep -q standing $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
@@ -668,7 +668,7 @@ fn servers_that_do_not_get_ready_are_replaced_until_one_does() {
 }
 
 #[test]
-fn a_server_that_does_not_end_is_killed_and_that_is_said() {
+fn a_server_that_does_not_end_is_killed_and_the_kill_reported() {
     let mut shell = Shell::new(
         "echo ready >&0; echo up $$ >> $NOTE; read line; echo $line >> $NOTE; exec sleep 1000",
     );
@@ -721,7 +721,7 @@ fn a_successor_that_stands_by_takes_the_place_of_the_server() {
 
 /// The present server continues, and does not notice the other one.
 #[test]
-fn a_successor_that_fails_before_it_goes_changes_nothing() {
+fn a_successor_that_fails_before_its_takeover_changes_nothing() {
     let stands_by = "echo stands by >&0; read line; echo wrong $line >> $NOTE";
     for (successor, no_hand_over, why) in [
         ("exit 3", None, "the new server ended with exit status: 3"),
@@ -742,7 +742,7 @@ fn a_successor_that_fails_before_it_goes_changes_nothing() {
 
 /// Either server dies at that moment: another server starts, which knows of no request.
 #[test]
-fn a_server_that_dies_while_it_is_replaced_has_another_in_its_place() {
+fn a_server_that_dies_during_its_replacement_is_replaced() {
     // The present server dies while the successor allocates its memory.
     let mut shell = Shell::new(
         "echo ready >&0; echo up >> $NOTE; if [ $REPLACES = true ]; then echo another >> $NOTE; \

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_may_wait_for_one_without_a_cpu_is_given_time() {
+    fn a_thread_that_may_wait_for_a_starved_thread_gets_time() {
         let mut scene = Scene::new();
         let starved = Evidence { state: b'R', ran: Duration::ZERO, times: 4 };
         scene.told.0.insert(99, starved);
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn seconds_in_which_nobody_looked_count_for_nothing() {
+    fn seconds_without_a_check_do_not_count() {
         let mut scene = Scene::new();
         for _ in 0..100 {
             assert_eq!(scene.after(7), None);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_a_thread_that_sleeps_from_one_that_runs() {
+    fn the_kernel_distinguishes_a_sleeping_thread_from_a_running_one() {
         let (say, said) = channel();
         let (end, ended) = channel::<()>();
         let sleeps = std::thread::spawn(move || {

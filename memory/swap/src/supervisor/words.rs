@@ -12,8 +12,8 @@ pub const ENOUGH: &str = "enough";
 /// Server that is to replace another one: it has its memory and waits for [`GO`].
 pub const STANDS_BY: &str = "stands by";
 
-/// Supervisor, to a stand-by server: start serving. What [`Service::go`](super::Service::go)
-/// returns follows on the same line.
+/// Supervisor, to a stand-by server: start serving. The result of
+/// [`Service::go`](super::Service::go) follows on the same line.
 pub const GO: &str = "go ";
 
 /// Supervisor: end.

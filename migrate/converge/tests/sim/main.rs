@@ -61,7 +61,7 @@ fn worlds() -> impl Iterator<Item = (String, World)> {
 }
 
 #[test]
-fn the_downtime_is_what_was_asked_for_or_it_does_not_end() {
+fn the_downtime_is_as_requested_or_the_migration_does_not_end() {
     for (name, world) in worlds() {
         for (cold_ratio, hot_ratio) in [(3.0, 3.0), (8.0, 1.5), (2.0, 6.0)] {
             for ms in [100, 300, 1000] {
@@ -82,7 +82,7 @@ fn the_downtime_is_what_was_asked_for_or_it_does_not_end() {
 }
 
 #[test]
-fn what_converges_by_qemu_s_rule_converges_and_takes_little_longer() {
+fn guests_that_converge_by_qemu_s_rule_converge_and_take_little_longer() {
     for (name, world) in worlds() {
         let alone = migrate(world, None, 600.0);
         let Some((time, _)) = alone.ended else { continue };
@@ -99,7 +99,7 @@ fn what_converges_by_qemu_s_rule_converges_and_takes_little_longer() {
 }
 
 #[test]
-fn last_pages_that_shrink_less_are_known_where_qemu_alone_errs() {
+fn last_pages_that_compress_less_are_foreseen_where_qemu_alone_errs() {
     let world = World { cold_ratio: 9.0, hot_ratio: 1.4, hot: 20e6, ..World::new(100.0, |_| 3e6) };
     let alone = migrate(world, None, 600.0).ended.unwrap().1;
     assert!(alone > 0.6, "QEMU alone: {alone} s for 300 ms");
@@ -127,7 +127,7 @@ fn hopeless() -> impl Iterator<Item = (String, World)> {
 }
 
 #[test]
-fn what_does_not_converge_is_said_within_a_minute_and_what_would_does() {
+fn a_guest_that_cannot_converge_is_reported_within_a_minute_and_others_converge() {
     let mut count = 0;
     for (name, world) in hopeless() {
         count += 1;
@@ -181,7 +181,7 @@ fn a_guest_is_slowed_no_harder_than_needed() {
 }
 
 #[test]
-fn postcopy_comes_last_or_at_its_time() {
+fn postcopy_starts_last_or_at_its_time() {
     for (name, world) in hopeless() {
         let needed = Limits { postcopy: Postcopy::WhenNeeded, ..ALLOWED };
         let outcome = migrate(world, Some(needed), 900.0);
@@ -200,7 +200,7 @@ fn postcopy_comes_last_or_at_its_time() {
 }
 
 #[test]
-fn the_deadline_cancels_what_is_not_over() {
+fn the_deadline_cancels_a_migration_that_has_not_ended() {
     for (name, world) in hopeless() {
         let limits = Limits { deadline: Some(Duration::from_secs(100)), ..ALLOWED };
         let outcome = migrate(world, Some(limits), 900.0);
@@ -210,7 +210,7 @@ fn the_deadline_cancels_what_is_not_over() {
 }
 
 #[test]
-fn a_limit_that_somebody_else_sets_is_the_limit() {
+fn a_limit_that_another_client_sets_applies() {
     for (name, world) in hopeless() {
         let operator = Some((20.0, 600.0));
         let outcome = migrate(World { operator, ..world }, Some(ALLOWED), 60.0);
@@ -250,7 +250,7 @@ fn sample(step: u64, ms: u64) -> Sample {
 
 /// A QEMU that refuses postcopy does not end the control.
 #[test]
-fn a_refused_postcopy_is_not_asked_for_again_and_the_deadline_still_comes() {
+fn a_refused_postcopy_is_not_requested_again_and_the_deadline_applies() {
     let postcopy = Postcopy::After(Duration::from_secs(1));
     let limits = Limits { postcopy, deadline: Some(Duration::from_secs(3)), ..ALLOWED };
     let mut controller = Controller::new(limits, Duration::from_millis(300), true);
@@ -267,7 +267,7 @@ fn a_refused_postcopy_is_not_asked_for_again_and_the_deadline_still_comes() {
 }
 
 #[test]
-fn a_migration_that_waits_for_leave_is_cancelled_and_one_that_hands_over_is_not() {
+fn a_migration_that_waits_for_permission_is_cancelled_and_one_that_hands_over_is_not() {
     let limits = Limits { deadline: Some(Duration::from_secs(1)), ..ALLOWED };
     let phases = ["setup", "active", "pre-switchover", "device", "postcopy-active", "completed"];
     let cancels = phases.map(|status| {
@@ -283,7 +283,7 @@ fn a_migration_that_waits_for_leave_is_cancelled_and_one_that_hands_over_is_not(
 
 /// The caller finds the operator's limit in QEMU instead of setting one, or QEMU refuses.
 #[test]
-fn a_limit_that_is_set_between_two_looks_is_seen_at_the_next() {
+fn a_limit_that_is_set_between_two_polls_is_seen_at_the_next() {
     let mut controller = Controller::new(ALLOWED, Duration::from_millis(300), true);
     let step = controller.step(&sample(1, 300));
     assert!(matches!(step.actions[..], [Action::StopAt(_)]), "{step:?}");

@@ -40,7 +40,7 @@ pub(crate) struct World {
     pub(crate) pause: f64,
     /// QEMU has avail-switchover-bandwidth.
     pub(crate) has_bandwidth: bool,
-    /// Somebody sets downtime-limit at this time, to so many seconds.
+    /// Another client sets downtime-limit at this time, to so many seconds.
     pub(crate) operator: Option<(f64, f64)>,
 }
 

@@ -139,8 +139,8 @@ impl Job for DecodeJob {
         }
     }
 
-    fn kept(context: &DecodeContext) -> usize {
-        context.offload.as_ref().map_or(0, Offload::kept)
+    fn in_flight(context: &DecodeContext) -> usize {
+        context.offload.as_ref().map_or(0, Offload::in_flight)
     }
 
     fn has_room(context: &DecodeContext) -> bool {

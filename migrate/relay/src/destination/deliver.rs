@@ -209,7 +209,8 @@ impl Delivery<'_> {
             // Behind a switch to postcopy, the source no longer starts its VM: a missing STILL_OPEN
             // does not matter.
             self.release(inbox)?;
-            // From here on the destination may run the VM, or already did: W28 has to say so.
+            // From here on the destination may run the VM, or already did: the answer of W28 has to
+            // state that.
             if switched && !self.shared.session.commit() {
                 return Err(Stop::Over);
             }

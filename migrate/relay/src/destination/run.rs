@@ -8,7 +8,7 @@ use super::sink::{DestinationSink, Notice};
 use crate::counters::Counters;
 use crate::error::{error_chain, RelayError};
 use crate::qemu_socket::QemuAddress;
-use pipeline::Lanes;
+use pipeline::Pool;
 use ring::EventCount;
 use session::{Grants, Session, SessionError, Sink, MAX_STREAMS};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,7 +61,7 @@ impl Destination {
         (grants, lifeline): (Grants, (u16, Duration)),
         (page_size, delta_cache): (usize, u64),
         (target, listen): (QemuAddress, Listen),
-        lanes: Arc<Lanes<DecodeJob>>,
+        pool: Arc<Pool<DecodeJob>>,
         notice: Notice,
     ) -> Result<Self, RelayError> {
         let (events, receiver) = mpsc::channel();
@@ -70,7 +70,7 @@ impl Destination {
         session.supervise_links(None)?;
         let shared = Arc::new(Shared {
             session,
-            lanes,
+            pool,
             target,
             listen,
             page_size,
@@ -109,8 +109,8 @@ impl Destination {
         self.shared.begun.load(Ordering::Acquire)
     }
 
-    /// Whether the session ended without the source being told, or by a source that was in doubt:
-    /// it may still ask.
+    /// Whether the session ended without the source being informed, or by a source that was in
+    /// doubt: it may still ask.
     pub(crate) fn was_lost(&self) -> bool {
         let asks = |error: &SessionError| {
             matches!(
@@ -139,8 +139,8 @@ impl Destination {
     }
 
     /// Waits no longer for the source of a lost session to ask.
-    pub(crate) fn leave(&self) {
-        let _ = self.shared.events.send(Event::Left);
+    pub(crate) fn stop_waiting(&self) {
+        let _ = self.shared.events.send(Event::StopWaiting);
     }
 
     /// The migration's counters.
@@ -169,7 +169,7 @@ impl Destination {
         }
         let session = &shared.session;
         session.join();
-        let untold = !session.resume_timeout().is_zero() && !session.is_peer_told();
+        let untold = !session.resume_timeout().is_zero() && !session.is_peer_informed();
         shared.untold.store(result.is_err() && untold, Ordering::Release);
         result
     }
@@ -263,7 +263,7 @@ impl Destination {
                     return self.unheard(&events, cause);
                 }
                 // The session ends with that question.
-                Some(Event::Asked | Event::Left) => {}
+                Some(Event::Asked | Event::StopWaiting) => {}
                 Some(Event::Closed(error)) => {
                     // The source may have reacted to QEMU's refusal before this end saw QEMU's
                     // socket close.
@@ -278,8 +278,8 @@ impl Destination {
         }
     }
 
-    /// QEMU has confirmed, and the source has not heard of it. Where the links were lost, the source
-    /// may ask, and hears of the success by the answer (W28).
+    /// QEMU has confirmed, and the source has not been informed. Where the links were lost, the
+    /// source may ask, and learns of the success from the answer (W28).
     fn unheard(
         &self,
         events: &Receiver<Event>,
@@ -291,7 +291,7 @@ impl Destination {
         let time = self.asking_time();
         if !self.was_asked() {
             self.sink.notice(&format!(
-                "the destination QEMU has confirmed and runs the VM, and the source has not heard of it: answering \
+                "the destination QEMU has confirmed and runs the VM, and the source has not been informed: answering \
                  for up to {} s should it ask",
                 time.as_secs()
             ));
@@ -299,7 +299,7 @@ impl Destination {
         let deadline = Instant::now() + time;
         while !self.was_asked() {
             match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Event::Left) | Err(_) => return Err(RelayError::Unheard { cause }),
+                Ok(Event::StopWaiting) | Err(_) => return Err(RelayError::Unheard { cause }),
                 Ok(_) => {}
             }
         }

@@ -6,7 +6,7 @@ use crate::counters::Counters;
 use crate::error::RelayError;
 use crate::inbox::Arrived;
 use crate::qemu_socket::{QemuAddress, QemuSocket};
-use pipeline::{Lanes, Results};
+use pipeline::{Pool, Results};
 use ring::EventCount;
 use session::{Session, SessionError};
 use std::net::Shutdown;
@@ -37,13 +37,13 @@ pub(super) enum Event {
     Finished(Vec<u8>),
     /// The source has asked about its lost session.
     Asked,
-    /// Nobody waits for that question any more.
-    Left,
+    /// The wait for that question is over.
+    StopWaiting,
 }
 
 pub(super) struct Shared {
     pub(super) session: Arc<Session>,
-    pub(super) lanes: Arc<Lanes<DecodeJob>>,
+    pub(super) pool: Arc<Pool<DecodeJob>>,
     pub(super) target: QemuAddress,
     /// Makes QEMU listen on `target`.
     pub(super) listen: Listen,

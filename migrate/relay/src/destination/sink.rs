@@ -77,9 +77,9 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
     // An honest peer does not exceed its credit, so a buffer is always free (W13).
     let chunk =
         shared.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
-    // Waits for the codec threads, which wait for no stream. Closed lanes mean that the session has
-    // ended.
-    let _ = shared.lanes.submit_wait(DecodeJob { header, unit, payload, chunk }, &results);
+    // Waits for the codec threads, which wait for no stream. A closed pool means that the
+    // session has ended.
+    let _ = shared.pool.submit_wait(DecodeJob { header, unit, payload, chunk }, &results);
     Ok(())
 }
 

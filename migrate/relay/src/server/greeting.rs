@@ -121,7 +121,7 @@ pub(super) fn welcome(grants: Grants, token: &str, pass: bool) -> Welcome {
     }
 }
 
-/// Tells a peer why it is refused.
+/// Sends a peer the reason of its refusal.
 pub(super) fn refuse(link: &mut Link, peer: &str, reason: &str) {
     let welcome = Welcome { error: Some(reason.to_string()), ..Welcome::default() };
     // The peer may have closed the connection.

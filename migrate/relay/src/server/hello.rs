@@ -18,7 +18,7 @@ use std::time::Instant;
 use tls::Peer;
 
 impl Server {
-    fn said_hello(&self, number: u64) {
+    fn remove_waiting(&self, number: u64) {
         self.lock_waiting().remove(number);
     }
 
@@ -42,7 +42,7 @@ impl Server {
             }
         });
         if started.is_err() {
-            self.said_hello(number);
+            self.remove_waiting(number);
         }
     }
 
@@ -71,11 +71,11 @@ impl Server {
             Ok(mut link) => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let hello = read_preamble::<Hello>(&mut link, peer, left);
-                self.said_hello(number);
+                self.remove_waiting(number);
                 (link, hello)
             }
             Err(error) => {
-                self.said_hello(number);
+                self.remove_waiting(number);
                 return Err(error);
             }
         };
@@ -236,7 +236,7 @@ impl Server {
             (self.config.grants, (hello.links, self.config.resume)),
             (self.config.page_size as usize, delta_cache),
             (address.clone(), Box::new(listen)),
-            self.lanes.clone(),
+            self.pool.clone(),
             Box::new(move |text| host.notice(text)),
         );
         let destination = Arc::new(destination.map_err(|error| error.to_string())?);

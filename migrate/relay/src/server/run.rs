@@ -5,7 +5,7 @@ use super::state::{Active, Promise, Server};
 use crate::destination::DecodeContext;
 use crate::error::RelayError;
 use crate::threads::spawn;
-use pipeline::{Lanes, LanesConfig};
+use pipeline::{Pool, PoolConfig};
 use session::SessionError;
 use std::collections::{HashMap, VecDeque};
 use std::io::ErrorKind;
@@ -32,22 +32,20 @@ impl Server {
         }
         let threads = config.decompress_threads.max(1);
         let mut accelerators = Vec::new();
-        let lanes = Lanes::new(
-            LanesConfig { threads, name: "decompress", ..LanesConfig::default() },
-            |_| {
+        let pool =
+            Pool::new(PoolConfig { threads, name: "decompress", ..PoolConfig::default() }, |_| {
                 let context = DecodeContext::new(config.qat.as_ref());
                 accelerators.extend(context.accelerator());
                 context
-            },
-        )
-        .map_err(|source| RelayError::Resource {
-            what: "cannot start the codec threads".into(),
-            source,
-        })?;
+            })
+            .map_err(|source| RelayError::Resource {
+                what: "cannot start the codec threads".into(),
+                source,
+            })?;
         Ok(Arc::new(Self {
             config,
             host,
-            lanes,
+            pool,
             accelerators,
             sessions: Mutex::new(HashMap::new()),
             ended: Mutex::new(VecDeque::new()),
@@ -167,8 +165,8 @@ impl Server {
             let stopped = self.stops.load(Ordering::Acquire) > 0;
             if stopped || is_over() {
                 self.closing.store(true, Ordering::Release);
-                // The sessions' own threads close QEMU's sockets and tell the peer. Repeated, since
-                // a last hello may still open a session.
+                // The sessions' own threads close QEMU's sockets and inform the peer. Repeated,
+                // since a last hello may still open a session.
                 if self.lock_sessions().is_empty() && (stopped || !self.may_be_asked()) {
                     return;
                 }
@@ -198,7 +196,7 @@ impl Server {
         let sessions: Vec<_> = self.lock_sessions().values().cloned().collect();
         for active in sessions {
             let session = active.destination.session();
-            active.destination.leave();
+            active.destination.stop_waiting();
             if stops == 1 && session.failure().is_none() && session.close_commit() {
                 if !std::mem::replace(told, true) {
                     self.host.notice(

@@ -3,7 +3,7 @@
 use super::config::{Host, ServerConfig};
 use super::waiting::{LastPass, WaitingRoom};
 use crate::destination::{DecodeJob, Destination};
-use pipeline::Lanes;
+use pipeline::Pool;
 use session::{Hello, Pass};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -83,7 +83,7 @@ pub(super) struct Ended {
 pub struct Server {
     pub(super) config: ServerConfig,
     pub(super) host: Arc<dyn Host>,
-    pub(super) lanes: Arc<Lanes<DecodeJob>>,
+    pub(super) pool: Arc<Pool<DecodeJob>>,
     /// One for each codec thread's engine.
     pub(super) accelerators: Vec<Arc<qat::Counters>>,
     pub(super) sessions: Mutex<HashMap<String, Arc<Active>>>,

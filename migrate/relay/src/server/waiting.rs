@@ -1,6 +1,6 @@
 //! The connections whose hello has not been read: how many may wait, and which gives way.
 //!
-//! Anybody can open connections, also from a peer's own address, and faster than an honest peer
+//! Any host can open connections, also from a peer's own address, and faster than an honest peer
 //! finishes its handshake. So a link of a session that exists begins with a pass (W5a), which is
 //! there as soon as the connection is, and gives it a place that strangers cannot take.
 
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_that_is_forged_or_was_used_before_does_not_count() {
+    fn a_forged_or_used_pass_does_not_count() {
         let last = LastPass::default();
         for (number, token, counts) in [
             (5, "ours", true),

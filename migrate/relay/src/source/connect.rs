@@ -12,7 +12,7 @@ use crate::error::{error_chain, RelayError};
 use crate::postcopy::SharedSwitchover;
 use crate::threads::spawn;
 use codec::{Codec, Settings};
-use pipeline::{Lanes, LanesConfig, Submitter};
+use pipeline::{Pool, PoolConfig, Submitter};
 use ring::Ring;
 use session::{
     dial, random_id, Grants, Hello, Link, Redial, Session, SessionError, Welcome, MAX_LINKS,
@@ -39,7 +39,7 @@ impl Source {
     /// relay waits for the peer ([`SourceConfig::connect_timeout`]).
     ///
     /// # Errors
-    /// As for `connect`. The peer was told, so that its target is free at once.
+    /// As for `connect`. The peer was informed, so that its target is free at once.
     pub fn connect_with(
         config: &SourceConfig,
         accelerator: Option<&Arc<qat::Qat>>,
@@ -93,12 +93,11 @@ impl Source {
         }
         candidates.keep_known(&welcome.codecs);
         let settings = candidates.first(config);
-        let (lanes, accelerators) = codec_threads(config, settings, &grants, accelerator)?;
+        let (pool, accelerators) = codec_threads(config, settings, &grants, accelerator)?;
         let threads = config.compress_threads.max(1);
         let auto = config.auto.as_ref();
         let auto = auto.map(|auto| Arc::new(Auto::new(auto, candidates.all, threads)));
-        let submitter =
-            Submitter::new(lanes, session.outbox().clone(), config.compress_wait_thread);
+        let submitter = Submitter::new(pool, session.outbox().clone(), config.compress_wait_thread);
         let shared = Arc::new(Shared {
             session: session.clone(),
             submitter,
@@ -215,7 +214,7 @@ fn hello(config: &SourceConfig, candidates: &Candidates) -> Result<Hello, RelayE
 }
 
 /// The threads, and the counters of their devices.
-type CodecThreads = (Arc<Lanes<super::encode::EncodeJob>>, Vec<Arc<qat::Counters>>);
+type CodecThreads = (Arc<Pool<super::encode::EncodeJob>>, Vec<Arc<qat::Counters>>);
 
 /// Starts the codec threads; also returns their accelerators' counters.
 fn codec_threads(
@@ -234,14 +233,13 @@ fn codec_threads(
         accelerators.extend(context.accelerator());
         contexts.push(context);
     }
-    let threads =
-        LanesConfig { threads: contexts.len(), name: "compress", ..LanesConfig::default() };
+    let threads = PoolConfig { threads: contexts.len(), name: "compress", ..PoolConfig::default() };
     let next = |_| contexts.pop().expect("one context was made for each thread");
-    let lanes = Lanes::new(threads, next).map_err(|source| RelayError::Resource {
+    let pool = Pool::new(threads, next).map_err(|source| RelayError::Resource {
         what: "cannot start the codec threads".into(),
         source,
     })?;
-    Ok((lanes, accelerators))
+    Ok((pool, accelerators))
 }
 
 /// Adds link 0 and opens the others. `hello` has the session's token.
@@ -296,9 +294,9 @@ fn watch(shared: &Arc<Shared>, config: &AutoConfig) -> Result<(), RelayError> {
     let Some(auto) = shared.auto.clone() else { return Ok(()) };
     let explain = config.explain.clone();
     let (session, counters) = (shared.session.clone(), shared.counters.clone());
-    let (lanes, weak) = (shared.submitter.lanes().clone(), Arc::downgrade(shared));
+    let (pool, weak) = (shared.submitter.pool().clone(), Arc::downgrade(shared));
     spawn("auto", move || {
-        let worker_cpu = || lanes.cpu_times().iter().sum();
+        let worker_cpu = || pool.cpu_times().iter().sum();
         let is_over = || {
             session.failure().is_some()
                 || weak.upgrade().is_none_or(|shared| shared.over.load(Ordering::Acquire))

@@ -1,6 +1,6 @@
 //! The consequence of each event for the migration (W21 to W23, W28).
 
-use super::doubt::{hold, last_words, peer_reason, says_never};
+use super::doubt::{final_events, hold, peer_reason, says_never};
 use super::shared::{Event, Shared, FAREWELL};
 use crate::error::{error_chain, RelayError};
 use session::{Redial, SessionError};
@@ -103,7 +103,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
     }
 
-    /// The destination may be starting the VM, and this end does not hear of it.
+    /// The destination may be starting the VM, and this end gets no answer.
     fn hold(&mut self, cause: Arc<SessionError>) -> Result<Course, RelayError> {
         hold(self.shared, self.redial, self.events, cause, self.notice).map(|()| Course::Well)
     }
@@ -186,7 +186,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         let shared = self.shared;
         // A last message of the destination QEMU may still be under way to the source QEMU. It
         // decides.
-        let last = last_words(shared, self.events);
+        let last = final_events(shared, self.events);
         self.main_eof |= last.main_eof;
         match self.shut.or(last.shut) {
             Some(0) => {

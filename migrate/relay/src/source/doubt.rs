@@ -1,5 +1,5 @@
 //! The end of a source relay in doubt: whether QEMU is in postcopy for good, the last messages from
-//! the return path, and the wait for the peer or a person to say where the VM runs (W23, W28).
+//! the return path, and the wait for the peer or a person to report where the VM runs (W23, W28).
 
 use super::shared::{Event, Shared, FAREWELL};
 use crate::error::RelayError;
@@ -83,15 +83,15 @@ pub(super) fn says_never(error: &SessionError) -> bool {
 }
 
 #[derive(Default)]
-pub(super) struct LastWords {
+pub(super) struct FinalEvents {
     pub(super) shut: Option<u32>,
     pub(super) main_eof: bool,
 }
 
 /// After the session has ended: lets the bytes that have arrived on the return paths reach the
 /// source QEMU, and returns the events.
-pub(super) fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords {
-    let mut last = LastWords::default();
+pub(super) fn final_events(shared: &Shared, events: &Receiver<Event>) -> FinalEvents {
+    let mut last = FinalEvents::default();
     shared.close_return_paths();
     let deadline = Instant::now() + REASON;
     loop {
@@ -114,7 +114,7 @@ pub(super) fn last_words(shared: &Shared, events: &Receiver<Event>) -> LastWords
 /// person closes them, or the peer answers that it will never start the VM, or that it runs it.
 ///
 /// # Errors
-/// Every end but one: the peer runs the VM, and the source QEMU has been told.
+/// Every end but one: the peer runs the VM, and the source QEMU has been informed.
 pub(super) fn hold(
     shared: &Shared,
     redial: &Redial,

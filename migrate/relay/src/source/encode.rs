@@ -228,8 +228,8 @@ impl Job for EncodeJob {
         None
     }
 
-    fn kept(context: &EncodeContext) -> usize {
-        context.offload.as_ref().map_or(0, Offload::kept)
+    fn in_flight(context: &EncodeContext) -> usize {
+        context.offload.as_ref().map_or(0, Offload::in_flight)
     }
 
     fn has_room(context: &EncodeContext) -> bool {

@@ -76,8 +76,8 @@ impl SourceHandle {
             transferred: self.0.session.bytes_out.load(Ordering::Relaxed),
             normal: counters.normal.load(Ordering::Relaxed),
             duplicate: counters.duplicate.load(Ordering::Relaxed),
-            busy_workers: self.0.submitter.lanes().busy_workers(),
-            workers: self.0.submitter.lanes().threads(),
+            busy_workers: self.0.submitter.pool().busy_workers(),
+            workers: self.0.submitter.pool().threads(),
             delay: self.0.session.credits().last_delay(),
             drain: self.0.session.credits().recent_rate(),
         }

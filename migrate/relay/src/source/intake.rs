@@ -269,8 +269,8 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Behind a chunk that may hold the bytes that start the destination's VM: says that QEMU's
-    /// socket is still open (W20).
+    /// Behind a chunk that may hold the bytes that start the destination's VM: announces that
+    /// QEMU's socket is still open (W20).
     fn tail(&self) -> Next {
         let (facts, shared) = (self.tokeniser.facts(), self.shared);
         if !self.is_tail(facts) {

@@ -2,9 +2,9 @@
 //! at the wrong moment.
 //!
 //! From the moment the destination QEMU may have the bytes that start its VM, until the source QEMU
-//! has heard of it, a source whose socket closes starts its own VM again: two copies. A relay that
-//! is killed (SIGKILL, out of memory) closes that socket. So a second process with no other work
-//! holds a copy of it meanwhile:
+//! is informed, a source whose socket closes starts its own VM again: two copies. A relay that is
+//! killed (SIGKILL, out of memory) closes that socket. So a second process with no other work holds
+//! a copy of it meanwhile:
 //!
 //! ```text
 //!  relay ── control socket: HOLD + descriptor, RELEASE ──► keeper
@@ -89,7 +89,7 @@ impl Keeper {
         self.send(&message, &mut control)
     }
 
-    /// Says that the source may see its socket close again.
+    /// Announces that the source may see its socket close again.
     pub(super) fn release(&self) {
         let mut message = [0; MESSAGE];
         message[0] = RELEASE;
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn in_postcopy_it_lets_go_once_the_source_is_there() {
+    fn in_postcopy_the_keeper_closes_once_the_source_is_in_postcopy() {
         let mut rig = rig(Some(Some(0)));
         rig.relay = None;
         rig.control = None;
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn it_lets_go_of_a_source_that_still_writes_its_packaged_state() {
+    fn the_keeper_closes_while_the_source_writes_its_packaged_state() {
         let mut rig = rig(Some(Some(1)));
         rig.relay = None;
         rig.control = None;

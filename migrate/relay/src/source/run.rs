@@ -41,7 +41,7 @@ impl Drop for Source {
         let reason = "the source relay ends before a migration began".into();
         shared.session.fail(SessionError::Local { reason });
         shared.abort_sockets();
-        shared.submitter.lanes().close();
+        shared.submitter.pool().close();
         shared.session.join();
     }
 }
@@ -95,7 +95,7 @@ impl Source {
 
     /// Makes `keeper` hold QEMU's main socket while the destination may be running and the source
     /// does not know yet. Call this once, before [`Source::listen`].
-    pub fn kept_by(&self, keeper: Keeper) {
+    pub fn set_keeper(&self, keeper: Keeper) {
         let _ = self.shared.keeper.set(keeper);
     }
 
@@ -157,11 +157,11 @@ impl Source {
         } else {
             shared.close_sockets();
         }
-        shared.submitter.lanes().close();
+        shared.submitter.pool().close();
         shared.close_return_paths();
         shared.session.join();
         if result.is_err()
-            && !shared.session.is_peer_told()
+            && !shared.session.is_peer_informed()
             && shared.session.resume_timeout() > LOOK
         {
             // The peer waits for links that will not come. It may be unreachable.

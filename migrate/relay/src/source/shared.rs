@@ -135,7 +135,7 @@ pub(super) struct Shared {
     /// Without a return path: the stream was read to its end, and EOF sent.
     pub(super) ended_whole: AtomicBool,
     pub(super) return_path: AtomicBool,
-    /// What was written to the source QEMU's main connection ends with a whole message.
+    /// The bytes written to the source QEMU's main connection end with a whole message.
     pub(super) between_messages: AtomicBool,
     /// The main stream has announced that it may switch to postcopy, or is a recovered one.
     pub(super) postcopy: AtomicBool,
@@ -371,9 +371,9 @@ impl Shared {
         !*cancelling
     }
 
-    /// From now on the destination may have the bytes that start its VM. Until the source has heard
-    /// of it, or cannot start its own VM any more, its socket must stay open even if this process
-    /// dies.
+    /// From now on the destination may have the bytes that start its VM. Until the source is
+    /// informed, or cannot start its own VM any more, its socket must stay open even if this
+    /// process dies.
     pub(super) fn guard(&self, stream: &SourceStream, switchover: Option<Switchover>) {
         let Some(keeper) = self.keeper.get() else { return };
         // In postcopy at every call, since the remaining bytes become fewer.

@@ -67,7 +67,8 @@ impl Sink for SourceSink {
     fn still_open(&self, stream: u16) -> bool {
         let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return false };
         let open = shared.stream(stream).is_some_and(|stream| is_open(stream.socket()));
-        // Without a return path the source closes when it has written all bytes, and EOF says so.
+        // Without a return path the source closes when it has written all bytes, and EOF shows
+        // that.
         if !open && shared.return_path.load(Ordering::Acquire) {
             self.tell(Event::SourceEof { is_main: true });
             return false;
@@ -82,9 +83,9 @@ impl Sink for SourceSink {
         shared.session.failure().is_none()
     }
 
-    /// In doubt the relay asks (`doubt::hold`), but not if it ends all the same.
+    /// In doubt the relay asks (`doubt::hold`), unless it ends.
     fn may_ask(&self) -> bool {
-        // As in `still_open`: a STILL_OPEN that is sent all the same is visible here.
+        // As in `still_open`: a STILL_OPEN that is sent before that is visible here.
         fence(Ordering::SeqCst);
         let shared = self.shared.get().and_then(Weak::upgrade);
         shared.is_some_and(|shared| {

@@ -122,7 +122,7 @@ fn strangers_get_no_answer_and_do_no_harm() {
 }
 
 #[test]
-fn a_hello_that_does_not_fit_is_told_why() {
+fn a_refused_hello_gets_the_reason() {
     bounded(|| {
         let receiving = Receiving::with(&[Some("a"), Some("b")], Grants::default());
         let to = receiving.address;
@@ -170,7 +170,7 @@ fn a_hello_that_does_not_fit_is_told_why() {
 }
 
 #[test]
-fn a_hundred_idle_connections_do_not_keep_a_migration_out() {
+fn a_hundred_idle_connections_do_not_block_a_migration() {
     bounded(|| {
         let receiving = Receiving::new();
         let idle: Vec<_> =
@@ -263,7 +263,7 @@ fn caught(lie: impl FnOnce(&mut Liar)) -> String {
 }
 
 #[test]
-fn frames_that_no_honest_peer_sends_end_the_session_and_nothing_else() {
+fn invalid_frames_end_their_session_alone() {
     bounded(|| {
         let error = caught(|liar| liar.link.write_all(&[0x55; 480]).unwrap());
         assert!(error.contains("checksum"), "{error}");
@@ -299,7 +299,7 @@ fn frames_that_no_honest_peer_sends_end_the_session_and_nothing_else() {
 }
 
 #[test]
-fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
+fn invalid_delta_tables_end_their_session_alone() {
     bounded(|| {
         let page = [7; PAGE];
         let record = [&[0; 8][..], &page].concat();
@@ -357,7 +357,7 @@ fn delta_tables_that_are_none_end_the_session_and_nothing_else() {
 }
 
 #[test]
-fn a_peer_without_bounds_meets_them() {
+fn a_peer_that_exceeds_a_bound_is_refused() {
     bounded(|| {
         // Stream 0 never gets its first frame, so nothing can be delivered: 1024 frames may wait.
         let error = caught(|liar| (1..=1100).for_each(|seq| liar.data(0, seq, 0, b"x")));
@@ -394,7 +394,7 @@ fn a_peer_that_dies_in_the_middle_frees_its_target() {
 }
 
 #[test]
-fn a_peer_that_says_it_is_over_and_stays_is_shown_out() {
+fn a_peer_that_finishes_and_stays_connected_is_disconnected() {
     bounded(|| {
         let receiving = Receiving::new();
         let listener = receiving.qemu(None);
@@ -423,7 +423,7 @@ fn a_peer_that_says_it_is_over_and_stays_is_shown_out() {
 }
 
 #[test]
-fn a_source_that_says_it_is_over_before_the_destination_has_confirmed_has_failed() {
+fn a_source_that_finishes_before_the_destination_has_confirmed_has_failed() {
     bounded(|| {
         let error = caught(|liar| liar.free(FrameType::Finish, b"{}"));
         assert!(error.contains("is over, which it is not"), "{error}");
@@ -460,7 +460,7 @@ fn lying_server(lie: impl FnOnce(&mut Link) + Send + 'static) -> (SocketAddr, Jo
 
 /// The source relay must notice before it reports success to the source QEMU.
 #[test]
-fn a_receiver_that_acknowledges_other_bytes_is_caught() {
+fn a_receiver_that_acknowledges_other_bytes_is_detected() {
     bounded(|| {
         let (address, server) = lying_server(|link| {
             // OPEN and the first DATA.
@@ -487,7 +487,7 @@ fn a_receiver_that_acknowledges_other_bytes_is_caught() {
 }
 
 #[test]
-fn a_receiver_that_says_it_is_over_before_it_is_ends_the_session() {
+fn a_receiver_that_finishes_early_ends_the_session() {
     bounded(|| {
         for resume in [Duration::ZERO, Duration::from_secs(20)] {
             let (address, server) = lying_server(|link| {

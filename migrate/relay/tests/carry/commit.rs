@@ -169,7 +169,7 @@ fn a_cancel_half_way_ends_every_connection_and_delivers_no_tag() {
 }
 
 #[test]
-fn success_is_told_only_when_every_channel_has_everything() {
+fn success_is_reported_only_when_every_channel_has_all_bytes() {
     bounded(|| {
         let mut streams = multifd(Style::Qemu72, 2, 600);
         // As QEMU 7.2 may send: a packet behind the last SYNC. Here many, more than any socket
@@ -208,7 +208,7 @@ fn success_is_told_only_when_every_channel_has_everything() {
 }
 
 #[test]
-fn a_channel_that_the_destination_closes_early_costs_no_success() {
+fn a_channel_that_the_destination_closes_early_does_not_fail_the_migration() {
     bounded(|| {
         let streams = multifd(Style::Qemu72, 1, 600);
         let channel = &streams.channels[0];
@@ -277,7 +277,7 @@ fn a_refusal_reaches_the_source_and_is_the_result() {
 }
 
 #[test]
-fn a_destination_that_ends_without_a_word_ends_every_connection_of_the_source() {
+fn a_destination_that_ends_silently_ends_every_connection_of_the_source() {
     bounded(|| {
         let (back, source, _) = answered(b"");
         assert_eq!(back, b"");
@@ -288,7 +288,7 @@ fn a_destination_that_ends_without_a_word_ends_every_connection_of_the_source() 
 /// Ctrl-C of `platen migrate`: QEMU is told to cancel only if no bytes that start the VM have been
 /// sent, and from then on none are.
 #[test]
-fn once_a_cancel_is_under_way_nothing_that_starts_the_vm_goes_out() {
+fn after_a_cancel_no_byte_that_starts_the_vm_is_sent() {
     bounded(|| {
         let Streams { main: sent, .. } = single(300);
         let tag = tag_at(&sent);
@@ -323,7 +323,7 @@ fn once_a_cancel_is_under_way_nothing_that_starts_the_vm_goes_out() {
 }
 
 #[test]
-fn once_the_vm_may_be_starting_there_no_cancel_is_allowed() {
+fn once_the_vm_may_be_starting_a_cancel_is_refused() {
     bounded(|| {
         let Streams { main: sent, .. } = single(300);
         let receiving = Receiving::new();

@@ -76,7 +76,7 @@ fn options(codec: Codec, delta_cache: u64) -> Options {
 }
 
 #[test]
-fn pages_that_are_sent_again_come_out_as_they_were_with_every_codec() {
+fn resent_pages_arrive_unchanged_with_every_codec() {
     bounded(|| {
         let streams = again_and_again(1500, 6);
         for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
@@ -98,7 +98,7 @@ fn pages_that_are_sent_again_come_out_as_they_were_with_every_codec() {
 /// Two RAM blocks whose pages have the same addresses (NUMA nodes), with slots for the pages of
 /// both.
 #[test]
-fn blocks_do_not_take_each_others_slots() {
+fn blocks_do_not_evict_slots_of_each_other() {
     bounded(|| {
         let mut noise = Noise(5);
         let memory: Vec<Vec<u8>> = (0..400).map(|_| noise.bytes(PAGE)).collect();
@@ -172,7 +172,7 @@ fn in_postcopy_no_page_goes_as_a_difference() {
 
 /// The codec threads of both ends have a simulated QAT device; delta tables follow its units.
 #[test]
-fn units_made_and_read_by_a_device_have_their_tables() {
+fn units_of_a_device_carry_their_tables_both_ways() {
     // Before the watchdog starts: the libraries may have to be built.
     qat_sim::libraries();
     bounded(|| {
@@ -201,7 +201,7 @@ fn units_made_and_read_by_a_device_have_their_tables() {
 }
 
 #[test]
-fn a_chunk_that_no_codec_thread_takes_has_its_table_all_the_same() {
+fn a_chunk_that_is_sent_raw_carries_its_table() {
     bounded(|| {
         let streams = again_and_again(1500, 6);
         let grants = Grants { chunk_bytes: 65536, stream_frames: 4, shared_frames: 8 };

@@ -84,7 +84,7 @@ fn flood(to: SocketAddr) -> Vec<TcpStream> {
 }
 
 #[test]
-fn a_flood_from_the_peer_s_own_address_does_not_keep_its_links_out() {
+fn a_flood_from_the_peer_s_address_does_not_block_its_links() {
     bounded(|| {
         let folder = tempfile::tempdir().unwrap();
         Authority::at(folder.path()).init(false).unwrap();
@@ -133,7 +133,7 @@ fn a_link_whose_pass_does_not_count_gets_its_answer() {
 }
 
 #[test]
-fn a_pass_that_comes_in_part_or_is_none_is_refused() {
+fn a_partial_or_invalid_pass_is_refused() {
     bounded(|| {
         let folder = tempfile::tempdir().unwrap();
         Authority::at(folder.path()).init(false).unwrap();

@@ -213,7 +213,7 @@ fn hellos_that_open_no_session_get_the_reason() {
         assert!(error.contains("the same platen on both hosts"), "{error}");
         let error = site.dial(&Hello { again: true, page_size: 65536, ..door.clone() }).to_string();
         assert!(error.contains("page size 65536"), "{error}");
-        // A link of a session that nobody has, with and without a pass.
+        // A link of an unknown session, with and without a pass.
         for pass in [true, false] {
             let token = Some("7".repeat(32));
             let link = Hello { again: true, token, pass, ..door.clone() };
@@ -226,7 +226,7 @@ fn hellos_that_open_no_session_get_the_reason() {
 
 /// The source is told to come again, and does not: the session ends.
 #[test]
-fn a_session_whose_link_does_not_come_again_ends() {
+fn a_session_whose_link_does_not_return_ends() {
     bounded(|| {
         let site = Site::new();
         let asked = Hello { name: Some("door:49152".into()), again: true, ..hello() };

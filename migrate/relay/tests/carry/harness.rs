@@ -171,6 +171,9 @@ impl Drop for Receiving {
     }
 }
 
+/// In the refusal of a receiver whose target has a session.
+const BUSY: &str = "a migration to this target is in progress";
+
 /// Bytes of delta cache that receivers grant in these tests.
 pub(crate) const DELTA_CACHE: u64 = 64 << 20;
 
@@ -236,9 +239,17 @@ impl Sending {
         let unique = options.name.clone().unwrap_or("src".into());
         let path = to.folder.path().join(format!("{unique}-source"));
         let accelerator = options.accelerator.clone();
-        let source =
-            Source::connect_with(&config(peer, options), accelerator.as_ref(), &mut |_| {});
-        let source = Arc::new(source.unwrap());
+        let config = config(peer, options);
+        let until = Instant::now() + WATCHDOG;
+        let source = loop {
+            let source = Source::connect_with(&config, accelerator.as_ref(), &mut |_| {});
+            // A receiver reports a session's end before it frees the session's target.
+            let busy = source.as_ref().is_err_and(|error| error.to_string().contains(BUSY));
+            if !busy || Instant::now() > until {
+                break Arc::new(source.unwrap());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
         source.listen(&UnixAddress::from(path.clone())).unwrap();
         let (sender, notices) = mpsc::channel();
         let handle = source.handle();

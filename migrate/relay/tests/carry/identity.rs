@@ -73,7 +73,7 @@ fn odd_write_sizes_and_busy_codec_threads_change_nothing() {
 }
 
 #[test]
-fn a_channel_that_is_not_read_holds_up_nobody_before_the_barrier() {
+fn a_channel_that_is_not_read_delays_no_other_before_the_barrier() {
     bounded(|| {
         let streams = multifd(Style::Qemu90, 4, 9000);
         for lazy in [0, 3] {
@@ -83,7 +83,7 @@ fn a_channel_that_is_not_read_holds_up_nobody_before_the_barrier() {
 }
 
 #[test]
-fn a_main_channel_that_is_not_read_holds_up_no_channel() {
+fn a_main_channel_that_is_not_read_delays_no_channel() {
     bounded(|| {
         // 7.2 has its zero pages on main, so that bytes can be stuck there.
         let streams = multifd(Style::Qemu72, 2, 9000);
@@ -92,7 +92,7 @@ fn a_main_channel_that_is_not_read_holds_up_no_channel() {
 }
 
 #[test]
-fn bytes_that_are_not_understood_arrive_identical() {
+fn unknown_bytes_arrive_identical() {
     bounded(|| {
         // Without a return path a stream must end properly, here with the end-of-stream tag.
         let sent = [&b"QEVM\0\0\0\x03"[..], &Noise(3).bytes(700_001), &[0]].concat();

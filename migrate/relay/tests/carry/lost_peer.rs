@@ -62,7 +62,7 @@ fn a_link_cut_before_the_tail_frees_the_source() {
 }
 
 #[test]
-fn a_network_that_swallows_everything_before_the_tail_frees_the_source() {
+fn a_network_that_drops_everything_before_the_tail_frees_the_source() {
     bounded(|| before_the_tail(Proxy::freeze, 2));
 }
 
@@ -84,17 +84,17 @@ fn after_still_open(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> us
 }
 
 #[test]
-fn a_link_cut_after_the_word_leaves_the_source_to_a_person() {
+fn a_link_cut_after_still_open_holds_the_source_in_doubt() {
     bounded(|| after_still_open(Proxy::cut, <[u8]>::len));
 }
 
 #[test]
-fn a_link_cut_right_behind_the_tag_leaves_the_source_to_a_person() {
+fn a_link_cut_right_behind_the_tag_holds_the_source_in_doubt() {
     bounded(|| after_still_open(Proxy::cut, |sent| tag_at(sent) + 1));
 }
 
 #[test]
-fn a_network_that_swallows_everything_after_the_word_leaves_the_source_to_a_person() {
+fn a_network_that_drops_everything_after_still_open_holds_the_source_in_doubt() {
     bounded(|| after_still_open(Proxy::freeze, <[u8]>::len));
 }
 

@@ -146,7 +146,7 @@ fn a_link_lost_in_postcopy_lets_both_ends_pause() {
 }
 
 #[test]
-fn a_destination_that_pauses_says_nothing_of_its_vm() {
+fn a_destination_that_pauses_does_not_show_whether_its_vm_runs() {
     bounded(|| {
         let rig = rig();
         let mut main = announced(300);
@@ -225,7 +225,7 @@ fn passes(mut from: &UnixStream, to: &UnixStream, bytes: &[u8], what: &str) {
 }
 
 #[test]
-fn a_link_that_comes_back_in_postcopy_carries_on() {
+fn a_link_that_returns_in_postcopy_continues_the_session() {
     bounded(|| {
         for links in [1, 2, 3] {
             let rig = outage(links, None, [RESUME; 2]);
@@ -272,7 +272,7 @@ fn a_link_that_comes_back_in_postcopy_carries_on() {
 }
 
 #[test]
-fn the_lane_of_a_preempt_channel_is_cut_again_and_again() {
+fn the_priority_link_of_a_preempt_channel_is_cut_repeatedly() {
     bounded_by(3 * WATCHDOG, || {
         for (links, all) in [(2, false), (3, false), (1, true), (3, true)] {
             let plan = Plan { way: Way::Forth, after: 9, inside: 100, all, times: 12 };
@@ -295,7 +295,7 @@ fn the_lane_of_a_preempt_channel_is_cut_again_and_again() {
 }
 
 #[test]
-fn the_only_other_link_takes_nothing_of_main_once_it_is_the_lane() {
+fn the_priority_link_carries_no_frame_of_main() {
     bounded(|| {
         let receiving = Receiving::new();
         let listener = receiving.qemu(None);
@@ -334,7 +334,7 @@ fn the_only_other_link_takes_nothing_of_main_once_it_is_the_lane() {
 }
 
 #[test]
-fn a_link_that_stays_away_in_postcopy_lets_both_ends_pause() {
+fn a_link_that_does_not_return_in_postcopy_lets_both_ends_pause() {
     bounded(|| {
         let rig = outage(2, None, [Duration::from_secs(1); 2]);
         let source = rig.sending.connect();
@@ -355,7 +355,7 @@ fn a_link_that_stays_away_in_postcopy_lets_both_ends_pause() {
 }
 
 #[test]
-fn a_packaged_state_that_never_went_out_is_not_called_a_pause() {
+fn a_packaged_state_that_was_never_sent_is_not_reported_as_a_pause() {
     bounded(|| {
         let rig = outage(1, None, [RESUME, Duration::from_secs(1)]);
         let source = rig.sending.connect();
@@ -368,7 +368,7 @@ fn a_packaged_state_that_never_went_out_is_not_called_a_pause() {
         main.packaged(&[7; 7000]).raw(&PING);
         main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
         (&source).write_all(&main.take()).unwrap();
-        // The receiver gives up, and says so once it can be reached again.
+        // The receiver gives up, and reports that once it can be reached again.
         rig.receiving.result().unwrap_err();
         assert_eq!(read_rest(&destination), b"", "what starts the VM was delivered");
         rig.cutter.release();
@@ -455,7 +455,7 @@ fn a_source_that_awaits_a_pong_for_its_packaged_state_is_refused_before_its_end(
 
 /// The source QEMU then stays in postcopy-paused, and does not run the VM.
 #[test]
-fn a_refusal_in_postcopy_is_not_called_a_vm_that_goes_on() {
+fn a_refusal_in_postcopy_is_not_reported_as_a_running_source_vm() {
     bounded(|| {
         let rig = rig();
         let mut main = announced(3);

@@ -98,7 +98,7 @@ fn one_of_three_links_is_cut_at_every_message_of_main_and_channels() {
 }
 
 #[test]
-fn links_that_are_cut_again_and_again_still_bring_everything() {
+fn links_that_are_cut_repeatedly_deliver_every_byte() {
     bounded_by(MANY, || {
         for (links, all) in [(1, true), (4, false), (4, true)] {
             let plan = Plan { way: Way::Forth, after: 7, inside: 1000, all, times: 12 };
@@ -109,7 +109,7 @@ fn links_that_are_cut_again_and_again_still_bring_everything() {
 }
 
 #[test]
-fn a_frame_that_comes_twice_is_delivered_once() {
+fn a_frame_that_arrives_twice_is_delivered_once() {
     bounded(|| {
         let (streams, receiving) = (single(600), receiving(RESUME));
         let cutter = Cutter::doubling(receiving.address);
@@ -209,7 +209,7 @@ fn a_source_that_is_cancelled_during_an_outage_never_has_its_tag_delivered() {
 }
 
 #[test]
-fn a_source_without_credit_is_cancelled_during_an_outage_all_the_same() {
+fn a_source_without_credit_can_be_cancelled_during_an_outage() {
     bounded(|| {
         let rig = rig_with(GRANTS, |_| 4096, [RESUME; 2]);
         rig.cutter.hold();
@@ -234,7 +234,7 @@ const SHORT: Duration = Duration::from_millis(700);
 const AMPLE: Duration = Duration::from_secs(8);
 
 #[test]
-fn a_word_that_no_link_has_taken_leaves_nobody_in_doubt() {
+fn a_still_open_that_no_link_was_given_causes_no_doubt() {
     bounded(|| {
         let rig = rig(|sent| sent.len() / 2, [AMPLE, RESUME]);
         rig.cutter.hold();
@@ -251,7 +251,7 @@ fn a_word_that_no_link_has_taken_leaves_nobody_in_doubt() {
 }
 
 #[test]
-fn an_outage_that_lasts_too_long_before_the_word_frees_both_ends() {
+fn an_outage_that_lasts_too_long_before_still_open_frees_both_ends() {
     bounded(|| {
         let rig = rig(|sent| sent.len() / 2, [SHORT; 2]);
         rig.cutter.hold();
@@ -291,7 +291,7 @@ fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
 }
 
 #[test]
-fn a_source_in_doubt_is_told_that_a_peer_that_committed_does_not_know() {
+fn a_source_in_doubt_learns_that_its_peer_committed_without_confirmation() {
     bounded(|| {
         let rig = rig(<[u8]>::len, [SHORT, AMPLE]);
         rig.cutter.hold();
@@ -308,7 +308,7 @@ fn a_source_in_doubt_is_told_that_a_peer_that_committed_does_not_know() {
     });
 }
 
-/// Waits until the receiver has said this.
+/// Waits until the receiver has printed this.
 fn receiver_notices(receiving: &Receiving, words: &str) {
     let until = Instant::now() + WATCHDOG;
     while !receiving.host.notices.lock().unwrap().join("\n").contains(words) {
@@ -317,7 +317,7 @@ fn receiver_notices(receiving: &Receiving, words: &str) {
     }
 }
 
-/// The source in doubt hears that the destination has confirmed, and tells its QEMU.
+/// The source in doubt learns that the destination has confirmed, and informs its QEMU.
 fn confirmed_by_the_answer(rig: Rig) {
     rig.cutter.release();
     assert_eq!(read_exactly(&rig.source, 8), SHUT_OK);
@@ -346,7 +346,7 @@ fn a_source_in_doubt_succeeds_by_the_answer_of_a_peer_that_has_confirmed() {
 }
 
 #[test]
-fn a_link_that_is_back_when_a_confirmed_destination_has_given_up_is_an_answer_too() {
+fn a_link_that_returns_after_a_confirmed_destination_gave_up_is_an_answer() {
     bounded(|| {
         let rig = rig(<[u8]>::len, [RESUME, SHORT]);
         rig.cutter.hold();
@@ -357,7 +357,7 @@ fn a_link_that_is_back_when_a_confirmed_destination_has_given_up_is_an_answer_to
 }
 
 #[test]
-fn a_source_that_was_given_a_part_of_a_message_is_left_to_a_person() {
+fn a_source_with_a_part_of_a_message_stays_in_doubt() {
     bounded(|| {
         let rig = rig(<[u8]>::len, [SHORT, RESUME]);
         (&rig.destination).write_all(&SHUT_OK[..3]).unwrap();
@@ -376,7 +376,7 @@ fn a_source_that_was_given_a_part_of_a_message_is_left_to_a_person() {
 }
 
 #[test]
-fn a_receiver_that_is_stopped_does_not_wait_for_a_question() {
+fn a_stopped_receiver_does_not_wait_for_a_question() {
     bounded(|| {
         let rig = rig(<[u8]>::len, [RESUME, SHORT]);
         rig.cutter.hold();
@@ -408,7 +408,7 @@ fn a_destination_that_confirms_in_an_outage_without_credit_is_known_to_have_conf
 }
 
 #[test]
-fn a_peer_whose_session_has_ended_meanwhile_says_so() {
+fn a_peer_whose_session_has_ended_meanwhile_reports_its_end() {
     bounded(|| {
         let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
         rig.cutter.hold();
@@ -423,7 +423,7 @@ fn a_peer_whose_session_has_ended_meanwhile_says_so() {
 }
 
 #[test]
-fn a_receiver_that_is_stopped_ends_what_has_not_begun_to_start_a_vm() {
+fn a_stopped_receiver_ends_a_migration_whose_vm_has_not_begun_to_start() {
     bounded(|| {
         let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
         rig.receiving.server.stop();
@@ -437,7 +437,7 @@ fn a_receiver_that_is_stopped_ends_what_has_not_begun_to_start_a_vm() {
 }
 
 #[test]
-fn a_receiver_that_is_stopped_while_the_vm_starts_waits_until_the_source_knows() {
+fn a_receiver_stopped_while_the_vm_starts_waits_until_the_source_is_informed() {
     bounded(|| {
         let rig = rig(<[u8]>::len, [RESUME; 2]);
         rig.receiving.server.stop();
@@ -468,7 +468,7 @@ fn a_receiver_that_is_stopped_while_the_vm_starts_waits_until_the_source_knows()
 }
 
 #[test]
-fn a_receiver_that_is_stopped_twice_ends_whatever_there_is() {
+fn a_receiver_that_is_stopped_twice_ends_every_session() {
     bounded(|| {
         let rig = rig(<[u8]>::len, [RESUME; 2]);
         rig.receiving.server.stop();
@@ -518,7 +518,7 @@ impl Host for Leaves {
 }
 
 #[test]
-fn the_record_of_an_ended_session_stays_true() {
+fn the_record_of_an_ended_session_does_not_change() {
     bounded(|| {
         let folder = tempfile::tempdir().unwrap();
         let (sender, notices) = mpsc::channel();
@@ -550,7 +550,7 @@ fn the_record_of_an_ended_session_stays_true() {
 }
 
 #[test]
-fn a_peer_that_was_started_anew_ends_the_wait() {
+fn a_restarted_peer_ends_the_wait() {
     bounded(|| {
         let (rig, other) = (rig(|sent| sent.len() / 2, [RESUME; 2]), receiving(RESUME));
         rig.cutter.hold();
@@ -591,7 +591,7 @@ fn a_question_needs_the_token_of_the_session() {
 }
 
 #[test]
-fn a_session_is_taken_over_by_nobody_else() {
+fn a_session_cannot_be_taken_over_by_another_peer() {
     bounded(|| {
         let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
         let to = rig.receiving.address.to_string();

@@ -99,7 +99,7 @@ fn every_byte_arrives_over_tls_on_one_link_and_on_four() {
 }
 
 #[test]
-fn a_refused_peer_is_told_why_and_a_migration_in_progress_continues() {
+fn a_refused_peer_gets_the_reason_and_a_migration_in_progress_continues() {
     bounded(|| {
         let site = Site::new(&["source.example"]);
         let streams = single(2500);
@@ -173,7 +173,7 @@ fn a_refused_peer_is_told_why_and_a_migration_in_progress_continues() {
 }
 
 #[test]
-fn a_receiver_without_tls_says_so_to_a_source_with_it() {
+fn a_receiver_without_tls_reports_it_to_a_source_with_tls() {
     bounded(|| {
         let site = Site::new(&[]);
         let open = Receiving::new();
@@ -347,8 +347,8 @@ fn ciphertext_that_is_cut_truncated_or_changed_frees_the_source_and_delivers_not
                 let error = site.receiving.result().unwrap_err().to_string();
                 let words = match harm {
                     Harm::Flip => &["does not authenticate", "no record"][..],
-                    Harm::Truncate => &["cut off without a word"][..],
-                    Harm::Cut => &["cut off without a word", "was lost"][..],
+                    Harm::Truncate => &["cut off without a closing message"][..],
+                    Harm::Cut => &["cut off without a closing message", "was lost"][..],
                 };
                 assert!(words.iter().any(|words| error.contains(words)), "{error}");
                 if let Ok((destination, _)) = listener.accept() {

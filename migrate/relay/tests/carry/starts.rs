@@ -52,7 +52,7 @@ fn retry(connect: impl Fn() -> Result<Source, RelayError>) -> Source {
 }
 
 #[test]
-fn a_peer_that_comes_up_late_is_waited_for() {
+fn a_peer_that_starts_late_is_awaited() {
     bounded(|| {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
@@ -117,7 +117,7 @@ impl Host for Carries {
 }
 
 #[test]
-fn a_session_without_a_migration_does_not_use_up_once() {
+fn a_session_without_a_migration_does_not_count_for_once() {
     bounded(|| {
         let folder = tempfile::tempdir().unwrap();
         let (address, running) = once(Arc::new(Carries), folder.path(), RESUME);
@@ -225,7 +225,7 @@ fn a_receiver_for_one_migration_answers_for_one_that_was_lost() {
     });
 }
 
-/// W28: the destination QEMU ends while no link is up, so that nobody can tell the source.
+/// W28: the destination QEMU ends while no link is up, so that the source gets no report.
 #[test]
 fn a_receiver_for_one_migration_answers_for_one_that_ended_during_an_outage() {
     bounded(|| {
@@ -242,7 +242,7 @@ fn a_receiver_for_one_migration_answers_for_one_that_ended_during_an_outage() {
 fn a_receiver_for_one_migration_answers_for_one_whose_source_was_not_reached() {
     bounded(|| {
         let lost = Lost::new(RESUME);
-        // Nobody reads the link: the ABORT stands behind bytes of the return path.
+        // No thread reads the link: the ABORT stands behind bytes of the return path.
         let destination = lost.destination.try_clone().unwrap();
         let flood =
             std::thread::spawn(move || while (&destination).write_all(&[0xff; 16384]).is_ok() {});

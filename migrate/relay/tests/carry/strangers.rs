@@ -80,7 +80,7 @@ fn a_stream_that_is_no_migration_is_refused_and_the_relay_still_waits_for_one() 
 }
 
 #[test]
-fn a_connection_that_never_writes_is_told_apart_from_a_migration() {
+fn a_connection_that_never_writes_differs_from_a_migration() {
     bounded(|| {
         let receiving = Receiving::new();
         let sending = Sending::new(&receiving, receiving.address, Options::default());
@@ -93,7 +93,7 @@ fn a_connection_that_never_writes_is_told_apart_from_a_migration() {
 }
 
 #[test]
-fn any_number_of_idle_connections_keeps_no_migration_out() {
+fn idle_connections_of_any_number_do_not_block_a_migration() {
     bounded(|| {
         let receiving = Receiving::new();
         let sending = Sending::new(&receiving, receiving.address, Options::default());
@@ -105,7 +105,7 @@ fn any_number_of_idle_connections_keeps_no_migration_out() {
 }
 
 #[test]
-fn a_relay_whose_socket_is_gone_ends_and_says_so() {
+fn a_relay_whose_socket_is_gone_reports_it_and_ends() {
     bounded(|| {
         let receiving = Receiving::new();
         let sending = Sending::new(&receiving, receiving.address, Options::default());

@@ -45,7 +45,7 @@ fn carried(bytes: Vec<u8>, reads: impl FnOnce(UnixStream)) -> Ends {
 }
 
 #[test]
-fn a_whole_stream_is_delivered_and_called_unconfirmed() {
+fn a_whole_stream_is_delivered_and_reported_unconfirmed() {
     bounded(|| {
         let sent = without_return_path();
         let expected = sent.clone();
@@ -60,7 +60,7 @@ fn a_whole_stream_is_delivered_and_called_unconfirmed() {
 /// A destination QEMU that has read everything closes at once, before its writer has reported that
 /// it wrote everything.
 #[test]
-fn a_destination_that_closes_as_soon_as_it_has_all_has_not_failed() {
+fn a_destination_that_closes_right_after_the_last_byte_has_not_failed() {
     bounded(|| {
         for _ in 0..20 {
             let sent = without_return_path();

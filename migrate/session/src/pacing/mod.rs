@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recent_rate_follows_the_bytes_and_not_the_pauses() {
+    fn the_recent_rate_follows_the_bytes_and_ignores_pauses() {
         let start = Instant::now();
         let mut pacing = Pacing::new(start, 64 << 20);
         assert_eq!(pacing.recent_rate(), 0.0);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_of_the_source_does_not_shrink_it() {
+    fn a_pause_of_the_source_does_not_shrink_the_window() {
         let start = Instant::now();
         let mut pacing = Pacing::new(start, 64 << 20);
         let at = |ms| start + Duration::from_millis(ms);

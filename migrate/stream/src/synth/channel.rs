@@ -1,7 +1,7 @@
 //! A synthetic multifd channel.
 
 use super::style::Style;
-use crate::{multifd_header_len, MULTIFD_PACKET_SIZE};
+use crate::layout::{multifd_header_len, MULTIFD_PACKET_SIZE};
 
 const SYNC: u32 = 0x01;
 const DEVICE_STATE: u32 = 0x40;

@@ -65,7 +65,7 @@ pub fn multifd_streams<P: AsRef<[u8]>>(
     main.section(Section::Start).block_table(&[(BLOCK, size(pages.len(), page_size))]);
     barrier(style, &mut main, &mut lanes, &mut number);
     main.end_of_section();
-    let capacity = crate::MULTIFD_PACKET_SIZE / page_size;
+    let capacity = crate::layout::MULTIFD_PACKET_SIZE / page_size;
     let mut next = 0;
     for (part, of_part) in pages.chunks(PART_PAGES).enumerate() {
         main.section(Section::Part);

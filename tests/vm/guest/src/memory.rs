@@ -1,8 +1,8 @@
 //! The memory under test: shards of pages, each with a table of its pages' expected states.
 //!
 //! A shard belongs to one thread at a time: the console thread fills and verifies it; a dirtying
-//! thread owns it until it is told to stop. So nothing here is shared, and only the hypervisor ever
-//! sees a partly written page, which is what the test is about.
+//! thread owns it until it is asked to stop. So nothing here is shared, and only the hypervisor
+//! ever sees a partly written page, which is what the test is about.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -214,7 +214,7 @@ mod tests {
     const LOAD: Load = Load { rate: 1, whole_percent: 30, pages: 50 };
 
     #[test]
-    fn updates_leave_exactly_the_content_the_table_says() {
+    fn updates_produce_the_contents_that_the_table_states() {
         let corpus = corpus("updates", 20);
         let mut shard = Shard::fill(&corpus, 7, 64).expect("fill");
         for _ in 0..20_000 {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_was_not_sent_again_is_called_stale() {
+    fn a_page_that_was_not_resent_is_reported_stale() {
         let corpus = corpus("stale", 20);
         let mut shard = Shard::fill(&corpus, 0, 1).expect("fill");
         shard.update(&corpus, Load { whole_percent: 0, ..LOAD }).expect("update");

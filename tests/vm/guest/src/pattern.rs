@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_update_changes_8_to_64_bytes_and_nothing_else() {
+    fn a_small_update_changes_only_8_to_64_bytes() {
         for index in 0..200 {
             let mut page = Page([0; PAGE]);
             apply_small(index, State { version: 1, small: 1 }, &mut page);

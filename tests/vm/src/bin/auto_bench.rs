@@ -182,7 +182,7 @@ fn cell(setting: &Setting, options: &Options, bytes: &[u8]) -> Result<Value> {
     }
     let medians: Vec<f64> =
         runs.iter().map(|runs| median(runs.iter().map(|r| r.seconds))).collect();
-    // On a busy machine the minima say more than the medians.
+    // On a busy machine the minima are more useful than the medians.
     let least: Vec<f64> =
         runs.iter().map(|runs| runs.iter().map(|r| r.seconds).fold(f64::MAX, f64::min)).collect();
     let auto = names.len() - 1;

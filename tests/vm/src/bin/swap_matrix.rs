@@ -113,7 +113,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What redis stored.
+/// The result of redis.
 struct Held {
     stored: u64,
     /// Values that could be read back.
@@ -186,7 +186,7 @@ fn client(guest: &mut Guest, role: &str, case: Case) -> Result<(End, u64)> {
         if handled != last.0 {
             last = (handled, Instant::now());
         }
-        // Only the filling says how far it is.
+        // Only the filling reports its progress.
         let is_still = role == "redis-fill" && last.1.elapsed() >= STILL;
         ensure!(!is_still, "{}: no progress in {STILL:?}: {log}", case.name());
         if Instant::now() > deadline {

@@ -47,7 +47,7 @@ impl Stage {
         std::fs::create_dir_all(&folder)?;
         let ticket = register(Leftover::Folder(folder.clone()));
         let mut contents = Contents::default();
-        // A guest has no disk: all of `platen` would take memory even while nobody runs it.
+        // A guest has no disk: all of `platen` would take memory even while it does not run.
         contents.program(&platen::device_binary()?, "platen")?;
         contents.redis()?;
         for (path, name) in programs {
@@ -249,7 +249,7 @@ impl Guest {
     /// A field of `platen device stat --json`.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// If the guest does not answer.
     pub fn stat(&mut self, field: &str) -> Result<u64> {
         let deadline = Instant::now() + LONG;
         let text = loop {
@@ -268,7 +268,7 @@ impl Guest {
     /// Waits until a field of `platen device stat --json` is at least `value`.
     ///
     /// # Errors
-    /// When it does not get there, or nobody answers.
+    /// If it does not get there, or the guest does not answer.
     pub fn wait_for_stat(&mut self, field: &str, value: u64) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -44,9 +44,9 @@ pub(crate) fn device_full(stage: &Stage) -> Result<()> {
     guest.finish("serve", LONG).map(drop)
 }
 
-/// With the default memory limit, and pages that do not compress. What fits into memory stays there
-/// and is whole. With more than that the kernel ends the program, in time and no other, as it does
-/// with zram; the server serves on.
+/// With the default memory limit, and pages that do not compress. Pages that fit into memory stay
+/// there and are whole. With more than that the kernel ends the program, in time and no other, as
+/// it does with zram; the server serves on.
 pub(crate) fn incompressible(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("incompressible", 256)?;
     guest.serve("--size 512M --ublk --swap", "page-cluster")?;

@@ -1,5 +1,5 @@
-//! `--codec auto`: the VM arrives intact over any link, and the report says what was chosen and
-//! why.
+//! `--codec auto`: the VM arrives intact over any link, and the report states the choice and its
+//! reason.
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;

@@ -275,7 +275,7 @@ fn no_monitor(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A host without a certificate is told what to do, and nothing is sent unencrypted.
+/// A host without a certificate gets an error with a remedy, and nothing is sent unencrypted.
 fn needs_certificates(stage: &mut Stage) -> Result<()> {
     let mut vm = stage.vm()?;
     let nothing = stage.lab.scratch("no-certificates").display().to_string();

@@ -11,7 +11,7 @@ use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7
 
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{
-    destination_ends, names_the_cause, settles, source_goes_on, Stage, LOAD, NOTICE, STAYS,
+    destination_ends, names_the_cause, source_goes_on, wait_until_idle, Stage, LOAD, NOTICE, STAYS,
 };
 use crate::Scenario;
 
@@ -155,14 +155,14 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             // Idle: the rest at the VM's stop fits the socket of a QEMU that does not read.
             flight.go()?;
             flight.waits_for(&["pre-switchover"])?;
-            settles(&stage.lab, &mut flight.relay)?;
+            wait_until_idle(&stage.lab, &mut flight.relay)?;
             flight.destination.process.signal(Signal::STOP)?;
             let crossed = stage.lab.net.crossed()?;
             flight.switch_over()?;
             flight.waits_for(&["device"])?;
             // Device state and its description have at least this many bytes, compressed.
             flight.wait_crossed(stage, crossed + (6 << 10))?;
-            settles(&stage.lab, &mut flight.relay)?;
+            wait_until_idle(&stage.lab, &mut flight.relay)?;
             let status = flight.vm.monitor.migration_status()?;
             ensure!(status == "device", "with the destination stopped the source is {status}");
         }

@@ -9,13 +9,15 @@ use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Qemu, Signal, Vm, VmSpec, MACHINE_7_2};
 
 use crate::bare::{Settings, LIMIT};
-use crate::stage::{destination_ends, names_the_cause, settles, wait_crossed, Skip, Stage, NOTICE};
+use crate::stage::{
+    destination_ends, names_the_cause, wait_crossed, wait_until_idle, Skip, Stage, NOTICE,
+};
 use crate::Scenario;
 
 /// Longer than the time for which either relay waits for the other, 30 s.
 const AWAY: Duration = Duration::from_secs(40);
 
-/// The source relay says so when it is in doubt.
+/// The source relay prints a message when it is in doubt.
 const IN_DOUBT: &str = "the peer was lost after the end of the stream may have reached";
 
 /// Either end notices a silent link after 3 s. A machine that is too slow to send the end of the
@@ -64,7 +66,7 @@ impl Switchover {
             ensure!(waits, "it does not come to the switchover; {}", migrate.process.tail());
             std::thread::sleep(Duration::from_millis(20));
         }
-        settles(&stage.lab, &mut migrate)?;
+        wait_until_idle(&stage.lab, &mut migrate)?;
         Ok(Self { vm, destination, receive, migrate })
     }
 
@@ -118,7 +120,7 @@ fn swallow(stage: &Stage) -> Result<Instant> {
 }
 
 /// The end of the stream and the STILL_OPEN behind it are lost: the destination has nothing that it
-/// could start, and says so when it is asked. False when the source was never in doubt.
+/// could start, and answers that when it is asked. False when the source was never in doubt.
 fn before_it_arrives(stage: &mut Stage) -> Result<bool> {
     let mut switchover = Switchover::reach(stage)?;
     let begun = swallow(stage)?;
@@ -143,7 +145,7 @@ fn before_it_is_confirmed(stage: &mut Stage) -> Result<()> {
     switchover.vm.monitor.wait_migration(&["device"], NOTICE)?;
     // Device state and its description have at least this many bytes, compressed.
     wait_crossed(&stage.lab, crossed + (6 << 10), &mut switchover.migrate)?;
-    settles(&stage.lab, &mut switchover.migrate)?;
+    wait_until_idle(&stage.lab, &mut switchover.migrate)?;
     let begun = swallow(stage)?;
     switchover.destination.process.signal(Signal::CONT)?;
     switchover.destination.assert_running().context("the destination has it all")?;

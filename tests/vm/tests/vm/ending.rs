@@ -83,7 +83,7 @@ impl Endless {
     }
 
     /// Waits until the migration is cancelled; the guest goes on with QEMU's former settings.
-    /// Returns what was said, and the report.
+    /// Returns the messages, and the report.
     fn ends_cancelled(self, stage: &mut Stage) -> Result<(String, Value)> {
         let Self { mut vm, mut destination, mut receive, mut migrate, before, .. } = self;
         let said = migrate.fail(NOTICE)?;

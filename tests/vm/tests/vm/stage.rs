@@ -155,7 +155,7 @@ pub(crate) fn wait_crossed(lab: &Lab, mark: u64, mover: &mut Platen) -> Result<(
 }
 
 /// Waits until only heartbeats cross the link.
-pub(crate) fn settles(lab: &Lab, mover: &mut Platen) -> Result<()> {
+pub(crate) fn wait_until_idle(lab: &Lab, mover: &mut Platen) -> Result<()> {
     let mut quiet = 0;
     let deadline = Instant::now() + NOTICE;
     while Instant::now() < deadline {

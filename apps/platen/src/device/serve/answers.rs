@@ -123,5 +123,5 @@ impl Answers {
 
 /// Logs what a replacement server continues without.
 pub(super) fn serve_without(what: &str, error: &dyn Display) {
-    say(&format!("no {what}: {error}; what is stored is served without"));
+    say(&format!("no {what}: {error}; stored pages are served without"));
 }

@@ -12,13 +12,13 @@ pub(super) struct ServersHeap(Option<(OwnedFd, Heap)>);
 impl ServersHeap {
     /// Reserves addresses. Call it before memory is locked and before there are threads.
     ///
-    /// A server that cannot use the file has a heap of its own, and says so.
+    /// A server that cannot use the file has a heap of its own, and prints a message.
     pub(super) fn reserve(inherited: &Inherited, bytes: usize) -> Self {
         let reserve = |number| {
             let file = descriptor(number)?;
             Ok::<_, anyhow::Error>((file, Heap::reserve(bytes)?))
         };
-        Self(said(inherited.heap.map(reserve)))
+        Self(logged(inherited.heap.map(reserve)))
     }
 
     /// Maps the file, whose memory the present server uses.
@@ -27,7 +27,7 @@ impl ServersHeap {
             heap.map(&file)?;
             Ok((file, heap))
         };
-        self.0 = said(self.0.take().map(map));
+        self.0 = logged(self.0.take().map(map));
     }
 
     /// Whether the server has this heap.
@@ -39,7 +39,7 @@ impl ServersHeap {
     /// it ended, or of none.
     pub(super) fn adopt_anew(mut self) {
         if let Some((file, _)) = &self.0 {
-            said(Some(heap::discard(file).map_err(Into::into)));
+            logged(Some(heap::discard(file).map_err(Into::into)));
         }
         self.map();
         self.adopt();
@@ -52,12 +52,12 @@ impl ServersHeap {
         #[expect(unsafe_code, reason = "the condition is the supervisor's")]
         // SAFETY: see above. A server starts no process: the supervisor does.
         let adopted = unsafe { heap.adopt() };
-        said(Some(adopted.map_err(Into::into)));
+        logged(Some(adopted.map_err(Into::into)));
     }
 }
 
 /// The value, or `None` after the reason was logged.
-fn said<T>(result: Option<anyhow::Result<T>>) -> Option<T> {
+fn logged<T>(result: Option<anyhow::Result<T>>) -> Option<T> {
     let result = result?.context("the stand-by server needs as much memory as the server");
     result.map_err(|error| say(&format!("{error:#}"))).ok()
 }

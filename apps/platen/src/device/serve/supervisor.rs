@@ -54,7 +54,7 @@ impl Supervisor {
         let mut line = Vec::with_capacity(64);
         let mut byte = [0];
         // Read byte by byte: the data after this line belongs to `listen`.
-        let mut stream = self.stream.as_ref().context("nobody to say go")?;
+        let mut stream = self.stream.as_ref().context("no supervisor to say go")?;
         loop {
             let mut fds = [PollFd::new(&stream, PollFlags::IN)];
             match poll(&mut fds, Some(&MEANWHILE)) {

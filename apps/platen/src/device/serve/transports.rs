@@ -107,7 +107,7 @@ pub(super) fn serve_file(
             }
             match file.take() {
                 // Processes that have the file open continue to use it.
-                Some(file) if !file.has_ended() => file.leave(),
+                Some(file) if !file.has_ended() => file.abandon(),
                 Some(file) => {
                     if let Err(error) = file.stop() {
                         break Err(error).with_context(|| format!("serving {name}"));
@@ -140,7 +140,7 @@ pub(super) fn serve_file(
         }
         served?;
         if stopped.with_context(|| format!("cannot unmount {name}"))? {
-            say(&format!("{name} was in use: who has it open gets errors from now on"));
+            say(&format!("{name} was in use: processes that have it open get errors from now on"));
         }
         Ok(())
     })

@@ -20,7 +20,7 @@ impl Supervisor<'_> {
     /// Ends the pause before the next server, if there is one.
     pub(super) fn resume(&mut self) {
         if let Some(resume) = self.service.resume() {
-            // Level-triggered: consume what was written. A signalfd returns 128 bytes a signal.
+            // Level-triggered: consume the bytes written. A signalfd returns 128 bytes a signal.
             let _ = rustix::io::read(resume, &mut [0; 128]);
         }
         if let Some(at) = &mut self.restart {

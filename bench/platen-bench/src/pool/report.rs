@@ -19,7 +19,7 @@ pub(super) fn header(pages: &Pages, runs: u32) {
 
 pub(super) fn overhead(rows: &[overhead::Row]) {
     println!();
-    println!("Lanes over a bare codec loop (as many loops beside each other as workers)");
+    println!("The pool over a bare codec loop (as many loops beside each other as workers)");
     println!(
         "{:<5} {:>7} {:>7} {:>4} {:>10} {:>9} {:>6} {:>6} {:>9} {:>15} {:>8}",
         "",
@@ -78,7 +78,7 @@ compress-wait-thread off, and a submitter that is given back what finds no room,
 never sleeps, and workers run dry only when another process has its CPU, so the least of the runs
 is free of that (goal: fewer than 5). `-`: with a worker on each CPU it would be the submitter that
 has theirs, and not all can be busy. The calls are counted where they are made. From outside:
-  strace -c -f -e trace=futex platen-bench lanes --only overhead";
+  strace -c -f -e trace=futex platen-bench pool --only overhead";
 
 pub(super) fn overhead_json(rows: &[overhead::Row]) -> Value {
     let row = |row: &overhead::Row| {
@@ -115,7 +115,7 @@ pub(super) fn table(plan: &Plan, rows: &[table::Row]) {
     };
     println!();
     println!(
-        "Lanes (after) and QEMU's old threads (before): {} {}, {link}",
+        "The pool (after) and QEMU's old threads (before): {} {}, {link}",
         plan.settings.codec(),
         plan.settings.level()
     );

@@ -1,4 +1,4 @@
-//! The lanes against a bare loop around the codec.
+//! The pool against a bare loop around the codec.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use codec::{Codec, Encoder, Settings};
 use pages::{Arena, PAGE_SIZE};
-use pipeline::{Lanes, LanesConfig, Popped, Reorder, Results, Submitted, Submitter};
+use pipeline::{Pool, PoolConfig, Popped, Reorder, Results, Submitted, Submitter};
 
 use super::data::Pages;
 use super::measure::{cpus, median, Compressor, Encode, Encoded, Run, Watch};
@@ -17,7 +17,7 @@ use super::measure::{cpus, median, Compressor, Encode, Encoded, Run, Watch};
 pub(super) struct Case {
     pub(super) codec: Codec,
     pub(super) batch: usize,
-    /// Bare loops in parallel, and workers of the lanes.
+    /// Bare loops in parallel, and workers of the pool.
     pub(super) threads: usize,
     pub(super) ring_capacity: usize,
     /// The most CPU time relative to the bare loop that we accept; `None` for rows that only
@@ -31,10 +31,10 @@ pub(super) struct Row {
     pub(super) case: Case,
     /// CPU seconds per GiB of the bare loop.
     pub(super) bare_cpu: f64,
-    /// CPU time of the lanes over that of the bare loop, for each pair of neighbouring runs.
+    /// CPU time of the pool over that of the bare loop, for each pair of neighbouring runs.
     pub(super) cpu_ratio: f64,
     pub(super) wall_ratio: f64,
-    /// The submitter's share of the lanes' CPU time.
+    /// The submitter's share of the pool's CPU time.
     pub(super) submitter: f64,
     /// Futex calls per 1,000 batches when a submitter without room waits.
     pub(super) futex_waiting: f64,
@@ -132,10 +132,10 @@ fn bare(pages: &Pages, case: Case, settings: Settings) -> Run {
     Run { wall: began.elapsed(), workers, ..Run::default() }
 }
 
-/// The whole engine: slots, lanes, results.
+/// The whole engine: slots, pool, results.
 struct Engine {
     case: Case,
-    lanes: Arc<Lanes<Encode>>,
+    pool: Arc<Pool<Encode>>,
     results: Arc<Results<Encoded>>,
     arena: Arc<Arena>,
     slots: usize,
@@ -144,21 +144,21 @@ struct Engine {
 impl Engine {
     fn new(case: Case, settings: Settings) -> anyhow::Result<Self> {
         let config =
-            LanesConfig { threads: case.threads, ring_capacity: case.ring_capacity, name: "bench" };
-        let lanes = Lanes::new(config, |_| Compressor::new(settings))?;
-        // Twice the capacity of the lanes: finished batches wait in the window for an earlier one
+            PoolConfig { threads: case.threads, ring_capacity: case.ring_capacity, name: "bench" };
+        let pool = Pool::new(config, |_| Compressor::new(settings))?;
+        // Twice the capacity of the pool: finished batches wait in the window for an earlier one
         // whose worker was preempted.
-        let slots = lanes.depth() * 2;
+        let slots = pool.depth() * 2;
         let arena = Arena::new(slots, Encoder::roomy(case.batch))?;
-        Ok(Self { case, lanes, results: Results::new(slots), arena, slots })
+        Ok(Self { case, pool, results: Results::new(slots), arena, slots })
     }
 
-    /// Passes all pages through the lanes, and restores their order.
+    /// Passes all pages through the pool, and restores their order.
     fn run(&self, pages: &Pages, wait: bool) -> anyhow::Result<Run> {
         let (mut futex_before, cpu_before) = (self.futex_calls(), self.workers_cpu());
-        let filled = self.lanes.depth() as u64;
+        let filled = self.pool.depth() as u64;
         let results = &self.results;
-        let submitter = Submitter::new(Arc::clone(&self.lanes), Arc::clone(results), wait);
+        let submitter = Submitter::new(Arc::clone(&self.pool), Arc::clone(results), wait);
         let mut reorder = Reorder::new(self.slots);
         let mut run = Run::default();
         let watch = Watch::start();
@@ -193,7 +193,7 @@ impl Engine {
                 }
                 // Instead of a submitter's other work: tries again a little later.
                 Submitted::Busy(_) => (0..200).for_each(|_| std::hint::spin_loop()),
-                Submitted::Closed(_) => anyhow::bail!("the lanes were closed under us"),
+                Submitted::Closed(_) => anyhow::bail!("the pool was closed under us"),
             }
         }
         run.futex_calls = self.futex_calls() - futex_before;
@@ -210,10 +210,10 @@ impl Engine {
     }
 
     fn futex_calls(&self) -> u64 {
-        self.lanes.futex_calls() + self.results.futex_calls()
+        self.pool.futex_calls() + self.results.futex_calls()
     }
 
     fn workers_cpu(&self) -> Vec<Duration> {
-        self.lanes.cpu_times()
+        self.pool.cpu_times()
     }
 }

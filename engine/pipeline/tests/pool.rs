@@ -1,4 +1,4 @@
-//! Lanes, results and submitter with real threads, and operation lists against an oracle.
+//! The pool, results and submitter with real threads, and operation lists against an oracle.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pipeline::{Job, Lanes, LanesConfig, Popped, Reorder, Results, Submitted, Submitter, Ticket};
+use pipeline::{Job, Pool, PoolConfig, Popped, Reorder, Results, Submitted, Submitter, Ticket};
 use proptest::prelude::*;
 use rustix::time::{clock_gettime, ClockId};
 
@@ -70,15 +70,15 @@ impl Job for Double {
     }
 }
 
-fn lanes(threads: usize, ring_capacity: usize) -> (Arc<Lanes<Double>>, Vec<Arc<AtomicU64>>) {
+fn pool(threads: usize, ring_capacity: usize) -> (Arc<Pool<Double>>, Vec<Arc<AtomicU64>>) {
     let mut contexts = Vec::new();
-    let config = LanesConfig { threads, ring_capacity, name: "test" };
-    let lanes = Lanes::new(config, |number| {
+    let config = PoolConfig { threads, ring_capacity, name: "test" };
+    let pool = Pool::new(config, |number| {
         assert_eq!(number, contexts.len());
         contexts.push(Arc::new(AtomicU64::new(0)));
         Arc::clone(&contexts[number])
     });
-    (lanes.expect("threads can be made"), contexts)
+    (pool.expect("threads can be made"), contexts)
 }
 
 fn ran(contexts: &[Arc<AtomicU64>]) -> u64 {
@@ -108,9 +108,9 @@ proptest! {
         // `true` submits; `false` pops a result if there is one.
         ops in prop::collection::vec(prop::bool::weighted(0.7), 1..300),
     ) {
-        let (lanes, contexts) = lanes(threads, ring_capacity);
+        let (pool, contexts) = pool(threads, ring_capacity);
         let results = Results::new(ops.len());
-        let submitter = Submitter::new(lanes, Arc::clone(&results), wait);
+        let submitter = Submitter::new(pool, Arc::clone(&results), wait);
         let mut expected = HashMap::new();
         let mut busy = 0;
         let check = |expected: &mut HashMap<u64, u64>, (number, doubled)| {
@@ -134,7 +134,7 @@ proptest! {
                     expected.remove(&number);
                     busy += 1;
                 }
-                Submitted::Closed(_) => prop_assert!(false, "nobody closed the lanes"),
+                Submitted::Closed(_) => prop_assert!(false, "the pool was closed"),
             }
         }
         submitter.flush();
@@ -185,12 +185,12 @@ proptest! {
 }
 
 /// All workers at a barrier, their rings full: the only state without room.
-fn fill(lanes: &Lanes<Double>, results: &Arc<Results<(u64, u64)>>, gate: &Arc<Barrier>) -> u64 {
+fn fill(pool: &Pool<Double>, results: &Arc<Results<(u64, u64)>>, gate: &Arc<Barrier>) -> u64 {
     let mut number = 0;
     let began = Instant::now();
-    while number < lanes.depth() as u64 {
+    while number < pool.depth() as u64 {
         assert!(began.elapsed() < Duration::from_secs(200), "{number} jobs fit, not all");
-        match lanes.try_submit(Double::held_by(number, gate), results) {
+        match pool.try_submit(Double::held_by(number, gate), results) {
             Ok(()) => number += 1,
             // A worker has yet to take its first job out of its ring.
             Err(_) => thread::yield_now(),
@@ -202,14 +202,14 @@ fn fill(lanes: &Lanes<Double>, results: &Arc<Results<(u64, u64)>>, gate: &Arc<Ba
 #[test]
 fn room_is_found_in_any_worker_and_busy_is_counted() {
     const THREADS: usize = 3;
-    let (lanes, contexts) = lanes(THREADS, 4);
-    assert_eq!(lanes.depth(), THREADS * 5);
+    let (pool, contexts) = pool(THREADS, 4);
+    assert_eq!(pool.depth(), THREADS * 5);
     let results = Results::new(64);
     let gate = Arc::new(Barrier::new(THREADS + 1));
-    let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), false);
-    let filled = fill(&lanes, &results, &gate);
-    assert_eq!(lanes.busy_workers(), THREADS);
-    assert_eq!(lanes.waiting(), THREADS * 4);
+    let submitter = Submitter::new(Arc::clone(&pool), Arc::clone(&results), false);
+    let filled = fill(&pool, &results, &gate);
+    assert_eq!(pool.busy_workers(), THREADS);
+    assert_eq!(pool.waiting(), THREADS * 4);
     submitter.pass_by(6);
     for _ in 0..2 {
         assert!(
@@ -224,21 +224,21 @@ fn room_is_found_in_any_worker_and_busy_is_counted() {
     submitter.flush();
     assert_eq!(results.len() as u64, filled);
     assert_eq!(ran(&contexts), filled);
-    assert_eq!(lanes.busy_workers(), 0);
+    assert_eq!(pool.busy_workers(), 0);
 }
 
 #[test]
-fn a_job_reaches_an_idle_worker_while_another_is_held() {
-    let (lanes, contexts) = lanes(2, 4);
+fn a_job_reaches_an_idle_worker_while_another_worker_is_blocked() {
+    let (pool, contexts) = pool(2, 4);
     let (held, results) = (Results::new(4), Results::new(4));
     let opener = Opener(Arc::default());
-    assert!(lanes.try_submit(Double::held_until(0, &opener), &held).is_ok());
+    assert!(pool.try_submit(Double::held_until(0, &opener), &held).is_ok());
     for number in 1..=1000 {
         // Long enough, now and then, for the idle worker to go to sleep.
         if number % 10 == 0 {
             thread::sleep(Duration::from_millis(1));
         }
-        assert!(lanes.try_submit(Double::new(number), &results).is_ok());
+        assert!(pool.try_submit(Double::new(number), &results).is_ok());
         assert_eq!(results.pop_until(soon()), Popped::Item((number, number * 2)));
     }
     assert_eq!(ran(&contexts), 1000, "the held job has run");
@@ -247,23 +247,23 @@ fn a_job_reaches_an_idle_worker_while_another_is_held() {
 }
 
 #[test]
-fn of_several_submitters_each_reaches_the_workers_that_are_not_held() {
+fn each_of_several_submitters_reaches_the_workers_that_are_not_blocked() {
     const THREADS: usize = 4;
     for held_workers in 1..THREADS {
-        let (lanes, _) = lanes(THREADS, 4);
+        let (pool, _) = pool(THREADS, 4);
         let held = Results::new(THREADS);
         let opener = Opener(Arc::default());
         for number in 0..held_workers as u64 {
-            assert!(lanes.try_submit(Double::held_until(number, &opener), &held).is_ok());
+            assert!(pool.try_submit(Double::held_until(number, &opener), &held).is_ok());
         }
         thread::scope(|scope| {
             for who in 0..3 {
-                let lanes = &lanes;
+                let pool = &pool;
                 scope.spawn(move || {
                     let results = Results::new(4);
                     for number in 0..5000 {
                         let number = 10_000 * who + number;
-                        assert!(lanes.submit_wait(Double::new(number), &results).is_ok());
+                        assert!(pool.submit_wait(Double::new(number), &results).is_ok());
                         let output = results.pop_until(soon());
                         assert_eq!(output, Popped::Item((number, number * 2)));
                     }
@@ -279,11 +279,11 @@ fn of_several_submitters_each_reaches_the_workers_that_are_not_held() {
 
 #[test]
 fn a_waiting_submitter_gets_room_and_is_not_counted_busy() {
-    let (lanes, _) = lanes(2, 2);
+    let (pool, _) = pool(2, 2);
     let results = Results::new(64);
     let gate = Arc::new(Barrier::new(3));
-    let filled = fill(&lanes, &results, &gate);
-    let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), true);
+    let filled = fill(&pool, &results, &gate);
+    let submitter = Submitter::new(Arc::clone(&pool), Arc::clone(&results), true);
     thread::scope(|scope| {
         scope.spawn(|| open(&gate, 3));
         for number in 0..100 {
@@ -299,12 +299,12 @@ fn a_waiting_submitter_gets_room_and_is_not_counted_busy() {
 #[test]
 fn closing_finishes_what_is_queued_and_refuses_the_rest() {
     for round in 0..200u64 {
-        let (lanes, contexts) = lanes(2, 4);
+        let (pool, contexts) = pool(2, 4);
         let results = Results::new(4096);
         let accepted = AtomicU64::new(0);
         thread::scope(|scope| {
             for wait in [false, true] {
-                let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), wait);
+                let submitter = Submitter::new(Arc::clone(&pool), Arc::clone(&results), wait);
                 let accepted = &accepted;
                 scope.spawn(move || {
                     for number in 0..2000 {
@@ -321,12 +321,12 @@ fn closing_finishes_what_is_queued_and_refuses_the_rest() {
             if round % 2 == 0 {
                 thread::yield_now();
             }
-            lanes.close();
+            pool.close();
         });
-        assert!(lanes.is_closed());
-        assert!(lanes.try_submit(Double::new(1), &results).is_err());
-        assert!(lanes.submit_wait(Double::new(1), &results).is_err());
-        drop(lanes);
+        assert!(pool.is_closed());
+        assert!(pool.try_submit(Double::new(1), &results).is_err());
+        assert!(pool.submit_wait(Double::new(1), &results).is_err());
+        drop(pool);
         assert_eq!(ran(&contexts), accepted.into_inner());
         assert_eq!(results.len() as u64, ran(&contexts));
     }
@@ -334,13 +334,13 @@ fn closing_finishes_what_is_queued_and_refuses_the_rest() {
 
 #[test]
 fn a_waiting_submitter_is_woken_by_the_close() {
-    let (lanes, _) = lanes(1, 2);
+    let (pool, _) = pool(1, 2);
     let results = Results::new(64);
     let gate = Arc::new(Barrier::new(2));
-    fill(&lanes, &results, &gate);
+    fill(&pool, &results, &gate);
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| lanes.submit_wait(Double::new(7), &results));
-        lanes.close();
+        let waiter = scope.spawn(|| pool.submit_wait(Double::new(7), &results));
+        pool.close();
         let refused = waiter.join().expect("no panic");
         assert_eq!(refused.map_err(|job| job.number), Err(7));
         open(&gate, 3);
@@ -349,12 +349,12 @@ fn a_waiting_submitter_is_woken_by_the_close() {
 
 #[test]
 fn workers_wait_for_room_in_the_results_and_go_on() {
-    let (lanes, _) = lanes(3, 4);
+    let (pool, _) = pool(3, 4);
     let results = Results::new(2);
     thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..30_000 {
-                assert!(lanes.submit_wait(Double::new(number), &results).is_ok());
+                assert!(pool.submit_wait(Double::new(number), &results).is_ok());
             }
         });
         let mut seen = vec![false; 30_000];
@@ -371,7 +371,7 @@ fn workers_wait_for_room_in_the_results_and_go_on() {
 
 #[test]
 fn several_threads_may_pop() {
-    let (lanes, _) = lanes(2, 4);
+    let (pool, _) = pool(2, 4);
     let results = Results::new(8);
     let popped = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -384,7 +384,7 @@ fn several_threads_may_pop() {
                 }
             });
         }
-        let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), true);
+        let submitter = Submitter::new(Arc::clone(&pool), Arc::clone(&results), true);
         for number in 0..30_000 {
             assert!(matches!(submitter.submit(Double::new(number), 1), Submitted::Queued));
         }
@@ -395,16 +395,16 @@ fn several_threads_may_pop() {
 }
 
 #[test]
-fn closed_results_give_what_is_left_and_free_their_workers() {
-    let (lanes, _) = lanes(1, 4);
+fn closed_results_return_the_remaining_outputs_and_free_their_workers() {
+    let (pool, _) = pool(1, 4);
     let results = Results::new(2);
     for number in 0..4 {
-        assert!(lanes.submit_wait(Double::new(number), &results).is_ok());
+        assert!(pool.submit_wait(Double::new(number), &results).is_ok());
     }
     // The worker waits for room for the third output, or soon will.
     results.close();
     assert_eq!(results.push((0, 0)), Err((0, 0)));
-    let submitter = Submitter::new(lanes, Arc::clone(&results), true);
+    let submitter = Submitter::new(pool, Arc::clone(&results), true);
     submitter.flush();
     while let Popped::Item((number, doubled)) = results.pop_until(soon()) {
         assert_eq!(doubled, number * 2);
@@ -413,7 +413,7 @@ fn closed_results_give_what_is_left_and_free_their_workers() {
 }
 
 #[test]
-fn cpu_times_are_of_the_workers_and_stay_after_their_end() {
+fn cpu_times_are_those_of_the_workers_and_persist_after_their_end() {
     struct Spin;
     impl Job for Spin {
         type Output = ();
@@ -427,23 +427,23 @@ fn cpu_times_are_of_the_workers_and_stay_after_their_end() {
             }
         }
     }
-    let config = LanesConfig { threads: 2, ..LanesConfig::default() };
-    let lanes: Arc<Lanes<Spin>> = Lanes::new(config, |_| ()).expect("threads can be made");
+    let config = PoolConfig { threads: 2, ..PoolConfig::default() };
+    let pool: Arc<Pool<Spin>> = Pool::new(config, |_| ()).expect("threads can be made");
     let results = Results::new(4);
-    let submitter = Submitter::new(Arc::clone(&lanes), results, true);
+    let submitter = Submitter::new(Arc::clone(&pool), results, true);
     assert!(matches!(submitter.submit(Spin, 1), Submitted::Queued));
     submitter.flush();
     // The kernel's figure while the thread runs, its own when it has ended: both include the job.
-    let total = |lanes: &Lanes<Spin>| lanes.cpu_times().iter().sum::<Duration>();
-    let running = total(&lanes);
-    lanes.join();
+    let total = |pool: &Pool<Spin>| pool.cpu_times().iter().sum::<Duration>();
+    let running = total(&pool);
+    pool.join();
     if std::path::Path::new("/proc/self/schedstat").exists() {
         assert!(running >= Duration::from_millis(5), "{running:?}");
     } else {
         eprintln!("this kernel keeps no schedstat: times of running workers not tested");
     }
-    assert!(total(&lanes) >= running, "{:?} after {running:?}", lanes.cpu_times());
-    assert!(total(&lanes) < Duration::from_secs(5), "{:?}", lanes.cpu_times());
+    assert!(total(&pool) >= running, "{:?} after {running:?}", pool.cpu_times());
+    assert!(total(&pool) < Duration::from_secs(5), "{:?}", pool.cpu_times());
 }
 
 /// A job of a device: the device finishes jobs later, in the order that `finish` decides.
@@ -489,7 +489,7 @@ impl Job for Slow {
         None
     }
 
-    fn kept(device: &Device) -> usize {
+    fn in_flight(device: &Device) -> usize {
         device.kept.len()
     }
 
@@ -509,27 +509,27 @@ impl Job for Slow {
     }
 }
 
-/// Lanes whose workers each own a device of `depth`, and the most jobs that a device held.
-fn devices(threads: usize, depth: usize) -> (Arc<Lanes<Slow>>, Arc<AtomicU64>) {
+/// A pool whose workers each own a device of `depth`, and the most jobs that a device held.
+fn devices(threads: usize, depth: usize) -> (Arc<Pool<Slow>>, Arc<AtomicU64>) {
     let most = Arc::new(AtomicU64::new(0));
-    let config = LanesConfig { threads, ring_capacity: 4, name: "device" };
-    let lanes = Lanes::new(config, |number| Device {
+    let config = PoolConfig { threads, ring_capacity: 4, name: "device" };
+    let pool = Pool::new(config, |number| Device {
         kept: Vec::new(),
         depth,
         seed: number as u64,
         most: Arc::clone(&most),
     });
-    (lanes.expect("threads can be made"), most)
+    (pool.expect("threads can be made"), most)
 }
 
 #[test]
 fn jobs_on_devices_come_back_exactly_once_to_their_own_submitter() {
     const SUBMITTERS: u64 = 3;
     const EACH: u64 = 20_000;
-    let (lanes, most) = devices(2, 8);
+    let (pool, most) = devices(2, 8);
     let submitters: Vec<_> = (0..SUBMITTERS)
         .map(|who| {
-            let lanes = Arc::clone(&lanes);
+            let pool = Arc::clone(&pool);
             thread::spawn(move || {
                 let results = Results::new(64);
                 let mut seen = vec![false; usize::try_from(EACH).unwrap()];
@@ -543,7 +543,7 @@ fn jobs_on_devices_come_back_exactly_once_to_their_own_submitter() {
                 };
                 for number in 0..EACH {
                     let mut job = Slow { number: who * EACH + number };
-                    while let Err(back) = lanes.try_submit(job, &results) {
+                    while let Err(back) = pool.try_submit(job, &results) {
                         job = back;
                         // No wait here: the rings may be full of other threads' jobs while none of
                         // this thread's is out.
@@ -573,19 +573,19 @@ fn jobs_on_devices_come_back_exactly_once_to_their_own_submitter() {
 
 #[test]
 fn closing_waits_for_jobs_of_devices() {
-    let (lanes, _) = devices(2, 64);
+    let (pool, _) = devices(2, 64);
     let results = Results::new(256);
     let mut queued = 0;
     for number in 0..100 {
-        if lanes.try_submit(Slow { number }, &results).is_ok() {
+        if pool.try_submit(Slow { number }, &results).is_ok() {
             queued += 1;
         }
     }
-    lanes.join();
+    pool.join();
     let mut came = 0;
     while results.pop().is_some() {
         came += 1;
     }
     assert_eq!(came, queued);
-    assert!(lanes.try_submit(Slow { number: 0 }, &results).is_err());
+    assert!(pool.try_submit(Slow { number: 0 }, &results).is_err());
 }

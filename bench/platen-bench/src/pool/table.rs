@@ -1,10 +1,10 @@
-//! The lanes against QEMU's old scheme, in the form of the table of QEMU's patch series.
+//! The pool against QEMU's old scheme, in the form of the table of QEMU's patch series.
 
 use std::sync::Arc;
 
 use codec::{Decoder, Encoder, Settings, UnitHeader};
 use pages::{Arena, Slot, PAGE_SIZE};
-use pipeline::{Job, Lanes, LanesConfig, Popped, Results, Submitted, Submitter};
+use pipeline::{Job, Pool, PoolConfig, Popped, Results, Submitted, Submitter};
 
 use super::data::Pages;
 use super::link::Link;
@@ -24,11 +24,11 @@ pub(super) struct Plan {
 /// The scheme that does the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
-    /// QEMU's threads before the lanes.
+    /// QEMU's threads before the pool.
     Old,
-    /// The lanes, a page at a time as QEMU submits them.
+    /// The pool, a page at a time as QEMU submits them.
     Pages,
-    /// The lanes with batches, as platen uses them.
+    /// The pool with batches, as platen uses them.
     Batches,
 }
 
@@ -153,9 +153,9 @@ fn compress(
     batch: usize,
     plan: &Plan,
 ) -> anyhow::Result<Run> {
-    let config = LanesConfig { threads, ring_capacity: RING_CAPACITY, name: "bench" };
-    let lanes = Lanes::new(config, |_| Compressor::copying(plan.settings, batch))?;
-    let slots = lanes.depth() * 2;
+    let config = PoolConfig { threads, ring_capacity: RING_CAPACITY, name: "bench" };
+    let pool = Pool::new(config, |_| Compressor::copying(plan.settings, batch))?;
+    let slots = pool.depth() * 2;
     let arena = Arena::new(slots, Encoder::roomy(batch))?;
     let results: Arc<Results<Encoded>> = Results::new(slots);
     // This thread also feeds the link, which must not run dry while the thread waits. With pages it
@@ -164,7 +164,7 @@ fn compress(
     // result, and sends it.
     let wait_for_result = wait && batch > PAGE_SIZE;
     let sleep_for_room = wait && !wait_for_result;
-    let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), sleep_for_room);
+    let submitter = Submitter::new(Arc::clone(&pool), Arc::clone(&results), sleep_for_room);
     let mut link = Link::new(plan.link_gbit);
     let mut run = Run::default();
     let mut fetched = 0;
@@ -191,7 +191,7 @@ fn compress(
                     next = Some(job);
                 }
                 Submitted::Busy(job) => link.send(job.plain),
-                Submitted::Closed(_) => anyhow::bail!("the lanes were closed under us"),
+                Submitted::Closed(_) => anyhow::bail!("the pool was closed under us"),
             }
         }
     }
@@ -203,8 +203,8 @@ fn compress(
     if !wait {
         run.busy = submitter.counters().busy_pages;
     }
-    lanes.join();
-    run.workers = lanes.cpu_times();
+    pool.join();
+    run.workers = pool.cpu_times();
     Ok(run)
 }
 
@@ -248,12 +248,12 @@ fn decompress(
     threads: usize,
     batch: usize,
 ) -> anyhow::Result<Run> {
-    let config = LanesConfig { threads, ring_capacity: RING_CAPACITY, name: "bench" };
-    let lanes = Lanes::new(config, |_| Decoder::new())?;
-    let slots = lanes.depth() * 2;
+    let config = PoolConfig { threads, ring_capacity: RING_CAPACITY, name: "bench" };
+    let pool = Pool::new(config, |_| Decoder::new())?;
+    let slots = pool.depth() * 2;
     let arena = Arena::new(slots, batch)?;
     let results: Arc<Results<(usize, &'static mut [u8])>> = Results::new(slots);
-    let submitter = Submitter::new(Arc::clone(&lanes), Arc::clone(&results), true);
+    let submitter = Submitter::new(Arc::clone(&pool), Arc::clone(&results), true);
     let mut run = Run::default();
     let watch = Watch::start();
     for (index, unit) in units.iter().enumerate() {
@@ -266,7 +266,7 @@ fn decompress(
         run.pages += u64::from(unit.header.plain_len) / PAGE_SIZE as u64;
         match submitter.submit(job, 1) {
             Submitted::Queued => run.jobs += 1,
-            _ => anyhow::bail!("the lanes were closed under us"),
+            _ => anyhow::bail!("the pool was closed under us"),
         }
     }
     submitter.flush();
@@ -274,8 +274,8 @@ fn decompress(
         dest.put_back(index, Some(page));
     }
     (run.wall, run.submitter) = watch.stop();
-    lanes.join();
-    run.workers = lanes.cpu_times();
+    pool.join();
+    run.workers = pool.cpu_times();
     dest.check()?;
     Ok(run)
 }

@@ -1,10 +1,10 @@
-//! QEMU's threads before the lanes: a model of its `compress` in C, with its locks.
+//! QEMU's threads before the pool: a model of its `compress` in C, with its locks.
 //!
 //! Each thread can have one pending request, under the thread's lock and condition. A finished
-//! thread says so under one lock and condition that all share. The main thread holds that lock
-//! while it looks for a finished thread; from that thread it fetches the result of the previous
-//! page, and gives it the next page. Other results stay with their thread until the flush at the
-//! end.
+//! thread reports itself under one lock and condition that all share. The main thread holds that
+//! lock while it looks for a finished thread; from that thread it fetches the result of the
+//! previous page, and gives it the next page. Other results stay with their thread until the flush
+//! at the end.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;

@@ -18,7 +18,7 @@ pub(super) struct Run {
     /// Pages that found no thread free.
     pub(super) busy: u64,
     pub(super) pages: u64,
-    /// Futex system calls, as counted by the lanes.
+    /// Futex system calls, as counted by the pool.
     pub(super) futex_calls: u64,
     /// Jobs submitted to workers.
     pub(super) jobs: u64,

@@ -12,19 +12,19 @@ use crate::workers::Workers;
 
 /// The number of workers, and the capacity of each worker's ring.
 #[derive(Clone, Debug)]
-pub struct LanesConfig {
+pub struct PoolConfig {
     /// Worker threads, at least one.
     pub threads: usize,
     /// Jobs that may wait in each worker's ring, besides the one that runs; a power of two.
     ///
     /// Four batches feed a worker while the submitter is off its CPU for the duration of two. More
-    /// only adds to the bytes in flight. Jobs of a few microseconds need more: see [`Lanes`].
+    /// only adds to the bytes in flight. Jobs of a few microseconds need more: see [`Pool`].
     pub ring_capacity: usize,
     /// Thread name; a number is appended, and the kernel truncates the result to 15 bytes.
     pub name: &'static str,
 }
 
-impl Default for LanesConfig {
+impl Default for PoolConfig {
     fn default() -> Self {
         Self { threads: 1, ring_capacity: 4, name: "lane" }
     }
@@ -40,40 +40,40 @@ impl Default for LanesConfig {
 /// No job waits while a worker is idle. A job goes to an idle worker if there is one, and a worker
 /// without jobs takes the oldest job from another's ring before it sleeps. So no job waits behind a
 /// long one, or behind a preempted thread, while another worker has nothing to do.
-pub struct Lanes<J: Job> {
+pub struct Pool<J: Job> {
     workers: Arc<Workers<J>>,
     /// Locked only to start and to join the threads.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl<J: Job> Lanes<J> {
+impl<J: Job> Pool<J> {
     /// Starts the workers. Calls `make_context` once for each, with its number.
     ///
     /// # Errors
     ///
     /// The system's, when a thread cannot be created; the threads already created are ended.
     pub fn new(
-        config: LanesConfig,
+        config: PoolConfig,
         mut make_context: impl FnMut(usize) -> J::Context,
     ) -> io::Result<Arc<Self>> {
         let workers = Arc::new(Workers::new(config.threads, config.ring_capacity));
-        let lanes = Self { workers, threads: Mutex::default() };
-        for number in 0..lanes.threads() {
-            let workers = Arc::clone(&lanes.workers);
+        let pool = Self { workers, threads: Mutex::default() };
+        for number in 0..pool.threads() {
+            let workers = Arc::clone(&pool.workers);
             let context = make_context(number);
             let thread = thread::Builder::new()
                 .name(format!("{}{number}", config.name))
                 .spawn(move || workers.work(number, context))?;
-            lanes.handles().push(thread);
+            pool.handles().push(thread);
         }
-        Ok(Arc::new(lanes))
+        Ok(Arc::new(pool))
     }
 
     /// Gives `job` to a worker with room. Tries all of them, from the one after the last used.
     ///
     /// # Errors
     ///
-    /// Gives the job back when no worker has room or the lanes are closed.
+    /// Gives the job back when no worker has room or the pool is closed.
     pub fn try_submit(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
         self.workers.try_submit(job, results)
     }
@@ -82,7 +82,7 @@ impl<J: Job> Lanes<J> {
     ///
     /// # Errors
     ///
-    /// Gives the job back when the lanes are closed, and only then.
+    /// Gives the job back when the pool is closed, and only then.
     pub fn submit_wait(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
         self.workers.submit_wait(job, results)
     }
@@ -100,7 +100,7 @@ impl<J: Job> Lanes<J> {
         self.close();
         let own = thread::current().id();
         for thread in std::mem::take(&mut *self.handles()) {
-            // A job may hold the last reference to its own lanes; it cannot join its own thread.
+            // A job may hold the last reference to its own pool; it cannot join its own thread.
             if thread.thread().id() != own {
                 // Only a panic is an error, and then `AbortOnPanic` has already ended the process.
                 let _ = thread.join();
@@ -147,21 +147,21 @@ impl<J: Job> Lanes<J> {
     }
 }
 
-impl<J: Job> Lanes<J> {
+impl<J: Job> Pool<J> {
     fn handles(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<J: Job> Drop for Lanes<J> {
+impl<J: Job> Drop for Pool<J> {
     fn drop(&mut self) {
         self.join();
     }
 }
 
-impl<J: Job> fmt::Debug for Lanes<J> {
+impl<J: Job> fmt::Debug for Pool<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lanes")
+        f.debug_struct("Pool")
             .field("threads", &self.threads())
             .field("waiting", &self.waiting())
             .field("closed", &self.is_closed())

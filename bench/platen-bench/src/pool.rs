@@ -1,9 +1,9 @@
-//! `platen-bench lanes`: the cost of the engine, and a comparison with QEMU's old threads.
+//! `platen-bench pool`: the cost of the engine, and a comparison with QEMU's old threads.
 //!
 //! Three questions, each answered by medians of runs that take turns, so that a machine that is
 //! slower for a while is slower for all of them:
 //!
-//! 1. How much more CPU time do the lanes take than a bare loop around the codec?
+//! 1. How much more CPU time does the pool take than a bare loop around the codec?
 //! 2. How many futex calls do they make while both sides are busy?
 //! 3. How does the same work compare with the scheme of QEMU until 2018 and again until 9.0 (one
 //!    pending request, a lock and a condition per thread, a global done lock), with
@@ -28,15 +28,15 @@ use data::Pages;
 /// The part to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// The lanes against a bare codec loop, and their futex calls.
+    /// The pool against a bare codec loop, and its futex calls.
     Overhead,
-    /// The lanes against QEMU's old scheme.
+    /// The pool against QEMU's old scheme.
     Table,
 }
 
-/// Arguments of `platen-bench lanes`.
+/// Arguments of `platen-bench pool`.
 #[derive(Args, Debug)]
-pub(super) struct LanesArgs {
+pub(super) struct PoolArgs {
     /// File of 4 KiB pages to compress; without it, made pages
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
@@ -73,7 +73,7 @@ pub(super) struct LanesArgs {
 ///
 /// Data that cannot be read, threads or memory that the system refuses, a JSON file that cannot be
 /// written, and a page that a scheme does not restore.
-pub(super) fn run(args: LanesArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: PoolArgs) -> anyhow::Result<()> {
     anyhow::ensure!(
         args.link.is_finite() && args.link >= 0.0,
         "--link {} is not a rate; give Gbit/s, or 0 for a link that takes no time",

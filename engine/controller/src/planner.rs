@@ -1,0 +1,361 @@
+//! The measurements, and the plan for each class that is made from them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use codec::{Codec, Settings};
+
+use crate::choice::Observation;
+use crate::config::{prior, Config, Prior};
+use crate::estimate::{Estimates, Point};
+use crate::explain::{Candidate, ClassMix, Decision};
+use crate::flow::{Flow, Worked};
+use crate::mix::{best, hull, Limits, Mix, Pair};
+use crate::plan::{number, parts, Plan};
+use crate::Class;
+
+/// The measurements, and the plans made from them.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    config: Config,
+    candidates: Vec<Settings>,
+    estimates: [Estimates; Class::COUNT],
+    weights: [f64; Class::COUNT],
+    chunks: f64,
+    /// Plain bytes of a usual chunk.
+    chunk_bytes: f64,
+    pub(crate) flow: Flow,
+    /// The candidate in use until something is known of the link.
+    start: usize,
+    since_plan: u32,
+    pub(crate) now: Duration,
+    mix: Option<Mix>,
+    pub(crate) log: VecDeque<Decision>,
+    /// Decisions that were ever logged.
+    pub(crate) decisions: u64,
+}
+
+/// Observations from one plan to the next.
+const PLAN_EVERY: u32 = 8;
+/// Chunks after which an observation of a class's share counts for a third.
+const WEIGHT_MEMORY: f64 = 32.0;
+/// A class with less than this share of the chunks is planned for as if it were about to get all.
+/// When the data changes, all chunks get the plan made for the few
+/// (`a_rare_class_is_planned_for_as_if_all_chunks_had_it`), as far as the other classes can
+/// afford it (`rare_data_costs_no_more_than_bytes_are_worth_to_the_rest`).
+const RARE: f64 = 0.1;
+/// At most one chunk in this many explores: while a class is new, and later.
+const EXPLORE_NEW: f64 = 4.0;
+const EXPLORE: f64 = 32.0;
+/// Observations after which a class is no longer new.
+const NEW: f64 = 24.0;
+/// Where a QEMU holds up link and codec threads, encoding a chunk may take this share of the longest
+/// time. The session's window of 15 ms lies between the codec threads and a QEMU that pauses, and
+/// time spent encoding is lost afterwards (`a_slow_destination_behind_a_narrow_link_is_kept_busy`,
+/// `pauses`).
+const HURRY: f64 = 0.4;
+/// `HURRY` applies when a QEMU held them up at more than this share of the last looks.
+const HELD: f64 = 0.25;
+/// A candidate that saves less than this share of the bytes is not used.
+const WORTH: f64 = 0.01;
+/// Where a QEMU is the bottleneck, the link gets this share of its time to transmit: a QEMU is not
+/// slow all the time, and a link that was planned full would then be the bottleneck.
+const MARGIN: f64 = 0.6;
+/// Decisions stored for `explain`.
+const LOG: usize = 256;
+
+impl Planner {
+    /// A planner without observations, for at least one candidate.
+    pub(crate) fn new(config: Config, candidates: Vec<Settings>) -> Self {
+        let priors: Vec<Prior> = candidates.iter().map(|&settings| prior(settings)).collect();
+        // The cheapest that compresses: the choice that loses little on a slow link and not much on
+        // a fast one.
+        let start = (0..candidates.len())
+            .filter(|&at| candidates[at].codec() != Codec::Raw)
+            .min_by(|&a, &b| priors[a].cost.total_cmp(&priors[b].cost))
+            .unwrap_or(0);
+        let flow = Flow::new(config.workers, config.max_cpu, config.other_ns_per_byte);
+        Self {
+            estimates: Class::ALL.map(|class| Estimates::new(class, &priors)),
+            weights: [0.0, 1.0, 0.0, 0.0],
+            chunks: 0.0,
+            chunk_bytes: config.chunk_bytes as f64,
+            flow,
+            start,
+            since_plan: 0,
+            now: Duration::ZERO,
+            mix: None,
+            log: VecDeque::new(),
+            decisions: 0,
+            candidates,
+            config,
+        }
+    }
+
+    /// True when a new plan is due.
+    pub(crate) fn observe(&mut self, observation: &Observation) -> bool {
+        let Observation { choice, plain, encoded, cpu_ns, wall_ns } = *observation;
+        let worked = Worked { cpu_ns: cpu_ns as f64, wall_ns: wall_ns.max(cpu_ns) as f64 };
+        self.flow.worked(worked);
+        if plain == 0 || choice.candidate() >= self.candidates.len() {
+            return false;
+        }
+        let bytes = plain as f64;
+        let weight = (bytes / self.config.chunk_bytes as f64).clamp(1.0 / 64.0, 1.0);
+        self.chunks = (self.chunks + weight).min(WEIGHT_MEMORY);
+        let gain = weight / self.chunks.max(1.0);
+        for (class, share) in self.weights.iter_mut().enumerate() {
+            let here = if class == choice.class as usize { 1.0 } else { 0.0 };
+            *share += gain * (here - *share);
+        }
+        self.chunk_bytes += 0.05 * (bytes - self.chunk_bytes);
+        let seen = Point { cost: cpu_ns as f64 / bytes, size: encoded as f64 / bytes };
+        let estimates = &mut self.estimates[choice.class as usize];
+        let jumped = estimates.take(choice.candidate(), seen, weight);
+        self.since_plan += 1;
+        jumped || choice.explore || self.since_plan >= PLAN_EVERY
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            link: self.flow.link.unwrap_or(f64::MAX).max(1e-9),
+            workers: self.flow.cores().max(1e-3),
+            cores: self
+                .config
+                .cores
+                .filter(|cores| cores.is_finite() && *cores > 0.0)
+                .map(|cores| (cores, self.flow.other)),
+            floor: MARGIN * self.flow.floor,
+            idle_use: self.flow.idle_use() / MARGIN,
+        }
+    }
+
+    /// The candidates of a class that may be chosen, with their estimated sizes and costs.
+    fn points(&self, class: usize) -> Vec<(usize, Point)> {
+        let points = (0..self.candidates.len())
+            .map(|candidate| (candidate, self.estimates[class].point(candidate)));
+        let raw = self.candidates.iter().position(|settings| settings.codec() == Codec::Raw);
+        let raw = raw.map(|raw| self.estimates[class].point(raw).size);
+        // A candidate that hardly shrinks the data is not worth its CPU time.
+        let points = points.filter(|(candidate, point)| {
+            self.candidates[*candidate].codec() == Codec::Raw
+                || raw.is_none_or(|raw| point.size < (1.0 - WORTH) * raw)
+        });
+        let (short, long): (Vec<_>, Vec<_>) = points.partition(|(_, point)| self.is_short(*point));
+        if short.is_empty() {
+            let cheapest = long.into_iter().min_by(|a, b| a.1.cost.total_cmp(&b.1.cost));
+            return cheapest.into_iter().collect();
+        }
+        short
+    }
+
+    /// The candidate of a class while nothing is known.
+    fn start(&self, class: Class) -> usize {
+        let raw = self.candidates.iter().position(|settings| settings.codec() == Codec::Raw);
+        raw.filter(|_| class == Class::Dense).unwrap_or(self.start)
+    }
+
+    fn is_short(&self, point: Point) -> bool {
+        // Behind a QEMU that takes bytes in bursts, chunks that are still being encoded are missing
+        // from its window.
+        let longest =
+            if self.flow.held > HELD { HURRY } else { 1.0 } * self.config.longest_encode_ns;
+        point.cost * self.chunk_bytes.max(65536.0) <= longest
+    }
+
+    /// Makes a plan for each class.
+    pub(crate) fn plan(&mut self, plans: &[AtomicU64; Class::COUNT]) {
+        self.since_plan = 0;
+        let limits = self.limits();
+        let hulls = [0, 1, 2, 3].map(|class| hull(&self.points(class)));
+        let mut mix = best(&hulls, &self.weights, &limits);
+        let known = self.flow.is_known();
+        if !known {
+            // A delivery takes a round trip, and the first look comes after some 10 ms.
+            mix.pairs = Class::ALL.map(|class| {
+                let start = self.start(class);
+                Pair { low: start, high: start, share: 0.0 }
+            });
+        }
+        for (class, plan) in plans.iter().enumerate() {
+            let mut own = mix;
+            if known && self.weights[class] < RARE {
+                // Beside the others' bytes its own hardly count, so any candidate would do: but not
+                // for all of the data.
+                let mut weights = [0.0; Class::COUNT];
+                weights[class] = 1.0;
+                own = best(&hulls, &weights, &limits);
+                // While it is rare it uses CPU time of the others: no more than bytes are worth to
+                // them.
+                if self.cost(class, &mix.pairs[class]) < self.cost(class, &own.pairs[class]) {
+                    own = mix;
+                }
+                mix.pairs[class] = own.pairs[class];
+            }
+            let Pair { low, high, share } = own.pairs[class];
+            let (explore, period) = self.exploration(class, &own, &limits).unwrap_or((low, 0));
+            let word = Plan {
+                low: number(low),
+                high: number(high),
+                share: parts(share),
+                explore: number(explore),
+                period,
+            };
+            plan.store(word.pack(), Ordering::Relaxed);
+        }
+        self.mix = Some(mix);
+        let (now, bottleneck) = (self.now, self.flow.bottleneck);
+        let news = |last: &Decision| last.differs(now, bottleneck, mix.at.size, mix.at.cost);
+        if self.log.back().is_none_or(news) {
+            self.record(self.decision(false));
+        }
+    }
+
+    /// CPU ns for a plain byte of `class` with these two.
+    fn cost(&self, class: usize, pair: &Pair) -> f64 {
+        let cost = |candidate: usize| self.estimates[class].point(candidate).cost;
+        cost(pair.low) + pair.share * (cost(pair.high) - cost(pair.low))
+    }
+
+    /// The candidate that the next exploring chunk of `class` tries, and how often.
+    fn exploration(&self, class: usize, mix: &Mix, limits: &Limits) -> Option<(usize, u16)> {
+        let estimates = &self.estimates[class];
+        let Pair { low, high, share } = mix.pairs[class];
+        let (from, to) = (estimates.point(low), estimates.point(high));
+        let mean = |from: f64, to: f64| from + share * (to - from);
+        let now = Point { cost: mean(from.cost, to.cost), size: mean(from.size, to.size) };
+        // A candidate can only matter if, at its best, it saves bytes below their current price.
+        let worth = |point: Point| {
+            if mix.price.is_finite() {
+                point.size + mix.price * point.cost
+            } else {
+                point.cost
+            }
+        };
+        let useful = (0..self.candidates.len()).filter(|&candidate| {
+            let at_best = estimates.at_best(candidate);
+            candidate != low
+                && (candidate != high || share <= 0.0)
+                && self.candidates[candidate].codec() != Codec::Raw
+                && self.is_short(estimates.point(candidate))
+                && worth(at_best) < worth(now) * (1.0 - 1e-6)
+        });
+        let rarest = useful.min_by(|&a, &b| estimates.seen(a).total_cmp(&estimates.seen(b)))?;
+        let point = estimates.point(rarest);
+        let time = limits.time(mix.at).max(1e-9);
+        // The additional time of link and codec threads, compared with a usual chunk.
+        let more = ((point.cost - now.cost) / (limits.workers * time))
+            .max((point.size - now.size) / (limits.link * time))
+            .max(0.0);
+        let is_new = estimates.ever() < NEW;
+        let (share, least) = if is_new {
+            (4.0 * self.config.explore_share, EXPLORE_NEW)
+        } else {
+            // Well-known candidates can wait.
+            (self.config.explore_share, EXPLORE * (1.0 + estimates.seen(rarest) / 8.0))
+        };
+        Some((rarest, period((more / share).max(least))))
+    }
+
+    /// For each class, the candidate with which one chunk is through soonest: encoded with all
+    /// codec threads, then sent. The two do not overlap, since little is left to overlap with.
+    pub(crate) fn plan_for_the_end(&mut self, plans: &[AtomicU64; Class::COUNT]) {
+        let limits = self.limits();
+        let mut pairs = [Pair { low: 0, high: 0, share: 0.0 }; Class::COUNT];
+        let mut at = Point { cost: 0.0, size: 0.0 };
+        for class in 0..Class::COUNT {
+            let soonest = self.points(class).into_iter().min_by(|(_, a), (_, b)| {
+                let time = |point: &Point| point.size / limits.link + point.cost / limits.workers;
+                time(a).total_cmp(&time(b))
+            });
+            // Before anything is known of the link, the start candidate stays.
+            let soonest = soonest.filter(|_| self.flow.is_known());
+            let candidate =
+                soonest.map_or(self.start(Class::ALL[class]), |(candidate, _)| candidate);
+            pairs[class] = Pair { low: candidate, high: candidate, share: 0.0 };
+            let point = self.estimates[class].point(candidate);
+            at.cost += self.weights[class] * point.cost;
+            at.size += self.weights[class] * point.size;
+            let all = number(candidate);
+            let plan = Plan { low: all, high: all, share: 0, explore: all, period: 0 };
+            plans[class].store(plan.pack(), Ordering::Relaxed);
+        }
+        self.mix = Some(Mix { pairs, at, price: f64::INFINITY, idle_used: false });
+        let decision = self.decision(true);
+        self.record(decision);
+    }
+
+    fn record(&mut self, decision: Decision) {
+        if self.log.len() >= LOG {
+            self.log.pop_front();
+        }
+        self.log.push_back(decision);
+        self.decisions += 1;
+    }
+
+    fn classes(&self, mix: &Mix) -> Vec<ClassMix> {
+        let used = Class::ALL.into_iter().zip(&self.weights).zip(&mix.pairs);
+        used.filter(|((_, weight), _)| **weight >= 0.01)
+            .map(|((class, weight), pair)| {
+                let part = |candidate: usize, share| (self.candidates[candidate], share);
+                let mut parts = vec![part(pair.low, 1.0 - pair.share), part(pair.high, pair.share)];
+                parts.retain(|(_, share)| *share > 0.0);
+                ClassMix { class, weight: *weight, parts, candidates: Vec::new() }
+            })
+            .collect()
+    }
+
+    /// The current plans with the figures behind them.
+    pub(crate) fn decision(&self, stopped: bool) -> Decision {
+        let limits = self.limits();
+        let mut classes = Vec::new();
+        let mut at = Point { cost: 0.0, size: 0.0 };
+        if let Some(mix) = &self.mix {
+            at = mix.at;
+            classes = self.classes(mix);
+            for class in &mut classes {
+                let estimates = &self.estimates[class.class as usize];
+                class.candidates = (0..self.candidates.len())
+                    .map(|candidate| {
+                        let point = estimates.point(candidate);
+                        Candidate {
+                            settings: self.candidates[candidate],
+                            size: point.size,
+                            cost_ns: point.cost,
+                            observations: estimates.seen(candidate),
+                            time_ns: limits.time(point),
+                        }
+                    })
+                    .collect();
+            }
+        }
+        Decision {
+            at: self.now,
+            bottleneck: self.flow.bottleneck,
+            stopped,
+            drain_bytes_per_s: self.flow.link.filter(|_| self.flow.measured).map(|link| link * 1e9),
+            cores: limits.workers,
+            busy_share: self.flow.busy,
+            used_cores: self.flow.used,
+            granted_share: self.flow.granted,
+            qemu_bytes_per_s: (self.flow.floor > 0.0).then(|| 1e9 / self.flow.floor),
+            encoded_share: at.size,
+            encode_ns: at.cost,
+            link_ns: at.size / limits.link,
+            cpu_ns: limits.cpu_time(at),
+            idle_used: self.mix.is_some_and(|mix| mix.idle_used),
+            classes,
+        }
+    }
+}
+
+/// A number of chunks.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "4 to 8192; `as` saturates"
+)]
+fn period(chunks: f64) -> u16 {
+    chunks.ceil().clamp(EXPLORE_NEW, 8192.0) as u16
+}
