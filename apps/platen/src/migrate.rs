@@ -11,7 +11,7 @@ use crate::settings::Before;
 use crate::source_end::{listen, Measure, Plan};
 use anyhow::{bail, Context};
 use converge::Postcopy;
-use qmp::{MigrationInfo, Qmp};
+use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::{RelayError, Source, SourceEnd, SourceHandle, UnixAddress};
 use serde_json::json;
 use session::{SessionError, Setup};
@@ -29,6 +29,10 @@ const VERDICT: Duration = Duration::from_secs(15);
 /// QEMU's status of a migration that was interrupted in postcopy: it is not over, and only the user
 /// can resume it.
 const PAUSED: &str = "postcopy-paused";
+
+const UNDER_WAY: &str =
+    "the source has turned to postcopy, and the destination does not have the VM yet: waiting until it \
+     has (interrupt again to end all the same, which leaves the VM at neither host)";
 
 /// Refuses a migration that cannot be, before anything is changed.
 fn check(qmp: &mut Qmp, args: &MigrateArgs) -> anyhow::Result<()> {
@@ -185,7 +189,7 @@ fn watch(
 ) -> Result<SourceEnd, RelayError> {
     let mut bar = Bar::new();
     let handle = source.handle();
-    let mut passed_on = 0;
+    let (mut passed_on, mut told_to_wait) = (0, false);
     loop {
         match running.recv_timeout(ASK) {
             Ok(Message::Notice(text)) => bar.note(&text),
@@ -198,19 +202,25 @@ fn watch(
         }
         let asked = interrupts.load(Ordering::Acquire);
         if asked > passed_on {
-            passed_on = asked;
-            if asked > 1 || !cancel(qmp, &handle) {
-                handle.stop();
-            } else {
-                bar.note("cancelling (interrupt again to force)");
+            match if asked > 1 { Cancel::TooLate } else { cancel(qmp, &handle) } {
+                Cancel::Told => bar.note("cancelling (interrupt again to force)"),
+                Cancel::TooLate => handle.stop(),
+                // Tried again at the next look.
+                Cancel::UnderWay => {
+                    if !std::mem::replace(&mut told_to_wait, true) {
+                        bar.note(UNDER_WAY);
+                    }
+                    continue;
+                }
             }
+            passed_on = asked;
         }
         let info = qmp.query_migrate().ok();
         let progress = handle.progress();
         if let Some(info) = &info {
             let is_late =
                 asked == 0 && ending.look(qmp, settings, (info, &progress), |text| bar.note(text));
-            if is_late && !cancel(qmp, &handle) {
+            if is_late && cancel(qmp, &handle) != Cancel::Told {
                 ending.cancelled = None;
                 bar.note("too late to cancel: the VM has stopped, or the destination has it");
             }
@@ -224,19 +234,40 @@ fn watch(
     }
 }
 
-/// Makes QEMU cancel and close its socket. False if that is not possible: once the destination may
-/// be starting the VM, or the source turns to postcopy, a cancel would resume the source beside it;
-/// then the relay decides (W23).
-fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> bool {
-    let postcopy = qmp.query_migrate().is_ok_and(|info| info.status().starts_with("postcopy"));
-    if postcopy || !handle.forbid_commit() {
-        return false;
+/// The result of an attempt to cancel.
+#[derive(PartialEq, Eq)]
+enum Cancel {
+    /// QEMU cancels, or the relay ends.
+    Told,
+    /// The source turns to postcopy, and the destination does not have the VM yet. A relay that ended
+    /// now would leave the VM at neither end.
+    UnderWay,
+    /// The destination may be starting the VM, or has it; the relay decides (W23).
+    TooLate,
+}
+
+/// Makes QEMU cancel and close its socket, unless that would resume the source beside the
+/// destination.
+fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> Cancel {
+    let is_postcopy =
+        |qmp: &mut Qmp| qmp.query_migrate().is_ok_and(|info| info.status().starts_with("postcopy"));
+    if is_postcopy(qmp) {
+        return if handle.in_doubt() { Cancel::TooLate } else { Cancel::UnderWay };
     }
-    if qmp.migrate_cancel().is_err() {
+    if !handle.forbid_commit() {
+        return Cancel::TooLate;
+    }
+    match qmp.migrate_cancel() {
+        Ok(()) => {}
+        // It has turned to postcopy since the look at its status.
+        Err(QmpError::Refused { .. }) if is_postcopy(qmp) => {
+            handle.allow_commit();
+            return Cancel::UnderWay;
+        }
         // No bytes that start the destination's VM go out any more, so the migration cannot go on.
-        handle.stop();
+        Err(_) => handle.stop(),
     }
-    true
+    Cancel::Told
 }
 
 fn describe(info: &MigrationInfo) -> String {

@@ -165,10 +165,10 @@ fn a_migration_is_started_and_its_failure_reported() {
 /// The guest's memory: zeros that fill the main socket's buffer, then a packet for a channel that
 /// nobody reads. Both QEMU's threads wait in a write.
 fn full_of_zeros(path: &Path) {
-    const PAGE: u64 = 4096;
+    const PAGE: [u8; 4096] = [7; 4096];
     let file = std::fs::File::create(path).unwrap();
     file.set_len(MEMORY).unwrap();
-    file.write_all_at(&[7; 128 * 4096], 22_500 * PAGE).unwrap();
+    file.write_all_at(&PAGE.repeat(128), 22_500 * PAGE.len() as u64).unwrap();
 }
 
 const MEMORY: u64 = 512 << 20;

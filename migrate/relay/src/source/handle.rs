@@ -54,6 +54,12 @@ impl SourceHandle {
         self.0.forbid_commit()
     }
 
+    /// Call this when the source QEMU has refused to cancel because it is in postcopy: the
+    /// destination may have the VM.
+    pub fn allow_commit(&self) {
+        self.0.allow_commit();
+    }
+
     /// Whether the migration has ended, or is about to: the relay accepts no connection any more.
     pub fn is_over(&self) -> bool {
         self.0.over.load(Ordering::Acquire)

@@ -24,6 +24,9 @@ const LINGER: Duration = Duration::from_millis(1);
 const LINGER_TOTAL: Duration = Duration::from_millis(5);
 /// How often a reader without credit checks whether QEMU still has its socket open.
 const GONE: Duration = Duration::from_millis(200);
+/// How often a reader looks whether QEMU has obeyed a cancel.
+const ANSWER: Duration = Duration::from_millis(5);
+
 /// Reads a stream to its end.
 ///
 /// # Errors
@@ -191,8 +194,16 @@ impl<'a> Intake<'a> {
         if facts.postcopy {
             shared.postcopy.store(true, Ordering::Release);
         }
-        if facts.switched && self.kind.is_main() {
-            shared.set_switched();
+        while facts.switched && self.kind.is_main() && !shared.switch() {
+            // QEMU closes its socket when it obeys, and answers when it does not.
+            if !is_open(self.stream.socket()) || shared.session.failure().is_some() {
+                return refuse(
+                    "the source QEMU was told to cancel, and turned to postcopy at that moment: the \
+                     destination does not get the VM. Look at the source: `cont` lets a VM go on that \
+                     is in 'postmigrate'",
+                );
+            }
+            std::thread::sleep(ANSWER);
         }
         // The VM has stopped: from here on every millisecond is downtime.
         self.patient =

@@ -129,8 +129,9 @@ pub(super) struct Shared {
     pub(super) tail_read: AtomicBool,
     /// A STILL_OPEN was given to a link: the destination may run from now on (W23).
     pub(super) still_open_sent: AtomicBool,
-    /// No STILL_OPEN may be sent any more: the source QEMU is being told to cancel. Locked while
-    /// `still_open_sent` is set, so that one of the two comes first.
+    /// No STILL_OPEN may be sent any more, nor what shows that the source is in postcopy: the source
+    /// QEMU is being told to cancel. Locked while `still_open_sent` and `switched` are set, so that
+    /// one of them comes first.
     pub(super) cancelling: Mutex<bool>,
     /// Without a return path: the stream was read to its end, and EOF sent.
     pub(super) ended_whole: AtomicBool,
@@ -362,6 +363,11 @@ impl Shared {
         true
     }
 
+    /// The source QEMU has refused to cancel.
+    pub(super) fn allow_commit(&self) {
+        *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+
     /// Records that a STILL_OPEN goes to a link now. False when it must not.
     pub(super) fn commit(&self) -> bool {
         let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
@@ -386,6 +392,20 @@ impl Shared {
                 )));
             }
         }
+    }
+
+    /// Records that the bytes to be sent next show that the source QEMU is in postcopy for good, at
+    /// which the destination starts the VM. False when they must not be sent: the source QEMU is
+    /// being told to cancel (W20b).
+    pub(super) fn switch(&self) -> bool {
+        if self.has_switched() {
+            return true;
+        }
+        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*cancelling {
+            self.set_switched();
+        }
+        !*cancelling
     }
 
     /// Records that the source QEMU is in postcopy for good.

@@ -9,6 +9,7 @@ use crate::harness::{
 use crate::proxy::{Proxy, Tamper};
 use relay::RelayError;
 use std::io::Write;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use stream::synth::{Configuration, MainStream, Section};
@@ -398,6 +399,35 @@ fn an_interrupt_in_postcopy_waits_for_a_second_and_lets_both_ends_pause() {
         let error = rig.sending.result().unwrap_err();
         assert!(matches!(error, RelayError::Paused { .. }), "{error}");
         rig.receiving.result().unwrap_err();
+    });
+}
+
+/// QEMU turns to postcopy between the look at its status and the cancel. Below 10.0 it obeys all the
+/// same, and from 8.2 on runs its VM again; from 10.0 on it refuses, and has given its VM away.
+#[test]
+fn a_source_that_turns_to_postcopy_while_it_is_told_to_cancel_gives_its_vm_away_if_it_refuses() {
+    bounded(|| {
+        for refuses in [false, true] {
+            let rig = rig();
+            let mut main = announced(3);
+            let destination = rig.carry(None, &main.take());
+            assert!(rig.sending.handle.forbid_commit());
+            main.packaged(&[7; 30_000]).raw(&PING);
+            main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
+            let rest = main.take();
+            (&rig.source).write_all(&rest).unwrap();
+            if refuses {
+                rig.sending.handle.allow_commit();
+                assert_same(&read_exactly(&destination, rest.len()), &rest, "main");
+                assert!(rig.sending.handle.in_doubt());
+            }
+            rig.source.shutdown(Shutdown::Both).unwrap();
+            let got = read_rest(&destination);
+            assert!(got.len() < 30_000, "what starts the VM was delivered");
+            let error = rig.sending.result().unwrap_err();
+            assert_eq!(error.to_string().contains("to cancel"), !refuses, "{error}");
+            rig.receiving.result().unwrap_err();
+        }
     });
 }
 
