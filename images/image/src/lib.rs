@@ -72,5 +72,5 @@ pub use reader::Image;
 pub use state::State;
 pub use store::{Collected, SaveInfo, Store, STORE_FILE};
 pub use units::Units;
-pub use verify::{check_units, verify, Finding, Report};
+pub use verify::{check_units, verify, verify_but, Finding, Report};
 pub use writer::Writer;

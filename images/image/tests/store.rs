@@ -1,12 +1,13 @@
 //! A store returns every page of each of its saves, or names the damage.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use codec::{Codec, Settings};
 use image::{
-    verify, Content, Image, Options, RamBlock, State, Store, Summary, Units, WriteError, Writer,
+    check_units, verify, verify_but, Content, Image, Options, RamBlock, State, Store, Summary,
+    Units, WriteError, Writer,
 };
 use proptest::prelude::*;
 
@@ -138,9 +139,16 @@ fn a_second_save_stores_what_changed_and_outlives_the_first() {
     third[7][200] ^= 1;
     let three = save(&store, "three", Some("two"), &third);
     assert_eq!((three.slots, three.shared, three.differences), (1, 399, 1));
+    let mut sound = HashSet::new();
+    let mut units = Vec::new();
     for (name, ram) in [("one", &first), ("two", &second), ("three", &third)] {
         is_whole(&store, name, ram);
+        let report = verify_but(&store.path(name).unwrap(), &mut sound);
+        assert_eq!(report.findings, Vec::new(), "{name}");
+        units.push(report.units);
     }
+    // Each pack is read once.
+    assert_eq!((units, sound.len()), (vec![25, 2, 1], 3));
     store.remove("one").unwrap();
     store.remove("two").unwrap();
     store.collect(options()).unwrap();
@@ -336,6 +344,11 @@ fn what_the_disk_has_lost_is_stored_again() {
     let findings = verify(&store.path("two").unwrap()).findings;
     assert!(findings.iter().all(|finding| finding.pages.is_empty()), "{findings:?}");
     assert!(findings[0].to_string().contains("unit 0"), "{findings:?}");
+    // `two` can be restored, and `one` cannot.
+    let check = |name| check_units(&Image::open(&store.path(name).unwrap()).unwrap(), 2);
+    assert_eq!(check("two"), Ok(()));
+    let damage = check("one").unwrap_err().chain();
+    assert!(damage.contains("unit 0 (bytes 64 to"), "{damage}");
     // A save that cannot be read has packs that nobody knows: none is removed.
     let one = store.path("one").unwrap();
     let mut bytes = fs::read(&one).unwrap();

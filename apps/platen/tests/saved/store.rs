@@ -103,3 +103,39 @@ fn a_save_that_is_being_restored_is_not_removed_and_a_damaged_pack_ends_the_rest
     fs::remove_file(&large).unwrap();
     fails(folder, &words[..4], &name);
 }
+
+#[test]
+fn a_save_killed_at_any_moment_leaves_the_other_saves_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, store)) = two_saves(folder) else { return };
+    source.monitor().execute("cont", None).unwrap();
+    let expected = block(&format!("{store}/one"), "pc.ram");
+    let mut whole = 2;
+    for step in 0..24 {
+        let path = format!("{store}/save{step}");
+        let wait = Duration::from_micros(step * step * 800);
+        save_killed_after(folder, &source, &path, "continue", wait);
+        comes_to(&source, &["running"]);
+        whole += usize::from(Path::new(&path).exists());
+        if step % 8 == 7 {
+            works(folder, &["image", "gc", &store]);
+        }
+    }
+    let (sound, _) = works(folder, &["image", "verify", &store]);
+    assert_eq!(sound.lines().count(), whole, "{sound}");
+    assert!(block(&format!("{store}/one"), "pc.ram") == expected);
+    println!("{} of 24 saves were finished", whole - 2);
+    // Nothing stays that belongs to no save.
+    let names: Vec<_> = fs::read_dir(&store)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "packs" && name != "platen-store")
+        .map(|name| format!("{store}/{name}"))
+        .collect();
+    assert_eq!(names.len(), whole, "{names:?}");
+    let words: Vec<&str> =
+        ["image", "rm"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    works(folder, &words);
+    assert_eq!(fs::read_dir(format!("{store}/packs")).unwrap().count(), 0);
+}
