@@ -3,9 +3,15 @@
 //! The service ([`service`]) starts a process for each migration ([`carry`](fn@carry)), which
 //! outlives it. Crate `host` has what they share.
 
+mod activity;
 mod carriage;
 mod carry;
 mod destination;
+mod doctor;
+mod events;
+mod links;
+pub(crate) mod metrics;
+mod reload;
 mod service;
 mod settings;
 mod source;
@@ -16,6 +22,7 @@ use crate::args::OnOff;
 use crate::say::show;
 use anyhow::Context;
 use clap::{Args, Subcommand};
+pub(crate) use doctor::DoctorArgs;
 use host::{doors_off, doors_on, DEFAULT_CONFIG, QEMU_CONF};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -63,6 +70,16 @@ pub(crate) struct ListArgs {
     json: bool,
 }
 
+/// Arguments of `platen events`.
+#[derive(Args)]
+pub(crate) struct EventsArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+    /// Print each event as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Args)]
 struct DoorsArgs {
     /// Write the lines (on), or take them out (off)
@@ -105,6 +122,14 @@ pub(crate) fn run(args: &HostArgs) -> anyhow::Result<ExitCode> {
 
 pub(crate) fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
     status::list(&args.service, args.json)
+}
+
+pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
+    events::run(args)
+}
+
+pub(crate) fn doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    doctor::run(args)
 }
 
 pub(crate) fn config(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
