@@ -62,8 +62,9 @@ fn missing(
 
 /// The value of a setting in the text of the file, if a line sets it.
 pub fn setting_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    let found = text.lines().filter_map(setting).filter(|(known, _)| *known == key);
-    found.last().map(|(_, value)| value)
+    // The last one counts.
+    let found = text.lines().rev().filter_map(setting).find(|(known, _)| *known == key);
+    found.map(|(_, value)| value)
 }
 
 /// Adds the lines for `door` and `ports`. True if that changed the file; libvirtd then has to be

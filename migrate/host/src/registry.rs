@@ -321,9 +321,12 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Instant;
 
-    /// The phases that a registry has told, with the status.
+    /// The phase before a change, the phase and the status after it.
+    type Heard = (Option<Phase>, Phase, Option<Status>);
+
+    /// What a registry has told.
     #[derive(Default)]
-    struct Told(Mutex<Vec<(Option<Phase>, Phase, Option<Status>)>>);
+    struct Told(Mutex<Vec<Heard>>);
 
     impl Watcher for Told {
         fn changed(&self, before: Option<&Record>, now: &Record) {
