@@ -13,11 +13,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tls::{Authority, Credentials, CA_FILE, CERT_FILE, DEFAULT_DIR, KEY_FILE};
 
 /// The user of the service, as the package makes it.
 const SERVICE_USER: &str = "platen";
+
+/// How often it is looked whether ssh has ended.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Arguments of `platen host add`.
 #[derive(Args)]
@@ -78,15 +81,14 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
     let all = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
     // A kernel without IPv6 takes the second.
     let listen = all.map(|address| SocketAddr::new(address, args.port));
-    let offer = Offer::new(Authority::at(&args.dir), names, args.days, Some(text), &listen)?;
-    let until = Instant::now() + Duration::from_secs(60 * args.minutes);
+    let valid = Duration::from_secs(60 * args.minutes);
+    let offer = Offer::new(Authority::at(&args.dir), names, args.days, Some(text), &listen, valid)?;
     let own = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let address = args.address.clone().unwrap_or_else(own);
     let address = match address.parse::<Ipv6Addr>() {
         Ok(address) => format!("[{address}]:{}", args.port),
         Err(_) => format!("{address}:{}", args.port),
     };
-    let notice = |text: &str| say(text);
     match &args.ssh {
         None => {
             show(&format!(
@@ -95,9 +97,9 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
                 args.minutes,
                 offer.token()
             ))?;
-            offer.wait(until, notice)?;
+            offer.wait(say)?;
         }
-        Some(to) => by_ssh(&offer, until, to, &address)?,
+        Some(to) => by_ssh(&offer, to, &address)?,
     }
     show(&format!("{} has joined\n", printable(&args.name)))?;
     Ok(ExitCode::SUCCESS)
@@ -105,7 +107,7 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
 
 /// Runs `platen host join` there. The token goes through its standard input, where no list of
 /// processes shows it.
-fn by_ssh(offer: &Offer, until: Instant, to: &str, address: &str) -> anyhow::Result<()> {
+fn by_ssh(offer: &Offer, to: &str, address: &str) -> anyhow::Result<()> {
     ensure!(!to.starts_with('-'), "--ssh: '{to}' is no USER@HOST");
     // Taken by the shell there as it is.
     let plain = |c: char| c.is_ascii_alphanumeric() || ".:-_[]".contains(c);
@@ -118,29 +120,19 @@ fn by_ssh(offer: &Offer, until: Instant, to: &str, address: &str) -> anyhow::Res
     let mut input = ssh.stdin.take().context("ssh has no standard input")?;
     let written = input.write_all(format!("{}\n", offer.token()).as_bytes());
     drop(input);
-    let waited = std::thread::scope(|scope| {
-        // An ssh that fails must not be waited for.
-        let (failed, waiting) = (std::sync::atomic::AtomicBool::new(false), until);
-        let failed = &failed;
-        let ended = scope.spawn(move || {
-            let status = ssh.wait();
-            failed.store(!matches!(&status, Ok(status) if status.success()), std::sync::atomic::Ordering::Release);
-            status
-        });
-        let mut waited = Ok(());
-        while !ended.is_finished() {
-            let step = waiting.min(Instant::now() + Duration::from_millis(200));
-            waited = offer.wait(step, |text| say(text));
-            if waited.is_ok() || Instant::now() >= waiting {
-                break;
-            }
+    // In short steps: an ssh that has failed is not waited for.
+    let waited = loop {
+        let ended = ssh.try_wait().context("ssh")?.is_some();
+        match offer.wait_for(LOOK, say) {
+            Ok(false) if !ended => {}
+            waited => break waited,
         }
-        let status = ended.join().map_err(|_| anyhow::anyhow!("the wait for ssh has panicked"))?;
-        let status = status.context("ssh")?;
-        ensure!(status.success(), "`platen host join` on {to} by ssh failed: {status}");
-        waited.map_err(anyhow::Error::from)
-    });
-    written.context("ssh does not take the token").and(waited)
+    };
+    let status = ssh.wait().context("ssh")?;
+    ensure!(status.success(), "`platen host join` on {to} by ssh failed: {status}");
+    written.context("ssh does not take the token")?;
+    ensure!(waited?, "{to} has not joined");
+    Ok(())
 }
 
 /// `platen host join`.
@@ -210,7 +202,8 @@ fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
     }
     for (name, _) in texts {
         let path = dir.join(name);
-        fs::rename(fresh(name), &path).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::rename(fresh(name), &path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }

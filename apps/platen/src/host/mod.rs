@@ -8,6 +8,7 @@ mod carriage;
 mod carry;
 mod destination;
 mod doctor;
+mod enrol;
 mod events;
 mod links;
 pub(crate) mod metrics;
@@ -41,6 +42,12 @@ pub(crate) struct HostArgs {
 enum HostCommand {
     /// Show the service's doors and counters, the migrations that run, and the last hundred
     Status(ListArgs),
+    /// Enrol another host: wait until it has joined with the one-time token that this prints, or let it
+    /// join over ssh. Run this on the host of the CA
+    Add(enrol::AddArgs),
+    /// Join the hosts of a CA with a one-time token of `platen host add`. The key is made here and
+    /// stays here
+    Join(enrol::JoinArgs),
     /// Write the lines of libvirt's qemu.conf that make this host known by its door address, or take
     /// them out again
     Doors(DoorsArgs),
@@ -117,6 +124,8 @@ pub(crate) fn run(args: &HostArgs) -> anyhow::Result<ExitCode> {
         None => service::run(&args.service),
         Some(HostCommand::Status(args)) => status::status(&args.service, args.json),
         Some(HostCommand::Doors(args)) => doors(args),
+        Some(HostCommand::Add(args)) => enrol::add(args),
+        Some(HostCommand::Join(args)) => enrol::join(args),
     }
 }
 
