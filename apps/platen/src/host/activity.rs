@@ -1,6 +1,6 @@
 //! What has happened since the service started: counters, events, messages.
 
-use super::events::Feed;
+use super::feed::Feed;
 use crate::say::say;
 use host::{Event, Phase, Record, Role, Status, Watcher};
 use std::sync::atomic::{AtomicU64, Ordering};

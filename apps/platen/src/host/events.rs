@@ -4,7 +4,7 @@
 //! dropped: the service waits for nobody. `platen events` connects first and asks for the status after
 //! that, so that it misses nothing; an event that the status has told already is not told again.
 
-use super::activity::Activity;
+use super::feed::{GREETING, MAX_FOLLOWERS};
 use super::status::{self, HostStatus};
 use super::{EventsArgs, ServiceArgs};
 use crate::device::endpoint::Endpoint;
@@ -12,20 +12,14 @@ use crate::say::{printable, say, show};
 use anyhow::Context;
 use host::{Event, Phase};
 use relay::{Listening, UnixAddress};
-use rustix::net::{send, SendFlags};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use time::OffsetDateTime;
 
-/// The most that follow the events at a time.
-const MAX_FOLLOWERS: usize = 16;
-/// The first line.
-const GREETING: &[u8] = b"{\"platen-events\":1}\n";
 /// How long a service may take to greet.
 const GREETED: Duration = Duration::from_secs(5);
 /// The longest line that is read.
@@ -34,42 +28,6 @@ const MAX_LINE: u64 = 64 << 10;
 const AGAIN: Duration = Duration::from_millis(500);
 /// Migrations of which `platen events` knows the last phase.
 const MAX_KNOWN: usize = 2000;
-
-/// Those who follow the events.
-#[derive(Debug, Default)]
-pub(super) struct Feed(Mutex<Vec<UnixStream>>);
-
-impl Feed {
-    /// Adds a follower.
-    fn add(&self, stream: UnixStream) {
-        let mut followers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that have gone are noticed at the next event, which may be long after.
-        followers.retain(|follower| !has_gone(follower));
-        if followers.len() < MAX_FOLLOWERS && write(&stream, GREETING) {
-            followers.push(stream);
-        }
-    }
-
-    /// Sends an event to all.
-    pub(super) fn send(&self, event: &Event) {
-        let Ok(mut line) = serde_json::to_vec(event) else { return };
-        line.push(b'\n');
-        let mut followers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        followers.retain(|follower| write(follower, &line));
-    }
-}
-
-/// Writes a whole line at once, or fails.
-fn write(stream: &UnixStream, line: &[u8]) -> bool {
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    send(stream, line, flags).is_ok_and(|sent| sent == line.len())
-}
-
-fn has_gone(mut stream: &UnixStream) -> bool {
-    // A follower says nothing.
-    stream.set_nonblocking(true).is_err()
-        || !matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
-}
 
 fn address(run_dir: &Path) -> UnixAddress {
     UnixAddress::from(run_dir.join("events.sock"))
@@ -81,9 +39,12 @@ pub(super) fn listen(run_dir: &Path) -> anyhow::Result<Listening> {
 }
 
 /// Takes followers until the endpoint is dropped.
-pub(super) fn start(listener: UnixListener, activity: Arc<Activity>) -> anyhow::Result<Endpoint> {
+pub(super) fn start(
+    listener: UnixListener,
+    follow: impl Fn(UnixStream) + Send + 'static,
+) -> anyhow::Result<Endpoint> {
     Endpoint::start("events", listener, move |stream| {
-        activity.feed.add(stream.try_clone()?);
+        follow(stream.try_clone()?);
         Ok(())
     })
 }
@@ -225,40 +186,6 @@ mod tests {
 
     fn event(id: &str, phase: Phase) -> Event {
         Event::from(&Record { id: id.into(), phase, ..Record::default() })
-    }
-
-    #[test]
-    fn a_follower_that_does_not_read_is_dropped_and_the_others_get_every_line() {
-        let feed = Feed::default();
-        let (slow, slow_end) = UnixStream::pair().unwrap();
-        feed.add(slow);
-        let (quick, quick_end) = UnixStream::pair().unwrap();
-        feed.add(quick);
-        let mut reader = BufReader::new(quick_end);
-        let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
-        assert_eq!(line.as_bytes(), GREETING);
-        let mut sent = 0;
-        while feed.0.lock().unwrap().len() == 2 {
-            sent += 1;
-            assert!(sent < 1 << 20, "it is never dropped");
-            feed.send(&event(&sent.to_string(), Phase::Active));
-            let got = next(&mut reader).unwrap().unwrap();
-            assert_eq!(got.id, sent.to_string());
-        }
-        drop(slow_end);
-        // Those that have gone make room.
-        drop(reader);
-        let ends: Vec<_> = (0..2 * MAX_FOLLOWERS)
-            .map(|_| {
-                let (ours, theirs) = UnixStream::pair().unwrap();
-                feed.add(ours);
-                theirs
-            })
-            .collect();
-        assert_eq!(feed.0.lock().unwrap().len(), MAX_FOLLOWERS);
-        let mut refused = &ends[MAX_FOLLOWERS];
-        assert_eq!(refused.read(&mut [0]).unwrap(), 0);
     }
 
     #[test]

@@ -10,8 +10,10 @@ mod destination;
 mod doctor;
 mod enrol;
 mod events;
+mod feed;
 mod links;
 pub(crate) mod metrics;
+mod question;
 mod reload;
 mod service;
 mod settings;
@@ -23,7 +25,6 @@ use crate::args::OnOff;
 use crate::say::show;
 use anyhow::Context;
 use clap::{Args, Subcommand};
-pub(crate) use doctor::DoctorArgs;
 use host::{doors_off, doors_on, DEFAULT_CONFIG, QEMU_CONF};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -83,6 +84,19 @@ pub(crate) struct EventsArgs {
     #[command(flatten)]
     service: ServiceArgs,
     /// Print each event as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `platen doctor`.
+#[derive(Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+    /// libvirt's configuration of QEMU
+    #[arg(long, value_name = "FILE", default_value = QEMU_CONF)]
+    qemu_conf: PathBuf,
+    /// Print each result as one line of JSON
     #[arg(long)]
     json: bool,
 }

@@ -161,7 +161,9 @@ impl Sockets {
             status::answer(question, &answering.0, &answering.1)
         })?;
         let events = events::listen(&settings.config.run_dir)?;
-        let followed = events::start(events.listener.try_clone()?, activity.clone())?;
+        let of_all = activity.clone();
+        let follow = move |follower| of_all.feed.add(follower);
+        let followed = events::start(events.listener.try_clone()?, follow)?;
         let metrics = metrics::start(settings.config.metrics.as_deref(), activity, carriers)?;
         let (_control, _events) = ((control, answers), (events, followed));
         Ok(Self { _control, _events, _metrics: metrics })

@@ -1,7 +1,7 @@
 //! The service's processes: starts a carrier for each migration, and finds the carrier of a link.
 
 use super::activity::Activity;
-use super::doctor;
+use super::question;
 use super::settings::{port_of, Settings};
 use crate::say::say;
 use anyhow::{ensure, Context};
@@ -136,7 +136,7 @@ impl Carriers {
         let settings = self.settings();
         let range = &settings.me().ports;
         let named = promise.hello.name.as_deref().unwrap_or_default();
-        if let Some(answer) = doctor::answer(named) {
+        if let Some(answer) = question::answer(named) {
             return Err(answer);
         }
         let port = port_of(named).filter(|port| range.contains(*port)).ok_or_else(|| {

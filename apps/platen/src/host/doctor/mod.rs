@@ -10,30 +10,12 @@ mod here;
 mod peers;
 mod software;
 
-pub(super) use peers::answer;
-
 use super::settings::{self, Settings};
-use super::ServiceArgs;
+use super::DoctorArgs;
 use crate::say::{printable, show};
-use clap::Args;
-use host::QEMU_CONF;
 use serde::Serialize;
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
-
-/// Arguments of `platen doctor`.
-#[derive(Args)]
-pub(crate) struct DoctorArgs {
-    #[command(flatten)]
-    service: ServiceArgs,
-    /// libvirt's configuration of QEMU
-    #[arg(long, value_name = "FILE", default_value = QEMU_CONF)]
-    qemu_conf: PathBuf,
-    /// Print each result as one line of JSON
-    #[arg(long)]
-    json: bool,
-}
 
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -142,6 +124,7 @@ fn described(findings: &[Finding]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ServiceArgs;
     use super::*;
 
     #[test]

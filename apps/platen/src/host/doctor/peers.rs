@@ -4,21 +4,16 @@
 //! refusal has the answer. A service of a version without it says that there is no such door. The
 //! target's name is as long as a hello allows, so that packets of full size have to arrive.
 
+use super::super::question::{target, Told};
 use super::super::settings::Settings;
 use super::Finding;
 use host::{now, HostEntry};
-use serde::{Deserialize, Serialize};
 use session::{dial, random_id, Hello, SessionError};
 use socket2::SockRef;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use tls::Connector;
 
-/// The target that asks.
-const TARGET: &str = "doctor:";
-/// Bytes that the target's name is filled up with: more than a packet of 1500 takes at once, and
-/// with one of 9000 it is one packet that is larger than those of 1500.
-const FILL: usize = 6000;
 /// How long another host may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Hosts that are asked at a time.
@@ -30,22 +25,6 @@ const CLOCK_FAIL: u64 = 300_000;
 const MAX_MTU: u32 = 16_384;
 /// Bytes of a packet that are not TCP's payload, at most: addresses and options.
 const OVERHEAD: u32 = 120;
-
-/// What a service tells about itself.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Told {
-    version: String,
-    /// Milliseconds since 1970.
-    clock: u64,
-}
-
-/// The answer to a hello for this target, if it is one that asks.
-pub(in super::super) fn answer(target: &str) -> Option<String> {
-    let asks = target.strip_prefix(TARGET)?.bytes().all(|byte| byte == b'.');
-    let told = Told { version: env!("CARGO_PKG_VERSION").into(), clock: now() };
-    asks.then(|| serde_json::to_string(&told).unwrap_or_default())
-}
 
 /// Checks all other hosts.
 pub(super) fn check(settings: &Settings) -> Vec<Finding> {
@@ -124,7 +103,7 @@ fn ask(to: &str, connector: &Connector, page_size: u32) -> Result<Told, SessionE
         links: 1,
         token: None,
         page_size,
-        name: Some(format!("{TARGET}{}", ".".repeat(FILL))),
+        name: Some(target()),
         setup: None,
         codecs: Vec::new(),
         delta_cache: 0,
@@ -226,17 +205,6 @@ fn sizes_agree(check: &str, segment: u32, mtu: u32) -> Finding {
 mod tests {
     use super::super::Verdict;
     use super::*;
-
-    #[test]
-    fn only_a_question_is_answered() {
-        let target = format!("{TARGET}{}", ".".repeat(FILL));
-        let told: Told = serde_json::from_str(&answer(&target).unwrap()).unwrap();
-        assert_eq!(told.version, env!("CARGO_PKG_VERSION"));
-        assert!(told.clock > 1_700_000_000_000);
-        for other in ["door:49152", "doctor:x", "doctor", ""] {
-            assert_eq!(answer(other), None, "{other}");
-        }
-    }
 
     #[test]
     fn clocks_that_differ_are_told_by_how_much() {
