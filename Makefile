@@ -4,13 +4,15 @@
 # make demo-memory  redis beyond its guest's memory: no swap, zram, platen (some minutes)
 # make memory-matrix  the same in guests of 128 to 512 MiB, beside zram (an hour; a part of proof)
 # make bench   the figures of docs/figures.md (about an hour and a half)
+# make deb     a Debian package: target/deb/platen_VERSION_ARCHITECTURE.deb
+# make packages  tests it in a fresh Debian: lintian, installation, upgrade, purge (a part of proof)
 # make check   formatting, lints and documentation, warnings as errors
 #
 # On Debian and Ubuntu these install missing packages through apt (as root, or with sudo).
 
 CARGO ?= cargo
 
-.PHONY: all build setup test proof demo demo-memory memory-matrix bench check clean
+.PHONY: all build setup test proof demo demo-memory memory-matrix bench deb manuals packages check clean
 
 all: build
 
@@ -42,6 +44,15 @@ memory-matrix: setup build
 
 bench: setup build
 	@scripts/bench
+
+manuals: build
+	$(CARGO) run --release --quiet -p platen --example manuals -- target/release/manuals
+
+deb: manuals
+	@scripts/deb target/release target/release/manuals
+
+packages: setup manuals
+	@scripts/test-packages target/release target/release/manuals
 
 check:
 	$(CARGO) fmt --all --check

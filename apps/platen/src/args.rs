@@ -216,13 +216,7 @@ impl SourceOptions {
                 bail!("--qatzip-level {level} goes with --codec qatzip, not with {}", self.codec);
             }
         }
-        let CodecChoice::Named(codec) = self.codec else {
-            if let Some(level) = self.level {
-                bail!("--level {level} goes with a codec that has levels: add --codec zstd, or leave it to auto");
-            }
-            return Ok(None);
-        };
-        Ok(Some(Settings::new(codec, self.qatzip_level.or(self.level))?))
+        self.codec.settings(self.qatzip_level.or(self.level))
     }
 
     /// Refuses --explain with a named codec, where nothing else is decided either.
@@ -236,16 +230,7 @@ impl SourceOptions {
     }
 
     pub(crate) fn threads(&self) -> usize {
-        let most = self.max_cpu.map_or(usize::MAX, |cores| {
-            #[allow(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "1 to 4096 by its parser"
-            )]
-            let threads = cores.ceil() as usize;
-            threads
-        });
-        self.compress_threads.map_or_else(|| default_threads().min(most), usize::from)
+        self.compress_threads.map_or_else(|| compress_threads(self.max_cpu), usize::from)
     }
 
     /// Bytes of delta cache to request.
@@ -278,6 +263,23 @@ pub(crate) enum CodecChoice {
     Auto,
     /// The user's choice.
     Named(Codec),
+}
+
+impl CodecChoice {
+    /// The codec with its level; `None` for auto.
+    ///
+    /// # Errors
+    /// The codec has no such level.
+    pub(crate) fn settings(self, level: Option<i32>) -> anyhow::Result<Option<Settings>> {
+        match (self, level) {
+            (Self::Named(codec), level) => Ok(Some(Settings::new(codec, level)?)),
+            (Self::Auto, None) => Ok(None),
+            (Self::Auto, Some(level)) => bail!(
+                "level {level} goes with a codec that has levels: choose one, for example zstd, or \
+                 leave the level to auto"
+            ),
+        }
+    }
 }
 
 impl FromStr for CodecChoice {
@@ -340,6 +342,20 @@ pub(crate) struct RelayArgs {
 /// other work.
 pub(crate) fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(8)
+}
+
+/// Threads that compress a migration which may use that many CPUs.
+pub(crate) fn compress_threads(max_cpu: Option<f64>) -> usize {
+    let most = max_cpu.map_or(usize::MAX, |cores| {
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "0.05 to 4096 by its parser"
+        )]
+        let threads = cores.ceil() as usize;
+        threads
+    });
+    default_threads().min(most)
 }
 
 pub(crate) fn page_size(text: &str) -> Result<u32, String> {

@@ -85,6 +85,12 @@ enum Command {
     Host(host::HostArgs),
     /// List the migrations that this host carries now
     List(host::ListArgs),
+    /// Follow the migrations of this host: a line for each change of a migration's phase, until
+    /// interrupted
+    Events(host::EventsArgs),
+    /// Check this host before its first migration, and say what to do. The exit status is 1 if
+    /// migrations would fail
+    Doctor(host::DoctorArgs),
     /// Check the configuration of `platen host`
     Config(host::ConfigArgs),
     /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one file.
@@ -140,6 +146,8 @@ pub fn platen() -> ExitCode {
         Command::Receive(args) => receive::run(&args),
         Command::Host(args) => host::run(&args),
         Command::List(args) => host::list(&args),
+        Command::Events(args) => host::events(&args),
+        Command::Doctor(args) => host::doctor(&args),
         Command::Config(args) => host::config(&args),
         Command::Carry => host::carry(),
         Command::Save(args) => save::run(&args),
@@ -178,6 +186,12 @@ pub fn platen_device() -> ExitCode {
     let DeviceOnly::Device(args) = DeviceCli::parse().command;
     block_file_size_signal();
     finish(device::run(args))
+}
+
+/// The command lines of `platen` and `platen-device`, for manual pages and completions.
+pub fn commands() -> [clap::Command; 2] {
+    use clap::CommandFactory;
+    [Cli::command(), DeviceCli::command()]
 }
 
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {

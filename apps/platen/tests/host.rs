@@ -4,25 +4,14 @@
 mod rig;
 
 use rig::{
-    finish, is_reset, read_all, read_exactly, status_of, until, Rig, A, B, SHUT_OK, UNCONFIRMED,
-    WATCHDOG,
+    finish, is_reset, migrates, read_all, read_exactly, status_of, under_way, until, Rig, A, B,
+    SHUT_OK, UNCONFIRMED, WATCHDOG,
 };
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-/// A whole migration with a return path through running services.
-fn migrates(rig: &Rig, from: usize, port: u16) {
-    let stream = rig::main_stream(300);
-    let qemu = rig.listen_as_qemu(1 - from, port);
-    let source = rig.connect_as_qemu(from, port);
-    let writer = rig::write_all(&source, stream.clone());
-    let (destination, _) = qemu.accept().unwrap();
-    finish(&source, &destination, &stream);
-    writer.join().unwrap();
-}
 
 #[test]
 fn a_migration_goes_there_and_back_and_both_services_know_it() {
@@ -172,13 +161,7 @@ fn a_service_that_is_told_to_end_ends_no_migration() {
 fn a_cancel_ends_the_migration_at_both_and_the_next_one_works() {
     let rig = Rig::new("");
     let _services = (rig.start(A), rig.start(B));
-    let stream = rig::main_stream(500);
-    let qemu = rig.listen_as_qemu(B, 49152);
-    let source = rig.connect_as_qemu(A, 49152);
-    (&source).write_all(&stream[..50_000]).unwrap();
-    let (destination, _) = qemu.accept().unwrap();
-    drop(qemu);
-    read_exactly(&destination, 50_000);
+    let (source, destination, _) = under_way(&rig, 49152);
     drop(source);
     assert_eq!(read_all(&destination), b"");
     for (host, words) in [(A, "source QEMU ended"), (B, "source QEMU ended")] {
@@ -363,13 +346,7 @@ fn a_host_with_another_ca_opens_nothing() {
 fn a_killed_carrier_is_in_the_history_and_frees_the_door() {
     let rig = Rig::new("resume_timeout = 2\n");
     let _services = (rig.start(A), rig.start(B));
-    let stream = rig::main_stream(500);
-    let qemu = rig.listen_as_qemu(B, 49152);
-    let source = rig.connect_as_qemu(A, 49152);
-    (&source).write_all(&stream[..50_000]).unwrap();
-    let (destination, _) = qemu.accept().unwrap();
-    drop(qemu);
-    read_exactly(&destination, 50_000);
+    let (source, destination, _) = under_way(&rig, 49152);
     let pid = rig.list(A)["running"][0]["pid"].as_u64().unwrap();
     let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();
     assert!(killed.success());

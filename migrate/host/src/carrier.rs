@@ -16,6 +16,10 @@ use std::time::Duration;
 /// Pause after a service that could not be accepted.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
+/// The most bytes of a cause: the other host says some of them. With this, the status of a service
+/// with all its migrations and causes is below the limit of an answer.
+const MAX_CAUSE: usize = 2000;
+
 /// Links with the address of the other host.
 type Links = Sender<(TcpStream, String)>;
 
@@ -102,6 +106,9 @@ impl Carrier {
         let mut state = self.lock();
         let before = state.record.clone();
         change(&mut state.record);
+        if state.record.phase != before.phase {
+            state.record.since = now();
+        }
         if matches!(state.record.phase, Phase::Opening | Phase::Active) {
             state.record.reached = state.record.phase;
         }
@@ -127,7 +134,7 @@ impl Carrier {
             record.holds_port = false;
             record.ended = Some(now());
             record.status = Some(status);
-            record.cause = cause;
+            record.cause = cause.map(|cause| cut(cause, MAX_CAUSE));
         });
         let mut state = self.lock();
         // Then the end of the channel, at which the service reads the record.
@@ -139,6 +146,28 @@ impl Carrier {
     }
 }
 
+/// The text up to `most` bytes, and a mark if something is missing.
+fn cut(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        let end = (0..=most).rev().find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or_default());
+        text.push_str(" ...");
+    }
+    text
+}
+
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_cut_between_characters() {
+        assert_eq!(cut("short".into(), 5), "short");
+        assert_eq!(cut("a\u{fc}b".into(), 2), "a ...");
+        assert_eq!(cut("x".repeat(9000), MAX_CAUSE).len(), MAX_CAUSE + 4);
+    }
 }

@@ -3,7 +3,7 @@
 use crate::error::HostError;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::HashSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -58,6 +58,9 @@ pub struct Config {
     pub resume_timeout: u64,
     /// Page size of the guests in bytes: 4096, 16384 or 65536.
     pub page_size: u32,
+    /// Where the service serves its metrics in Prometheus's text format: a loopback address with a
+    /// port, as 127.0.0.1:9464, or unix:PATH; nowhere if it is left out.
+    pub metrics: Option<String>,
     /// The hosts.
     pub host: Vec<HostEntry>,
 }
@@ -85,6 +88,39 @@ pub struct HostEntry {
     /// Loopback address at which its own QEMUs listen; `door` if it is left out.
     #[serde(default)]
     pub deliver: Option<Ipv4Addr>,
+}
+
+/// Where metrics are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// A loopback address: the endpoint asks nobody who they are.
+    Tcp(SocketAddr),
+    /// A socket that only its user and group may open.
+    Unix(PathBuf),
+}
+
+impl MetricsAddress {
+    /// Parses the value of `metrics`.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:").map(PathBuf::from) {
+            return match path.is_absolute() {
+                true => Ok(Self::Unix(path)),
+                false => Err(format!("'{text}': the path of the socket must be absolute")),
+            };
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(address) if !address.ip().is_loopback() => Err(format!(
+                "{address} can be reached from other hosts, and anybody may read it: give a loopback \
+                 address, as 127.0.0.1:9464"
+            )),
+            Ok(address) if address.port() == 0 => Err(format!("{address} has no port")),
+            Ok(address) => Ok(Self::Tcp(address)),
+            Err(_) => Err(format!("'{text}' is neither unix:PATH nor like 127.0.0.1:9464")),
+        }
+    }
 }
 
 /// What happens to a connection that platen does not carry.
@@ -145,6 +181,7 @@ impl Default for Config {
             links: 4,
             resume_timeout: 30,
             page_size: 4096,
+            metrics: None,
             host: Vec::new(),
         }
     }
@@ -200,6 +237,10 @@ impl Config {
                 self.run_dir.display()
             )
         })?;
+        if let Some(metrics) = &self.metrics {
+            MetricsAddress::parse(metrics)
+                .map_err(|detail| HostError::Value { key: "metrics".into(), detail })?;
+        }
         self.check_hosts()
     }
 
@@ -337,6 +378,10 @@ mod tests {
             ("resume_timeout = 3601", "3600"),
             ("compress_threads = 0", "compress_threads"),
             ("run_dir = \"x\"", "absolute"),
+            ("metrics = \"0.0.0.0:9464\"", "loopback"),
+            ("metrics = \"127.0.0.1:0\"", "no port"),
+            ("metrics = \"unix:x\"", "absolute"),
+            ("metrics = \"9464\"", "unix:PATH"),
         ] {
             let error = said(&format!("{line}\n{TWO}"));
             assert!(error.contains(words), "{line}: {error}");

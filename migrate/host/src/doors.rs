@@ -8,6 +8,7 @@ use crate::error::HostError;
 use crate::peer_user::AllowedUsers;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::{recv, RecvFlags};
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
@@ -112,6 +113,32 @@ impl Doors {
             }
         }
         Self { doors, allowed }
+    }
+
+    /// Gives the host other doors, and other users who may connect. A door that is in both keeps its
+    /// listening socket and its connections; at one that is not, connections are reset. A carrier
+    /// that has the listening socket of such a door goes on with it.
+    pub fn change(
+        &mut self,
+        hosts: impl IntoIterator<Item = (String, Ipv4Addr, RangeInclusive<u16>)>,
+        allowed: AllowedUsers,
+    ) {
+        let before = std::mem::take(&mut self.doors);
+        let mut before: HashMap<_, _> =
+            before.into_iter().map(|gate| ((gate.door.clone(), gate.address), gate)).collect();
+        *self = Self::new(hosts, Vec::new(), allowed);
+        for gate in &mut self.doors {
+            if let Some(same) = before.remove(&(gate.door.clone(), gate.address)) {
+                *gate = same;
+            }
+        }
+        let shut = before.into_values().flat_map(|gate| gate.waiting);
+        shut.for_each(|one| reset(one.socket));
+    }
+
+    /// The number of doors, open or not.
+    pub fn count(&self) -> usize {
+        self.doors.len()
     }
 
     /// The number of doors that are open.
@@ -336,6 +363,15 @@ mod tests {
         }
     }
 
+    /// Turns until a connection waits at that door.
+    fn someone_waits(doors: &mut Doors, keeper: &mut Keeper, nth: usize) {
+        let until = Instant::now() + Duration::from_secs(120);
+        while doors.doors[nth].waiting.is_empty() {
+            assert!(Instant::now() < until, "nobody comes");
+            doors.turn(Duration::from_millis(20), keeper).unwrap();
+        }
+    }
+
     #[test]
     fn all_connections_of_a_migration_are_handed_over_in_their_order() {
         let (mut doors, mut keeper) = doors(50_001, &[me()]);
@@ -414,5 +450,29 @@ mod tests {
             assert!(Instant::now() < until);
             doors.turn(Duration::from_millis(50), &mut keeper).unwrap();
         }
+    }
+
+    #[test]
+    fn a_change_keeps_the_doors_that_stay_and_shuts_the_others() {
+        let (mut doors, mut keeper) = doors(50_005, &[me()]);
+        let connect = |port| TcpStream::connect((PEER, port)).unwrap();
+        // A channel without its migration waits at the door.
+        let mut channel = connect(50_005);
+        channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
+        someone_waits(&mut doors, &mut keeper, 0);
+        doors.change([("b".into(), PEER, 50_005..=50_006)], AllowedUsers(vec![me()]));
+        assert_eq!((doors.count(), doors.open()), (2, 1));
+        let mut main = connect(50_005);
+        main.write_all(b"QEVM\0\0\0\x03").unwrap();
+        turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+        assert_eq!(keeper.migrations[0].1.len(), 2, "the channel still waited");
+        assert_eq!(doors.open(), 2);
+        let mut waits = connect(50_006);
+        someone_waits(&mut doors, &mut keeper, 1);
+        doors.change([("b".into(), PEER, 50_005..=50_005)], AllowedUsers(vec![me() + 1]));
+        assert_eq!(waits.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert!(TcpStream::connect((PEER, 50_006)).is_err());
+        let _other = connect(50_005);
+        turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
     }
 }

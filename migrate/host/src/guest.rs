@@ -7,6 +7,9 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 
+/// The most characters of a name.
+const MAX_NAME: usize = 255;
+
 /// The VM of the QEMU that has the socket with that own address, connected to `other`.
 pub fn of_connection(own: SocketAddr, other: SocketAddr) -> Option<String> {
     of_inode(connection_owner(own, other).ok()??.inode)
@@ -46,7 +49,8 @@ fn name(command: &[u8]) -> Option<String> {
     let given = String::from_utf8_lossy(words.next()?).into_owned();
     let first = given.split(',').next()?;
     let name = first.strip_prefix("guest=").unwrap_or(first);
-    (!name.is_empty()).then(|| name.to_owned())
+    // Any local user can call a process QEMU, and give it a name of 128 KiB.
+    (!name.is_empty()).then(|| name.chars().take(MAX_NAME).collect())
 }
 
 #[cfg(test)]
@@ -60,5 +64,7 @@ mod tests {
         assert_eq!(of("qemu -S -name web"), Some("web".into()));
         assert_eq!(of("qemu -S"), None);
         assert_eq!(of("qemu -name"), None);
+        let long = "x".repeat(9000);
+        assert_eq!(of(&format!("qemu -name {long}")).map(|name| name.len()), Some(MAX_NAME));
     }
 }

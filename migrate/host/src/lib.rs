@@ -1,9 +1,9 @@
 //! The migrations that a host carries, as its service (`platen host`) sees them.
 //!
 //! Each other host has a *door address* here: a loopback address that stands for it. The service
-//! listens there, on the ports from which that host's libvirt chooses one for each VM. On the other host its own
-//! QEMU listens at that same address. So the address of a connection names the host, and its port
-//! the VM:
+//! listens there, on the ports from which that host's libvirt chooses one for each VM. On the other
+//! host its own QEMU listens at that same address. So the address of a connection names the host,
+//! and its port the VM:
 //!
 //! ```text
 //!  host A                                              host B
@@ -24,6 +24,7 @@
 //! | module | |
 //! |---|---|
 //! | [`config`](Config) | `/etc/platen/platen.toml` |
+//! | `change` | what a service that runs takes of a new configuration |
 //! | `doors` | the listening sockets; who connects, and with what |
 //! | `peer_user`, `guest` | the user and the VM behind a connection |
 //! | `channel`, `order`, `record` | what service and carriers tell each other |
@@ -39,6 +40,7 @@
 //! that have ended.
 
 mod carrier;
+mod change;
 mod channel;
 mod config;
 mod doors;
@@ -53,8 +55,9 @@ mod record;
 mod registry;
 
 pub use carrier::Carrier;
+pub use change::Change;
 pub use channel::Channel;
-pub use config::{Config, HostEntry, Policy, PortRange, DEFAULT_CONFIG};
+pub use config::{Config, HostEntry, MetricsAddress, Policy, PortRange, DEFAULT_CONFIG};
 pub use doors::{Door, Doorkeeper, Doors};
 pub use entrance::{reset, DoorEntrance};
 pub use error::HostError;
@@ -62,6 +65,6 @@ pub use forward::forward;
 pub use guest::{of_connection, of_listener};
 pub use order::{Job, Order, SessionOrder, Task};
 pub use peer_user::{connection_owner, AllowedUsers, Owner};
-pub use qemu_conf::{doors_off, doors_on, QEMU_CONF};
-pub use record::{now, Phase, Record, Role, Status};
-pub use registry::{new_id, Found, Registry};
+pub use qemu_conf::{doors_missing, doors_off, doors_on, setting_of, QEMU_CONF};
+pub use record::{now, Event, Phase, Record, Role, Status};
+pub use registry::{new_id, Found, Registry, Watcher};

@@ -19,7 +19,56 @@ const KEYS: [&str; 4] =
 const MARK: &str =
     "# Written by `platen host doors on`; `platen host doors off` takes these lines out.";
 
-/// Adds the lines for `door` and `ports`. True if that changed the file; libvirtd then has to be restarted.
+/// The lines that this host needs.
+fn wanted(door: Ipv4Addr, ports: &RangeInclusive<u16>) -> [(&'static str, String); KEYS.len()] {
+    let address = format!("\"{door}\"");
+    let [host, own, first, last] = KEYS;
+    let (least, most) = (ports.start().to_string(), ports.end().to_string());
+    [(host, address.clone()), (own, address), (first, least), (last, most)]
+}
+
+/// The lines for `door` and `ports` that the file does not have.
+///
+/// # Errors
+/// The file cannot be read, or another line of it sets what one of them does.
+pub fn doors_missing(
+    path: &Path,
+    door: Ipv4Addr,
+    ports: &RangeInclusive<u16>,
+) -> Result<Vec<String>, HostError> {
+    let missing = missing(path, &read(path)?, wanted(door, ports))?;
+    Ok(missing.into_iter().map(|(key, value)| format!("{key} = {value}")).collect())
+}
+
+/// Those lines that the text does not have.
+fn missing(
+    path: &Path,
+    text: &str,
+    lines: [(&'static str, String); KEYS.len()],
+) -> Result<Vec<(&'static str, String)>, HostError> {
+    let mut missing = lines.to_vec();
+    for (number, line) in text.lines().enumerate() {
+        let Some((key, value)) = setting(line) else { continue };
+        let Some((_, wanted)) = lines.iter().find(|(known, _)| *known == key) else { continue };
+        if value != wanted {
+            let (key, value, path) = (key.into(), value.into(), path.into());
+            let wanted = wanted.clone();
+            return Err(HostError::Taken { path, line: number + 1, key, value, wanted });
+        }
+        missing.retain(|(known, _)| *known != key);
+    }
+    Ok(missing)
+}
+
+/// The value of a setting in the text of the file, if a line sets it.
+pub fn setting_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    // The last one counts.
+    let found = text.lines().rev().filter_map(setting).find(|(known, _)| *known == key);
+    found.map(|(_, value)| value)
+}
+
+/// Adds the lines for `door` and `ports`. True if that changed the file; libvirtd then has to be
+/// restarted.
 ///
 /// # Errors
 /// The file cannot be read or written, or another line of it sets what ours do.
@@ -29,24 +78,9 @@ pub fn doors_on(
     ports: &RangeInclusive<u16>,
 ) -> Result<bool, HostError> {
     let before = read(path)?;
-    let address = format!("\"{door}\"");
-    let values = [address.clone(), address, ports.start().to_string(), ports.end().to_string()];
-    let lines: Vec<_> = KEYS.into_iter().zip(values).collect();
     let mut text = without_ours(&before);
-    let mut set = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let Some((key, value)) = setting(line) else { continue };
-        let Some((_, wanted)) = lines.iter().find(|(known, _)| *known == key) else { continue };
-        if value != wanted {
-            let (key, value, path) = (key.into(), value.into(), path.into());
-            let wanted = wanted.clone();
-            return Err(HostError::Taken { path, line: number + 1, key, value, wanted });
-        }
-        // Somebody has written what we would.
-        set.push(key.to_owned());
-    }
-    let is_missing = |(key, _): &&(&str, String)| !set.iter().any(|set| set == key);
-    let missing: Vec<_> = lines.iter().filter(is_missing).collect();
+    // Somebody may have written what we would.
+    let missing = missing(path, &text, wanted(door, ports))?;
     if !missing.is_empty() {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');

@@ -62,6 +62,8 @@ pub struct Record {
     pub pid: u32,
     /// `opening`, `active`, `ending` or `ended`.
     pub phase: Phase,
+    /// When it came to that phase, milliseconds since 1970.
+    pub since: u64,
     /// How far it came: `opening`, or `active`.
     pub reached: Phase,
     /// Begin, milliseconds since 1970.
@@ -88,6 +90,78 @@ impl Record {
         let vm = self.vm.as_ref().map_or(String::new(), |vm| format!("of {vm} "));
         let way = if self.role == Role::Source { "to" } else { "from" };
         format!("migration {} {vm}{way} {} (port {})", self.id, self.peer, self.port)
+    }
+}
+
+/// A change of a migration's phase: a line of `platen events --json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Event {
+    /// When it happened, milliseconds since 1970.
+    pub time: u64,
+    /// Identifier of the migration on this host.
+    pub id: String,
+    /// `source` or `destination`.
+    pub role: Role,
+    /// Name of the VM, if its QEMU could be found.
+    pub vm: Option<String>,
+    /// Name of the other host.
+    pub peer: String,
+    /// Port of the door.
+    pub port: u16,
+    /// The phase that it came to: `opening`, `active`, `ending` or `ended`.
+    pub phase: Phase,
+    /// The outcome of one that has ended: `completed`, `unconfirmed`, `forwarded` or `failed`.
+    pub status: Option<Status>,
+    /// Why it failed.
+    pub cause: Option<String>,
+    /// Bytes of QEMU's migration stream so far.
+    pub plain: u64,
+    /// Bytes on the network so far.
+    pub transferred: u64,
+}
+
+impl From<&Record> for Event {
+    fn from(record: &Record) -> Self {
+        Self {
+            // A record of an older version has no time of its phase.
+            time: record.ended.unwrap_or(record.since.max(record.began)),
+            id: record.id.clone(),
+            role: record.role,
+            vm: record.vm.clone(),
+            peer: record.peer.clone(),
+            port: record.port,
+            phase: record.phase,
+            status: record.status,
+            cause: record.cause.clone(),
+            plain: record.plain,
+            transferred: record.transferred,
+        }
+    }
+}
+
+impl Role {
+    /// Its word in records and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        }
+    }
+}
+
+impl Status {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Completed, Self::Unconfirmed, Self::Forwarded, Self::Failed];
+
+    /// Its word in records and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Unconfirmed => "unconfirmed",
+            Self::Forwarded => "forwarded",
+            Self::Failed => "failed",
+        }
     }
 }
 

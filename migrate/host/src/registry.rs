@@ -11,6 +11,7 @@ use crate::order::Order;
 use crate::record::{now, Phase, Record, Role, Status};
 use rustix::fd::AsFd;
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
@@ -28,12 +29,23 @@ const FIRST_WORD: Duration = Duration::from_secs(2);
 const MAX_RECORD: u64 = 64 << 10;
 
 /// The migrations of this host.
-#[derive(Debug)]
 pub struct Registry {
     folder: PathBuf,
     carriers: Mutex<HashMap<String, Known>>,
-    /// Told of each migration that has ended.
-    ended: fn(&Record),
+    watcher: Arc<dyn Watcher>,
+}
+
+/// Told of what happens to the migrations, in order for each of them.
+pub trait Watcher: Send + Sync {
+    /// A migration has changed, or has begun or was found again (`before` is none). It is called once
+    /// with the phase `ended` for each. It must not wait.
+    fn changed(&self, before: Option<&Record>, now: &Record);
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry").field("folder", &self.folder).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -105,13 +117,13 @@ pub(crate) fn folder(run_dir: &Path) -> Result<PathBuf, HostError> {
 }
 
 impl Registry {
-    /// The registry in a folder below `run_dir`. `ended` is told of each migration that has ended.
+    /// The registry in a folder below `run_dir`.
     ///
     /// # Errors
     /// The folder cannot be made or used.
-    pub fn open(run_dir: &Path, ended: fn(&Record)) -> Result<Arc<Self>, HostError> {
+    pub fn open(run_dir: &Path, watcher: Arc<dyn Watcher>) -> Result<Arc<Self>, HostError> {
         let folder = folder(run_dir)?;
-        Ok(Arc::new(Self { folder, carriers: Mutex::default(), ended }))
+        Ok(Arc::new(Self { folder, carriers: Mutex::default(), watcher }))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Known>> {
@@ -173,18 +185,15 @@ impl Registry {
         record: Record,
     ) -> Result<Arc<Channel>, HostError> {
         let (id, channel) = (record.id.clone(), Arc::new(channel));
-        let known = Known { channel: channel.clone(), record };
+        let known = Known { channel: channel.clone(), record: record.clone() };
         let orders = channel.clone();
         self.lock().insert(id.clone(), known);
         let (registry, followed) = (self.clone(), id.clone());
         let follow = move || {
+            registry.watcher.changed(None, &record);
             loop {
                 match channel.receive::<Record>() {
-                    Ok(Some((record, _))) => {
-                        if let Some(known) = registry.lock().get_mut(&followed) {
-                            known.record = record;
-                        }
-                    }
+                    Ok(Some((record, _))) => registry.update(&followed, record),
                     // A message that this version does not understand tells nothing; the end does.
                     Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
                     Ok(None) | Err(_) => break,
@@ -200,15 +209,28 @@ impl Registry {
         })
     }
 
+    /// A carrier has said how its migration stands.
+    fn update(&self, id: &str, record: Record) {
+        let before = match self.lock().get_mut(id) {
+            Some(known) => std::mem::replace(&mut known.record, record.clone()),
+            None => return,
+        };
+        // The end counts when the carrier has gone: it may send it twice. Its bytes count now.
+        let phase = if record.phase == Phase::Ended { before.phase } else { record.phase };
+        self.watcher.changed(Some(&before), &Record { phase, ..record });
+    }
+
     /// A carrier has gone, in order or not.
     fn gone(&self, id: &str) {
         let Some(known) = self.lock().remove(id) else { return };
         match read_record(&self.folder.join(format!("{id}.json"))) {
-            Some(record) if record.phase == Phase::Ended => (self.ended)(&record),
+            Some(record) if record.phase == Phase::Ended => {
+                self.watcher.changed(Some(&known.record), &record);
+            }
             // It could not write its record.
             _ if known.record.phase == Phase::Ended => {
                 let _ = write_record(&self.folder, &known.record);
-                (self.ended)(&known.record);
+                self.watcher.changed(Some(&known.record), &known.record);
             }
             _ => self.bury(&known.record),
         }
@@ -216,18 +238,18 @@ impl Registry {
     }
 
     /// Records the end of a carrier that could not do so itself.
-    fn bury(&self, record: &Record) {
+    fn bury(&self, found: &Record) {
         let cause = "the process that carried it was killed: look at both hosts for the VM";
         let record = Record {
             phase: Phase::Ended,
             ended: Some(now()),
             status: Some(Status::Failed),
             cause: Some(cause.into()),
-            ..record.clone()
+            ..found.clone()
         };
         let _ = fs::remove_file(socket_of(&self.folder, &record.id));
         let _ = write_record(&self.folder, &record);
-        (self.ended)(&record);
+        self.watcher.changed(Some(found), &record);
     }
 
     /// Whether a migration of this role has the port now.
@@ -317,7 +339,23 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Instant;
 
-    fn silent(_: &Record) {}
+    /// The phase before a change, the phase and the status after it.
+    type Heard = (Option<Phase>, Phase, Option<Status>);
+
+    /// What a registry has told.
+    #[derive(Default)]
+    struct Told(Mutex<Vec<Heard>>);
+
+    impl Watcher for Told {
+        fn changed(&self, before: Option<&Record>, now: &Record) {
+            let told = (before.map(|record| record.phase), now.phase, now.status);
+            self.0.lock().unwrap().push(told);
+        }
+    }
+
+    fn silent() -> Arc<Told> {
+        Arc::default()
+    }
 
     fn wait(done: impl Fn() -> bool) {
         let until = Instant::now() + Duration::from_secs(120);
@@ -336,7 +374,8 @@ mod tests {
     #[test]
     fn a_second_service_finds_the_carrier_its_door_and_its_end() {
         let run = tempfile::tempdir().unwrap();
-        let first = Registry::open(run.path(), silent).unwrap();
+        let told = Arc::new(Told::default());
+        let first = Registry::open(run.path(), told.clone()).unwrap();
         let (ours, theirs) = Channel::pair().unwrap();
         let door = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = door.local_addr().unwrap();
@@ -351,7 +390,7 @@ mod tests {
         assert!(!first.has_port(Role::Source, Some("c"), 49152));
         assert!(!first.has_port(Role::Destination, None, 49152));
 
-        let second = Registry::open(run.path(), silent).unwrap();
+        let second = Registry::open(run.path(), silent()).unwrap();
         let found = second.find_again().unwrap();
         assert_eq!(found.running, 1);
         assert_eq!(found.doors[0].0, Door { peer: "b".into(), port: 49152 });
@@ -372,12 +411,21 @@ mod tests {
         assert_eq!(history.len(), 1);
         assert_eq!(history[0].cause.as_deref(), Some("a reason"));
         assert!(history[0].ended.is_some());
+        let (opening, active, ended) = (Phase::Opening, Phase::Active, Phase::Ended);
+        wait(|| told.0.lock().unwrap().last().is_some_and(|last| last.1 == ended));
+        let told: Vec<_> = told.0.lock().unwrap().drain(..).collect();
+        assert_eq!(told[0], (None, opening, None), "{told:?}");
+        // The carrier says first how it began.
+        assert!(told[1..].contains(&(Some(opening), active, None)), "{told:?}");
+        let ends: Vec<_> = told.iter().filter(|one| one.1 == ended).collect();
+        assert_eq!(ends.len(), 1, "{told:?}");
+        assert_eq!(ends[0].2, Some(Status::Failed));
     }
 
     #[test]
     fn a_carrier_that_was_killed_is_recorded_by_the_service() {
         let run = tempfile::tempdir().unwrap();
-        let registry = Registry::open(run.path(), silent).unwrap();
+        let registry = Registry::open(run.path(), silent()).unwrap();
         let (ours, theirs) = Channel::pair().unwrap();
         let begin = record();
         write_record(&registry.folder, &begin).unwrap();
@@ -399,7 +447,7 @@ mod tests {
     #[test]
     fn a_message_that_is_not_understood_does_not_end_a_carrier() {
         let run = tempfile::tempdir().unwrap();
-        let registry = Registry::open(run.path(), silent).unwrap();
+        let registry = Registry::open(run.path(), silent()).unwrap();
         let (ours, theirs) = Channel::pair().unwrap();
         let carrier = Channel::from(theirs);
         let begin = record();
@@ -420,7 +468,7 @@ mod tests {
     #[test]
     fn a_carrier_that_is_stopped_holds_up_no_service() {
         let run = tempfile::tempdir().unwrap();
-        let registry = Registry::open(run.path(), silent).unwrap();
+        let registry = Registry::open(run.path(), silent()).unwrap();
         let begin = record();
         write_record(&registry.folder, &begin).unwrap();
         let post = crate::channel::Post::listen(&socket_of(&registry.folder, &begin.id)).unwrap();
@@ -435,7 +483,7 @@ mod tests {
     #[test]
     fn the_last_hundred_are_stored() {
         let run = tempfile::tempdir().unwrap();
-        let registry = Registry::open(run.path(), silent).unwrap();
+        let registry = Registry::open(run.path(), silent()).unwrap();
         for number in 0..130 {
             let id = format!("{number:013}-1-000");
             write_record(&registry.folder, &Record { id, phase: Phase::Ended, ..record() })

@@ -1,14 +1,16 @@
 //! The three files of a relay: its CA's certificate, its own certificate, and its key.
 
 use crate::error::{describe, TlsError};
+use crate::peer::presented;
 use crate::provider::{check, provider};
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::sign::CertifiedKey;
-use rustls::RootCertStore;
+use rustls::{CertificateError, RootCertStore};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The default folder of a relay's files.
 pub const DEFAULT_DIR: &str = "/etc/platen/tls";
@@ -73,7 +75,38 @@ impl Credentials {
 
     /// Checks this end's own certificate against its own CA.
     pub(crate) fn check(&self) -> Result<(), rustls::Error> {
-        check(&self.key.cert, &self.roots)
+        check(&self.key.cert, &self.roots, UnixTime::now())
+    }
+
+    /// The names in this end's own certificate.
+    pub fn names(&self) -> Vec<String> {
+        self.key.cert.first().map_or_else(Vec::new, presented)
+    }
+
+    /// The end of this end's own certificate, in seconds since 1970.
+    ///
+    /// # Errors
+    /// The CA has not signed the certificate.
+    pub fn valid_until(&self) -> Result<u64, TlsError> {
+        let refused = |error: &rustls::Error| {
+            let detail = describe(error).replacen("its certificate", "this certificate", 1);
+            TlsError::Content { path: self.cert_path.clone(), detail }
+        };
+        match self.check() {
+            // Its dates are checked before its signature.
+            Err(error) if !is_of_dates(&error) => return Err(refused(&error)),
+            _ => {}
+        }
+        // A check at the end of time names the end of the certificate.
+        let never = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
+        match check(&self.key.cert, &self.roots, never) {
+            Err(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext {
+                not_after,
+                ..
+            })) => Ok(not_after.as_secs()),
+            Err(error) => Err(refused(&error)),
+            Ok(()) => Ok(u64::MAX),
+        }
     }
 
     /// Refuses a certificate of this end that is out of date, since every peer would refuse it.
@@ -82,19 +115,25 @@ impl Credentials {
     /// It has expired, or is not valid yet.
     pub fn check_dates(&self) -> Result<(), TlsError> {
         match self.check() {
-            Err(rustls::Error::InvalidCertificate(
-                error @ (rustls::CertificateError::Expired
-                | rustls::CertificateError::ExpiredContext { .. }
-                | rustls::CertificateError::NotValidYet
-                | rustls::CertificateError::NotValidYetContext { .. }),
-            )) => {
-                let detail = describe(&rustls::Error::InvalidCertificate(error));
+            Err(error) if is_of_dates(&error) => {
+                let detail = describe(&error);
                 let detail = detail.replacen("its certificate", "this host's certificate", 1);
                 Err(TlsError::Content { path: self.cert_path.clone(), detail })
             }
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a certificate is refused for its dates.
+fn is_of_dates(error: &rustls::Error) -> bool {
+    use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    matches!(
+        error,
+        rustls::Error::InvalidCertificate(
+            Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. }
+        )
+    )
 }
 
 fn content(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
@@ -166,5 +205,23 @@ mod tests {
         let cut = PrivateKeyDer::from_pem_slice(b"-----BEGIN PRIVATE KEY-----\nMC4").unwrap_err();
         let said = not_pem(Path::new("key.pem"), &cut).to_string();
         assert!(said.contains("the line -----END PRIVATE KEY----- is missing"), "{said}");
+    }
+
+    #[test]
+    fn a_certificate_tells_its_names_and_its_end_and_one_of_another_ca_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        for dir in [&one, &other] {
+            crate::Authority::at(dir).init(false).unwrap();
+        }
+        let issued = crate::Authority::at(&one).issue(&["a.example".into()], 9, false).unwrap();
+        let (cert, key) = (issued.dir.join(CERT_FILE), issued.dir.join(KEY_FILE));
+        let own = Credentials::load(&one.join(CA_FILE), &cert, &key).unwrap();
+        assert_eq!(own.names(), ["a.example"]);
+        let left = own.valid_until().unwrap() - UnixTime::now().as_secs();
+        assert!((8 * 86_400..=9 * 86_400).contains(&left), "{left}");
+        let strange = Credentials::load(&other.join(CA_FILE), &cert, &key).unwrap();
+        let said = strange.valid_until().unwrap_err().to_string();
+        assert!(said.contains("cert.pem"), "{said}");
     }
 }

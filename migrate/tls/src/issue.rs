@@ -5,7 +5,7 @@ use crate::files::{read, Credentials, CA_FILE, CERT_FILE, KEY_FILE};
 use crate::peer::parse_name;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData,
 };
 use std::fs::{self, DirBuilder, File};
 use std::io::Write;
@@ -73,12 +73,55 @@ impl Authority {
         to: i64,
         force: bool,
     ) -> Result<Issued, TlsError> {
-        let first = names.first().ok_or_else(|| TlsError::Name { name: String::new() })?;
+        let first = checked(names)?;
+        let ca = read(&self.dir.join(CA_FILE), "CA", "--dir")?;
         // No accepted name has a slash in it, so it can be the name of a folder.
-        names.iter().try_for_each(|name| parse_name(name).map(drop))?;
-        let ca_path = self.dir.join(CA_FILE);
+        let dir = self.dir.join(first);
+        let (cert, key) = (dir.join(CERT_FILE), dir.join(KEY_FILE));
+        refuse_existing(&[&cert, &key], force)?;
+        let pair = KeyPair::generate().map_err(|error| made(&key, &error))?;
+        let signed = self.sign_between(names, from, to, &pair)?;
+        private_folder(&dir)?;
+        write(&key, pair.serialize_pem().as_bytes(), 0o600)?;
+        write(&cert, signed.as_bytes(), 0o644)?;
+        write(&dir.join(CA_FILE), &ca, 0o644)?;
+        self.check(&dir, &cert, &key, &self.dir.join(CA_KEY_FILE))?;
+        Ok(Issued { dir, until: day(midnight(to)) })
+    }
+
+    /// The CA's certificate, PEM.
+    ///
+    /// # Errors
+    /// There is no CA, or its certificate cannot be read.
+    pub fn certificate(&self) -> Result<String, TlsError> {
+        let path = self.dir.join(CA_FILE);
+        String::from_utf8(read(&path, "CA", "--dir")?)
+            .map_err(|error| TlsError::Content { path, detail: error.to_string() })
+    }
+
+    /// Signs a certificate for the owner of a key, with any of `names`, and stores nothing. It is
+    /// valid for `days` from now, both as client and as server. Returns it as PEM.
+    ///
+    /// # Errors
+    /// There is no CA, or a name cannot be in a certificate.
+    pub fn sign(
+        &self,
+        names: &[String],
+        days: u32,
+        key: &impl PublicKeyData,
+    ) -> Result<String, TlsError> {
+        self.sign_between(names, -1, i64::from(days), key)
+    }
+
+    fn sign_between(
+        &self,
+        names: &[String],
+        from: i64,
+        to: i64,
+        key: &impl PublicKeyData,
+    ) -> Result<String, TlsError> {
+        let first = checked(names)?;
         let key_path = self.dir.join(CA_KEY_FILE);
-        let ca = read(&ca_path, "CA", "--dir")?;
         let ca_key = read(&key_path, "CA key", "--dir")?;
         let unusable = |error: &dyn std::fmt::Display| TlsError::Content {
             path: key_path.clone(),
@@ -88,10 +131,7 @@ impl Authority {
         let ca_key = KeyPair::from_pem(&ca_key).map_err(|error| unusable(&error))?;
         let issuer_params = self.params(&ca_key)?;
         let issuer = Issuer::from_params(&issuer_params, &ca_key);
-
-        let dir = self.dir.join(first);
-        let (cert, key) = (dir.join(CERT_FILE), dir.join(KEY_FILE));
-        refuse_existing(&[&cert, &key], force)?;
+        let cert = self.dir.join(first).join(CERT_FILE);
         let mut params =
             CertificateParams::new(names.to_vec()).map_err(|error| made(&cert, &error))?;
         params.distinguished_name = called(first);
@@ -100,14 +140,8 @@ impl Authority {
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         good_between(&mut params, from, to);
-        let pair = KeyPair::generate().map_err(|error| made(&key, &error))?;
-        let signed = params.signed_by(&pair, &issuer).map_err(|error| made(&cert, &error))?;
-        private_folder(&dir)?;
-        write(&key, pair.serialize_pem().as_bytes(), 0o600)?;
-        write(&cert, signed.pem().as_bytes(), 0o644)?;
-        write(&dir.join(CA_FILE), &ca, 0o644)?;
-        self.check(&dir, &cert, &key, &key_path)?;
-        Ok(Issued { dir, until: day(midnight(to)) })
+        let signed = params.signed_by(key, &issuer).map_err(|error| made(&cert, &error))?;
+        Ok(signed.pem())
     }
 
     /// Checks the certificate against `ca.pem`: the key may be another CA's, which otherwise only a
@@ -142,6 +176,12 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         Ok(params)
     }
+}
+
+/// The first of some names that can all be in a certificate.
+fn checked(names: &[String]) -> Result<&String, TlsError> {
+    names.iter().try_for_each(|name| parse_name(name).map(drop))?;
+    names.first().ok_or_else(|| TlsError::Name { name: String::new() })
 }
 
 fn called(name: &str) -> DistinguishedName {

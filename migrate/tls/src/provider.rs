@@ -25,8 +25,12 @@ pub(crate) fn provider() -> CryptoProvider {
     provider
 }
 
-/// Checks this end's own certificate `chain` against its own CA, as a server's.
-pub(crate) fn check(chain: &[CertificateDer<'_>], roots: &RootCertStore) -> Result<(), Error> {
+/// Checks this end's own certificate `chain` against its own CA, as a server's, at a time.
+pub(crate) fn check(
+    chain: &[CertificateDer<'_>],
+    roots: &RootCertStore,
+    at: UnixTime,
+) -> Result<(), Error> {
     let Some((own, between)) = chain.split_first() else {
         return Err(Error::NoCertificatesPresented);
     };
@@ -34,7 +38,7 @@ pub(crate) fn check(chain: &[CertificateDer<'_>], roots: &RootCertStore) -> Resu
         &ParsedCertificate::try_from(own)?,
         roots,
         between,
-        UnixTime::now(),
+        at,
         provider().signature_verification_algorithms.all,
     )
 }

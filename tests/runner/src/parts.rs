@@ -11,7 +11,7 @@ use crate::outcome::{Format, Outcome};
 use crate::summary;
 
 /// The parts of `proof`, in the order of their execution.
-pub(crate) const PARTS: [&str; 11] = [
+pub(crate) const PARTS: [&str; 12] = [
     "check",
     "crates",
     "specification",
@@ -19,6 +19,7 @@ pub(crate) const PARTS: [&str; 11] = [
     "fuzz",
     "vm",
     "libvirt",
+    "packages",
     "swap",
     "demo",
     "demo-memory",
@@ -42,6 +43,7 @@ const FETCHED: [Fetched; 4] = [
 
 const SKIP_SWAP: &str = "PLATEN_SKIP_SWAP";
 const SKIP_LIBVIRT: &str = "PLATEN_SKIP_LIBVIRT";
+const SKIP_PACKAGES: &str = "PLATEN_SKIP_PACKAGES";
 
 /// The builds that only `make proof` needs.
 const FETCHED_FOR_PROOF: [Fetched; 1] = [("scripts/fetch-qemu", &["11"], "PLATEN_SKIP_QEMU11")];
@@ -144,6 +146,13 @@ fn proof_jobs(part: &'static str, all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> 
             }
             None => vec![vec![harness(&build(&["--release"])?, part, part, &[])?]],
         },
+        "packages" => match why_not(part) {
+            Some(why) => {
+                all.push(without(part, &why));
+                vec![]
+            }
+            None => vec![vec![script("make", &[part])]],
+        },
         // The demos, by the commands that a user types.
         _ => vec![vec![script("make", &[part])]],
     })
@@ -233,11 +242,16 @@ fn harness(
 
 /// Why a part cannot run, or shall not; `None` if it does.
 fn why_not(part: &str) -> Option<String> {
-    let skip = if part == "swap" { SKIP_SWAP } else { SKIP_LIBVIRT };
+    let skip = match part {
+        "swap" => SKIP_SWAP,
+        "packages" => SKIP_PACKAGES,
+        _ => SKIP_LIBVIRT,
+    };
     if is_set(skip) {
         return Some(format!("{skip} is set"));
     }
-    (part == "libvirt" && !is_root()).then(|| "it needs root, for namespaces and mounts".into())
+    let needs_root = ["libvirt", "packages"].contains(&part);
+    (needs_root && !is_root()).then(|| "it needs root, for namespaces and mounts".into())
 }
 
 fn is_root() -> bool {

@@ -13,7 +13,7 @@ use std::time::Duration;
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// A listening socket: Unix or TCP.
-pub(super) trait Listener: AsFd + Send + 'static {
+pub(crate) trait Listener: AsFd + Send + 'static {
     type Stream;
 
     fn set_nonblocking(&self) -> io::Result<()>;
@@ -53,7 +53,7 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     /// `serve` must bound the time for each client. Its errors concern only that client and are
     /// ignored.
-    pub(super) fn start<L: Listener>(
+    pub(crate) fn start<L: Listener>(
         name: &str,
         listener: L,
         serve: impl Fn(&L::Stream) -> io::Result<()> + Send + 'static,

@@ -3,12 +3,14 @@
 //! A client has two seconds and 4 KiB for its request and gets one answer. The I/O path does not
 //! use the endpoint.
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, Listener};
 use super::status::Status;
 use crate::say::say;
+use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use std::fmt::Write as _;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -20,13 +22,30 @@ pub(crate) fn start(
     status: impl Fn() -> Status + Send + 'static,
 ) -> anyhow::Result<Endpoint> {
     say(&format!("metrics on http://{}/metrics", listener.local_addr()?));
-    Endpoint::start("metrics", listener, move |stream| serve(stream, &status))
+    serve_text(listener, move || text(&status()))
 }
 
-fn serve(stream: &TcpStream, status: impl Fn() -> Status) -> std::io::Result<()> {
+/// Answers with that text in Prometheus's format until the endpoint is dropped.
+pub(crate) fn serve_text<L>(
+    listener: L,
+    text: impl Fn() -> String + Send + 'static,
+) -> anyhow::Result<Endpoint>
+where
+    L: Listener,
+    L::Stream: AsFd,
+    for<'a> &'a L::Stream: Read + Write,
+{
+    Endpoint::start("metrics", listener, move |stream| serve(stream, &text))
+}
+
+fn serve<S>(stream: &S, text: impl Fn() -> String) -> std::io::Result<()>
+where
+    S: AsFd,
+    for<'a> &'a S: Read + Write,
+{
     let deadline = Instant::now() + PATIENCE;
-    stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    rustix::io::ioctl_fionbio(stream, false)?;
+    set_socket_timeout(stream, Timeout::Send, Some(PATIENCE))?;
     let mut request = [0; REQUEST];
     let mut len = 0;
     // Up to the end of the headers, or to the limit.
@@ -35,13 +54,13 @@ fn serve(stream: &TcpStream, status: impl Fn() -> Status) -> std::io::Result<()>
         if left.is_zero() {
             return Ok(());
         }
-        stream.set_read_timeout(Some(left))?;
+        set_socket_timeout(stream, Timeout::Recv, Some(left))?;
         match (&mut &*stream).read(&mut request[len..])? {
             0 => break,
             got => len += got,
         }
     }
-    let (code, kind, body) = answer(&request[..len], status);
+    let (code, kind, body) = answer(&request[..len], text);
     let head = format!(
         "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
@@ -49,13 +68,13 @@ fn serve(stream: &TcpStream, status: impl Fn() -> Status) -> std::io::Result<()>
     (&mut &*stream).write_all(&[head.as_bytes(), body.as_bytes()].concat())
 }
 
-fn answer(request: &[u8], status: impl Fn() -> Status) -> (&'static str, &'static str, String) {
+fn answer(request: &[u8], text: impl Fn() -> String) -> (&'static str, &'static str, String) {
     const PLAIN: &str = "text/plain; charset=utf-8";
     let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
     let mut words = line.split(|&byte| byte == b' ');
     match (words.next(), words.next()) {
         (Some(b"GET"), Some(b"/metrics" | b"/")) => {
-            ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(&status()))
+            ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text())
         }
         (Some(b"GET"), Some(_)) => ("404 Not Found", PLAIN, "see /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", PLAIN, "GET only\n".to_owned()),
@@ -196,7 +215,7 @@ pub(crate) mod tests {
 
     #[test]
     fn only_metrics_are_served() {
-        let code = |request: &str| answer(request.as_bytes(), status).0;
+        let code = |request: &str| answer(request.as_bytes(), String::new).0;
         assert_eq!(code("GET /metrics HTTP/1.1\r\n\r\n"), "200 OK");
         assert_eq!(code("GET /etc/passwd HTTP/1.1\r\n\r\n"), "404 Not Found");
         assert_eq!(code("POST /metrics HTTP/1.1\r\n\r\n"), "405 Method Not Allowed");

@@ -13,7 +13,7 @@ mod family;
 mod footprint;
 mod inherited;
 mod manager;
-mod metrics;
+pub(crate) mod metrics;
 mod offload;
 mod pending;
 mod plan;

@@ -25,7 +25,7 @@ pub(super) fn run(
     let address = SocketAddr::from((settings.me().deliver(), port));
     let config = ServerConfig {
         targets: vec![(promise.hello.name.clone(), QemuAddress::Tcp(address))],
-        acceptor: Some(settings.acceptor()?),
+        acceptor: Some(settings.acceptor()?.0),
         decompress_threads: settings.decompress_threads(),
         qat: None,
         page_size: settings.config.page_size,

@@ -3,9 +3,18 @@
 //! The service ([`service`]) starts a process for each migration ([`carry`](fn@carry)), which
 //! outlives it. Crate `host` has what they share.
 
+mod activity;
 mod carriage;
 mod carry;
 mod destination;
+mod doctor;
+mod enrol;
+mod events;
+mod feed;
+mod links;
+pub(crate) mod metrics;
+mod question;
+mod reload;
 mod service;
 mod settings;
 mod source;
@@ -34,6 +43,12 @@ pub(crate) struct HostArgs {
 enum HostCommand {
     /// Show the service's doors and counters, the migrations that run, and the last hundred
     Status(ListArgs),
+    /// Enrol another host: wait until it has joined with the one-time token that this prints, or let it
+    /// join over ssh. Run this on the host of the CA
+    Add(enrol::AddArgs),
+    /// Join the hosts of a CA with a one-time token of `platen host add`. The key is made here and
+    /// stays here
+    Join(enrol::JoinArgs),
     /// Write the lines of libvirt's qemu.conf that make this host known by its door address, or take
     /// them out again
     Doors(DoorsArgs),
@@ -59,6 +74,29 @@ pub(crate) struct ListArgs {
     #[command(flatten)]
     service: ServiceArgs,
     /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `platen events`.
+#[derive(Args)]
+pub(crate) struct EventsArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+    /// Print each event as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `platen doctor`.
+#[derive(Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+    /// libvirt's configuration of QEMU
+    #[arg(long, value_name = "FILE", default_value = QEMU_CONF)]
+    qemu_conf: PathBuf,
+    /// Print each result as one line of JSON
     #[arg(long)]
     json: bool,
 }
@@ -100,11 +138,21 @@ pub(crate) fn run(args: &HostArgs) -> anyhow::Result<ExitCode> {
         None => service::run(&args.service),
         Some(HostCommand::Status(args)) => status::status(&args.service, args.json),
         Some(HostCommand::Doors(args)) => doors(args),
+        Some(HostCommand::Add(args)) => enrol::add(args),
+        Some(HostCommand::Join(args)) => enrol::join(args),
     }
 }
 
 pub(crate) fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
     status::list(&args.service, args.json)
+}
+
+pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
+    events::run(args)
+}
+
+pub(crate) fn doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    doctor::run(args)
 }
 
 pub(crate) fn config(args: &ConfigArgs) -> anyhow::Result<ExitCode> {

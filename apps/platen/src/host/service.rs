@@ -1,17 +1,20 @@
-//! The service in the foreground: doors, links, control socket, and messages to the service manager.
+//! The service in the foreground: doors, links, sockets, signals, and messages to the service manager.
 
+use super::activity::Activity;
+use super::links::Links;
+use super::metrics::{self, Metrics};
+use super::reload::{self, Hangups};
 use super::settings::Settings;
-use super::status::{self, Counters};
 use super::switchboard::Carriers;
-use super::ServiceArgs;
+use super::{events, status, ServiceArgs};
 use crate::device::control;
+use crate::device::endpoint::Endpoint;
 use crate::say::{say, say_panics};
 use anyhow::Context;
-use host::{reset, Door, Doorkeeper, Doors, Policy, Record, Registry, Role, Status, Task};
-use relay::{Front, FrontConfig, UnixAddress};
+use host::{reset, Door, Doorkeeper, Doors, Policy, Registry, Role, Task};
+use relay::{Listening, UnixAddress};
 use rustix::process::{getrlimit, setrlimit, Resource};
-use session::Grants;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -28,84 +31,143 @@ const SAID: u32 = 10;
 pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     say_panics();
     raise_descriptors();
+    let hangups = Hangups::take()?;
     let settings = Settings::new(args)?;
-    let acceptor = settings.acceptor()?;
-    let registry = Registry::open(&settings.config.run_dir, tell)?;
+    let (acceptor, certificate_end) = settings.acceptor()?;
+    let activity = Arc::new(Activity::new());
+    activity.certificate_end.store(certificate_end, Ordering::Relaxed);
+    let registry = Registry::open(&settings.config.run_dir, activity.clone())?;
     // Refuses a second service, too.
     let control = UnixAddress::from(status::socket(&settings.config.run_dir)).listen()?;
-    let links = listen(&settings)?;
-    let found = registry.find_again()?;
+    let carriers = Carriers::new(settings.clone(), registry, activity.clone());
+    let mut links = Links::listen(&settings, carriers.clone())?;
+    let found = carriers.registry.find_again()?;
     if found.running > 0 {
         say(&format!("{} migrations of a service before this one go on", found.running));
     }
-    let carriers = Carriers::new(settings.clone(), registry);
-    let counters = Arc::new(Counters::default());
-    let answering = (carriers.clone(), counters.clone());
-    let _control = control::start(control.listener.try_clone()?, move |question| {
-        status::answer(question, &answering.0, &answering.1)
-    })?;
-
+    let sockets = Sockets::open(control, &settings, &carriers, &activity)?;
     let stop = Arc::new(AtomicBool::new(false));
     let stopping = stop.clone();
     ctrlc::set_handler(move || stopping.store(true, Ordering::Release))
         .context("cannot handle signals")?;
-    let front = Front::new(
-        FrontConfig {
-            acceptor,
-            page_size: settings.config.page_size,
-            grants: Grants::default(),
-            delta_cache: crate::args::delta_cache_default(),
-        },
-        carriers.clone(),
-    );
-    let beat = Arc::new(AtomicU64::new(0));
-    let broken = Arc::new(AtomicBool::new(false));
-    let (linking, beating, breaking) = (stop.clone(), beat.clone(), broken.clone());
-    let address = links.local_addr()?;
-    let accept = move || {
-        let go_on = || {
-            beating.fetch_add(1, Ordering::Relaxed);
-            !linking.load(Ordering::Acquire)
-        };
-        if let Err(error) = front.run(&links, go_on) {
-            say(&format!("{:#}", anyhow::Error::from(error)));
-            // Without links the service is none.
-            breaking.store(true, Ordering::Release);
-            linking.store(true, Ordering::Release);
-        }
-    };
-    std::thread::Builder::new().name("links".into()).spawn(accept)?;
+    links.serve(acceptor, settings.config.page_size)?;
 
-    let others = settings.others();
-    let hosts = others.map(|host| (host.name.clone(), host.door, host.ports.0.clone()));
-    let mut doors = Doors::new(hosts, found.doors, settings.allowed_users());
-    let mut keeper = Keeper { carriers, counters, said: Said::new() };
+    let mut doors = Doors::new(settings.doors(), found.doors, settings.allowed_users());
+    let mut keeper = Keeper { carriers, activity, said: Said::new() };
     // The first turn opens them.
     doors.turn(Duration::ZERO, &mut keeper)?;
-    keeper.counters.doors.store(doors.open() as u64, Ordering::Relaxed);
-    let names: Vec<_> =
-        settings.others().map(|host| format!("{} ({})", host.name, host.door)).collect();
-    say(&format!(
-        "listening on {address} for other hosts; {} doors to {}",
-        doors.open(),
-        if names.is_empty() { "no other host".into() } else { names.join(", ") }
-    ));
     let notify = Notify::new(std::env::var("NOTIFY_SOCKET").ok().as_deref());
-    notify.say("READY=1");
-    let mut heart = (Instant::now(), u64::MAX);
-    while !stop.load(Ordering::Acquire) {
-        doors.turn(TURN, &mut keeper)?;
-        keeper.counters.doors.store(doors.open() as u64, Ordering::Relaxed);
-        let beats = beat.load(Ordering::Relaxed);
-        if heart.0.elapsed() >= HEARTBEAT && beats != heart.1 {
-            heart = (Instant::now(), beats);
-            notify.say("WATCHDOG=1");
+    let service = Service { args, links, doors, keeper, notify, _sockets: sockets };
+    service.count();
+    let address = service.links.address;
+    say(&format!("listening on {address} for other hosts; {}", service.doors_in_words()));
+    service.notify.say("READY=1");
+    service.serve(&stop, &hangups)
+}
+
+/// A service that runs.
+struct Service<'a> {
+    args: &'a ServiceArgs,
+    links: Links,
+    doors: Doors,
+    keeper: Keeper,
+    notify: Notify,
+    _sockets: Sockets,
+}
+
+impl Service<'_> {
+    /// Serves until it is told to stop, or cannot take links any more.
+    fn serve(mut self, stop: &AtomicBool, hangups: &Hangups) -> anyhow::Result<ExitCode> {
+        let mut heart = (Instant::now(), u64::MAX);
+        while !stop.load(Ordering::Acquire) && !self.links.are_broken() {
+            self.doors.turn(TURN, &mut self.keeper)?;
+            if hangups.came() {
+                self.reload();
+            }
+            self.count();
+            let beats = self.links.beats();
+            if heart.0.elapsed() >= HEARTBEAT && beats != heart.1 {
+                heart = (Instant::now(), beats);
+                self.notify.say("WATCHDOG=1");
+            }
         }
+        self.notify.say("STOPPING=1");
+        let running = self.keeper.carriers.registry.running().len();
+        say(&format!("ends; {running} migrations go on without it"));
+        Ok(if self.links.are_broken() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
-    notify.say("STOPPING=1");
-    let running = keeper.carriers.registry.running().len();
-    say(&format!("ends; {running} migrations go on without it"));
-    Ok(if broken.load(Ordering::Acquire) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+
+    fn count(&self) {
+        let activity = &self.keeper.activity;
+        activity.doors.store(self.doors.open() as u64, Ordering::Relaxed);
+        activity.doors_configured.store(self.doors.count() as u64, Ordering::Relaxed);
+        activity.links_refused.store(self.links.turned_away(), Ordering::Relaxed);
+    }
+
+    fn doors_in_words(&self) -> String {
+        let settings = self.keeper.carriers.settings();
+        let names = settings.others().map(|host| format!("{} ({})", host.name, host.door));
+        let names: Vec<_> = names.collect();
+        let to = if names.is_empty() { "no other host".into() } else { names.join(", ") };
+        format!("{} doors to {to}", self.doors.open())
+    }
+
+    /// Takes a new configuration for new migrations, or leaves everything as it is and says why.
+    fn reload(&mut self) {
+        self.notify.say(&reload::reloading());
+        let activity = self.keeper.activity.clone();
+        match self.take_configuration() {
+            Ok(text) => {
+                activity.reloads.fetch_add(1, Ordering::Relaxed);
+                say(&format!("read {} again: {text}", self.args.config.display()));
+            }
+            Err(error) => {
+                activity.reloads_failed.fetch_add(1, Ordering::Relaxed);
+                say(&format!("the configuration stays as it was: {error:#}"));
+            }
+        }
+        self.notify.say("READY=1");
+    }
+
+    fn take_configuration(&mut self) -> anyhow::Result<String> {
+        let carriers = self.keeper.carriers.clone();
+        let new = reload::read(self.args, &carriers.settings())?;
+        // First what may fail.
+        self.links.serve(new.acceptor, new.settings.config.page_size)?;
+        self.keeper.activity.certificate_end.store(new.certificate_end, Ordering::Relaxed);
+        self.doors.change(new.settings.doors(), new.settings.allowed_users());
+        carriers.change(new.settings);
+        self.doors.turn(Duration::ZERO, &mut self.keeper)?;
+        Ok(format!("{}; {}", new.change.describe(), self.doors_in_words()))
+    }
+}
+
+/// What answers those who ask about the service.
+struct Sockets {
+    _control: (Listening, Endpoint),
+    _events: (Listening, Endpoint),
+    _metrics: Option<Metrics>,
+}
+
+impl Sockets {
+    fn open(
+        control: Listening,
+        settings: &Settings,
+        carriers: &Arc<Carriers>,
+        activity: &Arc<Activity>,
+    ) -> anyhow::Result<Self> {
+        let answering = (carriers.clone(), activity.clone());
+        let answers = control::start(control.listener.try_clone()?, move |question| {
+            status::answer(question, &answering.0, &answering.1)
+        })?;
+        let events = events::listen(&settings.config.run_dir)?;
+        let of_all = activity.clone();
+        let follow = move |follower| of_all.feed.add(follower);
+        let followed = events::start(events.listener.try_clone()?, follow)?;
+        let metrics = metrics::start(settings.config.metrics.as_deref(), activity, carriers)?;
+        let (_control, _events) = ((control, answers), (events, followed));
+        Ok(Self { _control, _events, _metrics: metrics })
+    }
 }
 
 /// Allows as many descriptors as may be: each door is one. If there are too few, some doors stay shut,
@@ -114,38 +176,6 @@ fn raise_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit);
-}
-
-/// Listens for links of other hosts.
-fn listen(settings: &Settings) -> anyhow::Result<TcpListener> {
-    let port = settings.config.port;
-    let all = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
-    // A kernel without IPv6 takes the second.
-    let addresses: Vec<_> = match settings.me().listen {
-        Some(address) => vec![SocketAddr::new(address, port)],
-        None => all.map(|address| SocketAddr::new(address, port)).into(),
-    };
-    TcpListener::bind(&addresses[..])
-        .with_context(|| format!("cannot listen on port {port} for other hosts"))
-}
-
-/// Says how a migration has ended.
-fn tell(record: &Record) {
-    let outcome = match (record.status, &record.cause) {
-        (Some(Status::Completed), _) => "completed".into(),
-        (Some(Status::Unconfirmed), _) => {
-            "is unconfirmed: look at the destination for the VM".into()
-        }
-        (Some(Status::Forwarded), Some(cause)) => format!("went in the clear: {cause}"),
-        (Some(Status::Forwarded), None) => "went in the clear".into(),
-        (_, cause) => {
-            let cause = cause.as_deref().unwrap_or("its cause is not known");
-            format!("failed (phase {}): {cause}", record.reached.name())
-        }
-    };
-    let (plain, transferred) = (record.plain, record.transferred);
-    let title = record.title();
-    say(&format!("{title} {outcome}; {plain} bytes of QEMU's stream as {transferred} bytes"));
 }
 
 /// Lets some messages of a minute through.
@@ -173,7 +203,7 @@ impl Said {
 /// What becomes of connections at the doors.
 struct Keeper {
     carriers: Arc<Carriers>,
-    counters: Arc<Counters>,
+    activity: Arc<Activity>,
     said: Said,
 }
 
@@ -198,9 +228,8 @@ impl Doorkeeper for Keeper {
 
     fn stranger(&mut self, door: &Door, connection: TcpStream, why: &str) {
         let Door { peer, port } = door;
-        Self::count(&self.counters.strangers);
-        let policy = self.carriers.settings.config.stranger;
-        if policy == Policy::Forward {
+        Self::count(&self.activity.strangers);
+        if self.carriers.settings().config.stranger == Policy::Forward {
             let connections = [connection];
             let forwarded = self.carriers.leave(door, Task::Forward, None, &connections);
             let Err(error) = forwarded else { return };
@@ -216,7 +245,7 @@ impl Doorkeeper for Keeper {
     }
 
     fn refused(&mut self, door: &Door, why: &str) {
-        Self::count(&self.counters.refused);
+        Self::count(&self.activity.refused);
         self.said.say(&format!("reset a connection to {} (port {}): {why}", door.peer, door.port));
     }
 

@@ -1,13 +1,15 @@
 //! The configuration as the service and its carriers use it.
 
 use super::ServiceArgs;
-use crate::args::{default_threads, delta_cache_default, CodecChoice};
+use crate::args::{compress_threads, default_threads, delta_cache_default, CodecChoice};
 use crate::device::settings_file;
-use anyhow::{bail, Context};
+use anyhow::Context;
 use codec::Settings as CodecSettings;
-use host::{AllowedUsers, Config, HostEntry};
+use host::{AllowedUsers, Change, Config, HostEntry};
 use nix::unistd::User;
 use relay::{AutoConfig, SourceConfig};
+use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 use tls::{Acceptor, Connector, Credentials};
@@ -22,13 +24,8 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Config> {
 
 /// Codec and level; `None` for auto.
 fn codec(config: &Config) -> anyhow::Result<Option<CodecSettings>> {
-    match config.codec.parse().map_err(anyhow::Error::msg)? {
-        CodecChoice::Named(codec) => Ok(Some(CodecSettings::new(codec, config.level)?)),
-        CodecChoice::Auto if config.level.is_some() => {
-            bail!("level goes with a codec that has levels, not with auto")
-        }
-        CodecChoice::Auto => Ok(None),
-    }
+    let choice: CodecChoice = config.codec.parse().map_err(anyhow::Error::msg)?;
+    choice.settings(config.level)
 }
 
 /// A configuration, and this host in it.
@@ -60,6 +57,11 @@ impl Settings {
         Ok(Self { config, me })
     }
 
+    /// This configuration, changed in what a service that runs can change.
+    pub(super) fn with(&self, change: &Change) -> Self {
+        Self { config: change.config.clone(), me: self.me.clone() }
+    }
+
     /// This host.
     pub(super) fn me(&self) -> &HostEntry {
         self.config.find(&self.me).expect("was found before")
@@ -68,6 +70,13 @@ impl Settings {
     /// The other hosts.
     pub(super) fn others(&self) -> impl Iterator<Item = &HostEntry> {
         self.config.host.iter().filter(|host| host.name != self.me)
+    }
+
+    /// The doors to the other hosts.
+    pub(super) fn doors(
+        &self,
+    ) -> impl Iterator<Item = (String, Ipv4Addr, RangeInclusive<u16>)> + use<'_> {
+        self.others().map(|host| (host.name.clone(), host.door, host.ports.0.clone()))
     }
 
     /// The users who may connect to a door.
@@ -80,7 +89,7 @@ impl Settings {
         AllowedUsers([0, own].into_iter().chain(named).collect())
     }
 
-    fn credentials(&self) -> anyhow::Result<Credentials> {
+    pub(super) fn credentials(&self) -> anyhow::Result<Credentials> {
         let file = |name| self.config.tls_dir.join(name);
         let (ca, cert, key) = (file(tls::CA_FILE), file(tls::CERT_FILE), file(tls::KEY_FILE));
         let credentials = Credentials::load(&ca, &cert, &key)
@@ -89,16 +98,18 @@ impl Settings {
         Ok(credentials)
     }
 
-    /// Takes links of hosts with a certificate of the same CA.
-    pub(super) fn acceptor(&self) -> anyhow::Result<Acceptor> {
-        Ok(Acceptor::new(&self.credentials()?, &[])?)
+    /// Takes links of hosts with a certificate of the same CA. With the end of this host's own
+    /// certificate, in seconds since 1970.
+    pub(super) fn acceptor(&self) -> anyhow::Result<(Acceptor, u64)> {
+        let credentials = self.credentials()?;
+        Ok((Acceptor::new(&credentials, &[])?, credentials.valid_until()?))
     }
 
     /// The source end of a migration to `peer`, for the VM that `port` stands for.
     pub(super) fn source(&self, peer: &HostEntry, port: u16) -> anyhow::Result<SourceConfig> {
         let config = &self.config;
         let codec = codec(config)?;
-        let threads = default_threads().min(most_threads(config.max_cpu));
+        let threads = compress_threads(config.max_cpu);
         Ok(SourceConfig {
             peer: peer.address_with(config.port),
             connector: Some(Connector::new(&self.credentials()?, &peer.name)?),
@@ -124,18 +135,6 @@ impl Settings {
     pub(super) fn decompress_threads(&self) -> usize {
         self.config.decompress_threads.map_or_else(default_threads, usize::from)
     }
-}
-
-fn most_threads(max_cpu: Option<f64>) -> usize {
-    max_cpu.map_or(usize::MAX, |cores| {
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "0.05 to 4096 by the configuration's check"
-        )]
-        let threads = cores.ceil() as usize;
-        threads
-    })
 }
 
 /// The name of a door as a target (W4b).

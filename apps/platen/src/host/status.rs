@@ -1,19 +1,20 @@
 //! The control socket, and the commands that show what the service does.
 
+use super::activity::Activity;
 use super::settings::Settings;
 use super::switchboard::Carriers;
 use super::ServiceArgs;
 use crate::device::control;
 use crate::say::{printable, show};
 use anyhow::Context;
-use host::{now, Record, Role};
+use host::{now, Record};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const STATUS: &str = "status";
+pub(super) const STATUS: &str = "status";
 const LIST: &str = "list";
 
 /// The control socket of the service.
@@ -21,19 +22,8 @@ pub(super) fn socket(run_dir: &Path) -> PathBuf {
     run_dir.join("control.sock")
 }
 
-/// Counters of a service since its start.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    /// Doors that are open now.
-    pub(super) doors: AtomicU64,
-    /// Connections reset because of their user, or because too many waited.
-    pub(super) refused: AtomicU64,
-    /// Connections that were no migration.
-    pub(super) strangers: AtomicU64,
-}
-
 /// The service's status.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct HostStatus {
     /// Name of this host in the configuration.
@@ -53,7 +43,7 @@ pub(super) struct HostStatus {
 }
 
 /// Answers a request to the control socket.
-pub(super) fn answer(question: &str, carriers: &Carriers, counters: &Counters) -> Option<String> {
+pub(super) fn answer(question: &str, carriers: &Carriers, activity: &Activity) -> Option<String> {
     if ![STATUS, LIST].contains(&question) {
         return None;
     }
@@ -63,20 +53,31 @@ pub(super) fn answer(question: &str, carriers: &Carriers, counters: &Counters) -
     };
     let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let status = HostStatus {
-        name: carriers.settings.me().name.clone(),
-        doors: load(&counters.doors),
-        begun: load(&carriers.begun),
-        refused: load(&counters.refused),
-        strangers: load(&counters.strangers),
+        name: carriers.settings().me().name.clone(),
+        doors: load(&activity.doors),
+        begun: load(&activity.source.begun) + load(&activity.destination.begun),
+        refused: load(&activity.refused),
+        strangers: load(&activity.strangers),
         running: carriers.registry.running(),
         history,
     };
     serde_json::to_string(&status).ok()
 }
 
-fn ask(args: &ServiceArgs, question: &str) -> anyhow::Result<(String, HostStatus)> {
-    let settings = Settings::new(args)?;
-    let text = control::ask(&socket(&settings.config.run_dir), question)
+/// The folder of the service's sockets. The configuration may have an error by now: with --run-dir it
+/// is not read.
+pub(super) fn run_dir(args: &ServiceArgs) -> anyhow::Result<PathBuf> {
+    match &args.run_dir {
+        Some(run_dir) => Ok(run_dir.clone()),
+        None => Settings::new(args)
+            .map(|settings| settings.config.run_dir)
+            .context("the folder of the service is not known; --run-dir gives it"),
+    }
+}
+
+/// Asks the service.
+pub(super) fn ask(args: &ServiceArgs, question: &str) -> anyhow::Result<(String, HostStatus)> {
+    let text = control::ask(&socket(&run_dir(args)?), question)
         .context("the service of this host (`platen host`)")?;
     let status = serde_json::from_str(&text).context("the service's answer")?;
     Ok((text, status))
@@ -122,15 +123,8 @@ fn table(records: &[Record]) -> String {
         "ID", "ROLE", "PEER", "PORT", "VM", "STATE", "MB SENT", "RATIO", "SECONDS", "CAUSE"
     );
     for record in records {
-        let role = if record.role == Role::Source { "source" } else { "destination" };
-        // A word of an enumeration, with no other letters.
-        let word = |value: serde_json::Result<String>| {
-            value.unwrap_or_default().trim_matches('"').to_owned()
-        };
-        let state = match record.status {
-            Some(status) => word(serde_json::to_string(&status)),
-            None => record.phase.name().to_owned(),
-        };
+        let role = record.role.name();
+        let state = record.status.map_or(record.phase.name(), host::Status::name);
         let until = record.ended.unwrap_or_else(now);
         let ratio = record.plain as f64 / record.transferred.max(1) as f64;
         let _ = writeln!(

@@ -1,5 +1,7 @@
 //! The service's processes: starts a carrier for each migration, and finds the carrier of a link.
 
+use super::activity::Activity;
+use super::question;
 use super::settings::{port_of, Settings};
 use crate::say::say;
 use anyhow::{ensure, Context};
@@ -13,7 +15,7 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,18 +32,32 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// The processes of a service.
 pub(super) struct Carriers {
-    pub(super) settings: Settings,
+    /// For new migrations; replaced when the configuration is read again.
+    settings: Mutex<Arc<Settings>>,
     pub(super) registry: Arc<Registry>,
     /// Held from the look whether a port is free until it is taken.
     opening: Mutex<()>,
-    /// Migrations begun, of either role.
-    pub(super) begun: AtomicU64,
+    activity: Arc<Activity>,
 }
 
 impl Carriers {
-    pub(super) fn new(settings: Settings, registry: Arc<Registry>) -> Arc<Self> {
-        let (opening, begun) = (Mutex::new(()), AtomicU64::new(0));
-        Arc::new(Self { settings, registry, opening, begun })
+    pub(super) fn new(
+        settings: Settings,
+        registry: Arc<Registry>,
+        activity: Arc<Activity>,
+    ) -> Arc<Self> {
+        let (opening, settings) = (Mutex::new(()), Mutex::new(Arc::new(settings)));
+        Arc::new(Self { settings, registry, opening, activity })
+    }
+
+    /// The configuration for a new migration.
+    pub(super) fn settings(&self) -> Arc<Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes the configuration for new migrations.
+    pub(super) fn change(&self, settings: Settings) {
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 
     /// Starts the carrier of a migration that leaves this host, or of one that goes past platen.
@@ -98,7 +114,8 @@ impl Carriers {
         let reap = move || drop(child.wait());
         // A carrier that is not waited for stays in the process table.
         let _ = std::thread::Builder::new().name("wait".into()).spawn(reap);
-        let (config, me) = (self.settings.config.clone(), self.settings.me().name.clone());
+        let settings = self.settings();
+        let (config, me) = (settings.config.clone(), settings.me().name.clone());
         let job = Job { config, me, record: record.clone(), task };
         for connection in connections {
             send(&ours, &Order::Connection, Some(connection.as_fd()))?;
@@ -106,18 +123,23 @@ impl Carriers {
         if let Some(listener) = listener {
             send(&ours, &Order::Listener, Some(listener.as_fd()))?;
         }
+        let role = record.role;
         // Before it may begin: one that nobody follows would migrate, and its port be free.
         let orders = self.registry.add(ours, record)?;
         send(&orders, &Order::Carry(Box::new(job)), None).inspect_err(|_| orders.close())?;
-        self.begun.fetch_add(1, Ordering::Relaxed);
+        self.activity.of(role).begun.fetch_add(1, Ordering::Relaxed);
         say(&format!("{title} begins"));
         Ok(())
     }
 
     /// Starts the carrier of a migration that comes to this host; the error is for the peer's user.
     fn come(&self, promise: Promise) -> Result<(), String> {
-        let range = &self.settings.me().ports;
+        let settings = self.settings();
+        let range = &settings.me().ports;
         let named = promise.hello.name.as_deref().unwrap_or_default();
+        if let Some(answer) = question::answer(named) {
+            return Err(answer);
+        }
         let port = port_of(named).filter(|port| range.contains(*port)).ok_or_else(|| {
             format!(
                 "'{}' is no door of this host: its doors are door:{} to door:{}",
@@ -138,10 +160,9 @@ impl Carriers {
             }
             std::thread::sleep(LOOK);
         };
-        let deliver = SocketAddr::from((self.settings.me().deliver(), port));
+        let deliver = SocketAddr::from((settings.me().deliver(), port));
         let names = &promise.owner.names;
-        let known = self
-            .settings
+        let known = settings
             .others()
             .find(|host| names.iter().any(|name| *name == host.name || name == host.address()));
         let record = Record {

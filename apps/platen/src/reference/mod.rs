@@ -19,6 +19,7 @@ const POLICY: &[&str] = &[include_str!("../../../../memory/policy/src/settings.r
 const CONFIG: &[&str] = &[include_str!("../../../../migrate/host/src/config.rs")];
 const HOST: &[&str] =
     &[include_str!("../host/status.rs"), include_str!("../../../../migrate/host/src/record.rs")];
+const DOCTOR: &[&str] = &[include_str!("../host/doctor/mod.rs")];
 const CHECK: &[&str] = &[include_str!("../../../../memory/swap/src/check/mod.rs")];
 
 #[test]
@@ -104,6 +105,8 @@ fn reports(text: &mut String) {
             HOST,
             "HostStatus",
         ),
+        ("Event of the service (`platen events --json`), one line each", HOST, "Event"),
+        ("Result of a check (`platen doctor --json`), one line each", DOCTOR, "Finding"),
         ("Status of a device (`platen device stat --json`)", STATUS, "Status"),
         ("Precaution of a server of swap (`platen device check --json`)", CHECK, "Item"),
     ] {
@@ -127,6 +130,15 @@ fn reports(text: &mut String) {
 }
 
 fn metrics(text: &mut String) {
+    text.push_str(
+        "\n## Metrics of the service (`metrics` in `/etc/platen/platen.toml`)\n\n\
+         `role` is `source` or `destination`, `status` an outcome. `packaging/grafana.json` is a \
+         dashboard of them.\n\n\
+         | Metric | Type | Meaning |\n|---|---|---|\n",
+    );
+    for help in helps(&crate::host::metrics::example()) {
+        writeln!(text, "| `{}` | {} | {}. |", help.metric, help.kind, help.text).unwrap();
+    }
     text.push_str(
         "\n## Metrics (`platen device serve --prometheus`)\n\n\
          Every sample has the labels `device` and `codec`.\n\n\

@@ -77,7 +77,7 @@ fn kind(of: &Type) -> (String, Option<String>, bool) {
         "u8" | "u16" | "u32" | "u64" | "usize" | "i32" | "i64" => plain("integer"),
         "f64" => plain("number"),
         "String" | "str" | "PathBuf" | "State" | "Weight" | "PortRange" | "Policy" | "Ipv4Addr"
-        | "IpAddr" | "Role" | "Phase" | "Status" => plain("string"),
+        | "IpAddr" | "Role" | "Phase" | "Status" | "Verdict" => plain("string"),
         "BTreeMap" => (format!("object of {}s", kind(inner[1]).0), None, false),
         "Option" => {
             let (kind, nested, array) = kind(inner[0]);

@@ -1,5 +1,7 @@
 //! Two services on one machine: each has addresses of 127.0.0.0/8 that no other test has.
 
+#![allow(dead_code, reason = "each of the test programs uses a part")]
+
 use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -13,6 +15,41 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use stream::synth::Style;
 
+/// A whole migration with a return path through running services.
+pub(crate) fn migrates(rig: &Rig, from: usize, port: u16) {
+    let stream = main_stream(300);
+    let qemu = rig.listen_as_qemu(1 - from, port);
+    let source = rig.connect_as_qemu(from, port);
+    let writer = write_all(&source, stream.clone());
+    let (destination, _) = qemu.accept().unwrap();
+    finish(&source, &destination, &stream);
+    writer.join().unwrap();
+}
+
+/// A migration from A to B under way: 50 000 of its bytes have arrived, and the destination QEMU
+/// listens no more, so that its next connection to this port would be another migration's. Returns
+/// the sockets of the source and of the destination, and the whole stream.
+pub(crate) fn under_way(rig: &Rig, port: u16) -> (TcpStream, TcpStream, Vec<u8>) {
+    let stream = main_stream(500);
+    let qemu = rig.listen_as_qemu(B, port);
+    let source = rig.connect_as_qemu(A, port);
+    (&source).write_all(&stream[..UNDER_WAY]).unwrap();
+    let (destination, _) = qemu.accept().unwrap();
+    assert!(read_exactly(&destination, UNDER_WAY) == stream[..UNDER_WAY]);
+    (source, destination, stream)
+}
+
+/// Ends such a migration in order.
+pub(crate) fn finish_under_way(ends: (TcpStream, TcpStream, Vec<u8>)) {
+    let (source, destination, stream) = ends;
+    let rest = stream[UNDER_WAY..].to_vec();
+    let writer = write_all(&source, rest.clone());
+    finish(&source, &destination, &rest);
+    writer.join().unwrap();
+}
+
+/// The bytes of a migration under way.
+const UNDER_WAY: usize = 50_000;
 /// Nothing here takes this long unless it hangs.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(240);
 /// The two hosts.
@@ -134,6 +171,17 @@ impl Platen {
             };
             self.said.push(line);
         }
+    }
+
+    /// The line that [`says`](Self::says) has waited for.
+    pub(crate) fn last(&self) -> &str {
+        self.said.last().map_or("", String::as_str)
+    }
+
+    /// Tells a service to read its configuration again.
+    pub(crate) fn hang_up(&self) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-HUP", &id]).status().unwrap().success());
     }
 
     pub(crate) fn kill(&mut self) {
@@ -275,12 +323,10 @@ impl Rig {
     /// Gives a host certificates of a CA of its own.
     pub(crate) fn make_another_ca(&self, host: usize) {
         self.make_ca("other");
-        let text = std::fs::read_to_string(self.config()).unwrap();
-        let mine = text.replace(
-            &self.at("ca/a").display().to_string(),
-            &self.at("other/a").display().to_string(),
-        );
-        std::fs::write(self.at(&format!("{}.toml", NAMES[host])), mine).unwrap();
+        let (ours, other) = (self.at("ca/a"), self.at("other/a"));
+        self.configure(host, |text| {
+            text.replace(&ours.display().to_string(), &other.display().to_string())
+        });
     }
 
     pub(crate) fn at(&self, name: &str) -> PathBuf {
@@ -312,7 +358,14 @@ impl Rig {
 
     /// A QEMU of the host. A's ports are ten higher than those given here, which are B's.
     pub(crate) fn listen_as_qemu(&self, host: usize, port: u16) -> TcpListener {
-        TcpListener::bind((self.qemu(host), port_of(host, port))).unwrap()
+        let address = (self.qemu(host), port_of(host, port));
+        let mut bound = None;
+        // A process that another test is starting has a copy of the last listener until its exec.
+        until(|| {
+            bound = TcpListener::bind(address).ok();
+            bound.is_some()
+        });
+        bound.expect("it is bound")
     }
 
     /// A connection of a QEMU on `host` to the other one's door.
@@ -323,7 +376,13 @@ impl Rig {
         socket
     }
 
-    fn arguments(&self, host: usize) -> Vec<String> {
+    /// Gives a host a configuration of its own: the common one, changed.
+    pub(crate) fn configure(&self, host: usize, change: impl FnOnce(String) -> String) {
+        let text = std::fs::read_to_string(self.config()).unwrap();
+        std::fs::write(self.at(&format!("{}.toml", NAMES[host])), change(text)).unwrap();
+    }
+
+    pub(crate) fn arguments(&self, host: usize) -> Vec<String> {
         let own = self.at(&format!("{}.toml", NAMES[host]));
         let config = if own.exists() { own.to_str().unwrap().to_owned() } else { self.config() };
         let run = self.at(&format!("run-{}", NAMES[host]));

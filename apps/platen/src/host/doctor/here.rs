@@ -1,0 +1,259 @@
+//! This host: users, certificate, the service, its doors and ports.
+
+use super::super::settings::Settings;
+use super::super::status::{self, HostStatus, STATUS};
+use super::super::ServiceArgs;
+use super::Finding;
+use host::now;
+use nix::unistd::User;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// The user of the service, as the package makes it.
+const SERVICE_USER: &str = "platen";
+const DAY: u64 = 86_400;
+/// Days before the end of a certificate from which on it is a warning.
+const SOON: u64 = 30;
+
+pub(super) fn check(args: &ServiceArgs, settings: &Settings) -> Vec<Finding> {
+    let status = status::ask(args, STATUS).map(|(_, status)| status);
+    let service = User::from_name(SERVICE_USER).ok().flatten();
+    let key = settings.config.tls_dir.join(tls::KEY_FILE);
+    let mut findings = vec![users(&settings.config.allow_users), certificate(settings)];
+    findings.extend(service.and_then(|user| key_of(&key, user.uid.as_raw(), user.gid.as_raw())));
+    findings.extend(run_dir(&settings.config.run_dir));
+    findings.push(served(status.as_ref()));
+    match status {
+        Ok(status) => findings.push(open_doors(settings, &status)),
+        Err(_) => findings.extend(free_ports(settings)),
+    }
+    findings
+}
+
+/// The users who may connect to a door.
+fn users(allowed: &[String]) -> Finding {
+    const CHECK: &str = "users";
+    let is_known = |name: &&String| {
+        name.parse::<u32>().is_ok() || User::from_name(name).is_ok_and(|user| user.is_some())
+    };
+    let known: Vec<_> = allowed.iter().filter(is_known).cloned().collect();
+    if known.is_empty() {
+        let found = format!("this host has no user of allow_users = {allowed:?}");
+        let advice = "name QEMU's user in allow_users (`user` in qemu.conf), unless QEMU is root";
+        return Finding::warn(CHECK, found, advice);
+    }
+    Finding::ok(CHECK, format!("a door takes root, the service and {}", known.join(", ")))
+}
+
+fn certificate(settings: &Settings) -> Finding {
+    const CHECK: &str = "certificate";
+    let advice = "platen cert issue, on the host of the CA; then put the files there";
+    let credentials = match settings.credentials() {
+        Ok(credentials) => credentials,
+        Err(error) => return Finding::fail(CHECK, format!("{error:#}"), advice),
+    };
+    let names = credentials.names();
+    let me = &settings.me().name;
+    if !names.iter().any(|name| name.eq_ignore_ascii_case(me)) {
+        let found = format!(
+            "{} is for {}, and the other hosts ask for '{me}'",
+            settings.config.tls_dir.join(tls::CERT_FILE).display(),
+            names.join(", ")
+        );
+        return Finding::fail(CHECK, found, advice);
+    }
+    match credentials.valid_until() {
+        Err(error) => Finding::fail(CHECK, format!("{:#}", anyhow::Error::from(error)), advice),
+        Ok(end) => ends(end, now() / 1000),
+    }
+}
+
+/// Judges the end of a certificate; both are seconds since 1970.
+fn ends(end: u64, now: u64) -> Finding {
+    const CHECK: &str = "certificate";
+    let advice = "platen cert issue --force, on the host of the CA; then put the files there and \
+                  `systemctl reload platen`";
+    let days = end.saturating_sub(now) / DAY;
+    if end <= now {
+        return Finding::fail(
+            CHECK,
+            format!("it has expired {} days ago", (now - end) / DAY),
+            advice,
+        );
+    }
+    let found = format!("this host's certificate is good for {days} days");
+    if days < SOON {
+        Finding::warn(CHECK, found, advice)
+    } else {
+        Finding::ok(CHECK, found)
+    }
+}
+
+/// Whether the service's user can read the key.
+fn key_of(path: &Path, uid: u32, gid: u32) -> Option<Finding> {
+    const CHECK: &str = "key";
+    let found = fs::metadata(path).ok()?;
+    let mode = found.mode();
+    let may =
+        (found.uid() == uid && mode & 0o400 != 0) || (found.gid() == gid && mode & 0o040 != 0);
+    let path = path.display();
+    Some(if may {
+        Finding::ok(CHECK, format!("user {SERVICE_USER} can read {path}"))
+    } else {
+        Finding::fail(
+            CHECK,
+            format!("user {SERVICE_USER} cannot read {path} (mode {:o})", mode & 0o777),
+            &format!("chgrp {SERVICE_USER} {path} && chmod 640 {path}"),
+        )
+    })
+}
+
+fn run_dir(path: &Path) -> Option<Finding> {
+    // The service makes it.
+    let mode = fs::metadata(path).ok()?.mode() & 0o7777;
+    let shown = path.display();
+    (mode & 0o022 != 0).then(|| {
+        let found = format!("other users may write to {shown} (mode {mode:o})");
+        Finding::fail("run_dir", found, &format!("chmod 700 {shown}"))
+    })
+}
+
+fn served(status: Result<&HostStatus, &anyhow::Error>) -> Finding {
+    const CHECK: &str = "service";
+    match status {
+        Ok(status) => {
+            Finding::ok(CHECK, format!("it runs: {} migrations now", status.running.len()))
+        }
+        Err(error) => Finding::warn(CHECK, format!("{error:#}"), "systemctl enable --now platen"),
+    }
+}
+
+/// The doors of a service that runs.
+fn open_doors(settings: &Settings, status: &HostStatus) -> Finding {
+    const CHECK: &str = "doors";
+    let all: usize = settings.doors().map(|(_, _, ports)| ports.len()).sum();
+    let open = status.doors;
+    if open == all as u64 {
+        return Finding::ok(CHECK, format!("{open} are open"));
+    }
+    Finding::fail(
+        CHECK,
+        format!("{open} of {all} are open"),
+        "the journal of the service names those that are shut and why; `ss -ltnp` names who has the \
+         ports; after a change of the configuration: systemctl reload platen",
+    )
+}
+
+/// The ports that a service will need.
+fn free_ports(settings: &Settings) -> Vec<Finding> {
+    let any = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+    let port = (settings.me().listen.unwrap_or(any), settings.config.port).into();
+    let doors = settings
+        .doors()
+        .flat_map(|(_, address, ports)| ports.map(move |port| SocketAddr::from((address, port))));
+    vec![free("port", &[port]), free("doors", &doors.collect::<Vec<_>>())]
+}
+
+fn free(check: &str, addresses: &[SocketAddr]) -> Finding {
+    let taken =
+        addresses.iter().find_map(|address| Some((address, TcpListener::bind(address).err()?)));
+    match taken {
+        None => Finding::ok(check, format!("{} are free", addresses.len())),
+        Some((address, error)) => Finding::fail(
+            check,
+            format!("cannot listen on {address}: {error}"),
+            "`ss -ltnp` names who has it: end that, or give other ports in platen.toml",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Settings of host `a`, with certificates for these names.
+    fn settings(folder: &Path, names: &[&str], days: u32, head: &str) -> Settings {
+        let authority = tls::Authority::at(&folder.join("ca"));
+        authority.init(true).unwrap();
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let issued = authority.issue(&names, days, true).unwrap();
+        let text = format!(
+            "{head}\ntls_dir = \"{}\"\n[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\nports = \"100-109\"\n\
+             listen = \"127.81.7.1\"\n[[host]]\nname = \"b\"\ndoor = \"127.81.7.2\"\nports = \"50110-50119\"\n",
+            issued.dir.display()
+        );
+        Settings::given(host::Config::parse(&text).unwrap(), "a".into()).unwrap()
+    }
+
+    #[test]
+    fn a_certificate_is_for_this_host_and_good_for_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let judged = |names: &[&str], days| certificate(&settings(folder.path(), names, days, ""));
+        assert_eq!(judged(&["a", "10.0.0.1"], 100).verdict, Verdict::Ok);
+        assert_eq!(judged(&["a"], 20).verdict, Verdict::Warn);
+        let other = judged(&["c"], 100);
+        assert_eq!(other.verdict, Verdict::Fail);
+        assert!(other.found.contains("is for c, and the other hosts ask for 'a'"), "{other:?}");
+        let settings = settings(folder.path(), &["a"], 100, "");
+        fs::remove_file(settings.config.tls_dir.join("cert.pem")).unwrap();
+        assert_eq!(certificate(&settings).verdict, Verdict::Fail);
+        // A CA that has not signed it.
+        let mine = self::settings(folder.path(), &["a"], 100, "");
+        let other = tls::Authority::at(&folder.path().join("other"));
+        other.init(false).unwrap();
+        fs::copy(folder.path().join("other/ca.pem"), mine.config.tls_dir.join("ca.pem")).unwrap();
+        assert_eq!(certificate(&mine).verdict, Verdict::Fail);
+        assert_eq!(ends(1000 * DAY, 1000 * DAY).verdict, Verdict::Fail);
+        assert!(ends(1000 * DAY, 1003 * DAY).found.contains("3 days ago"));
+    }
+
+    #[test]
+    fn users_keys_and_folders_are_looked_at() {
+        assert_eq!(users(&["nobody-of-that-name".into()]).verdict, Verdict::Warn);
+        assert_eq!(users(&["root".into(), "x".into()]).verdict, Verdict::Ok);
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key.pem");
+        fs::write(&key, "").unwrap();
+        let found = fs::metadata(&key).unwrap();
+        let (uid, gid) = (found.uid(), found.gid());
+        let judged = |mode, uid, gid| {
+            fs::set_permissions(&key, PermissionsExt::from_mode(mode)).unwrap();
+            key_of(&key, uid, gid).unwrap().verdict
+        };
+        assert_eq!(judged(0o600, uid, gid + 1), Verdict::Ok);
+        assert_eq!(judged(0o640, uid + 1, gid), Verdict::Ok);
+        assert_eq!(judged(0o600, uid + 1, gid), Verdict::Fail);
+        assert_eq!(judged(0o640, uid + 1, gid + 1), Verdict::Fail);
+        assert_eq!(key_of(Path::new("/nonexistent"), 0, 0), None);
+
+        let open = |mode| {
+            fs::set_permissions(folder.path(), PermissionsExt::from_mode(mode)).unwrap();
+            run_dir(folder.path()).map(|finding| finding.verdict)
+        };
+        assert_eq!((open(0o777), open(0o700)), (Some(Verdict::Fail), None));
+    }
+
+    #[test]
+    fn taken_ports_and_shut_doors_are_failures() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(folder.path(), &["a"], 100, "port = 50120");
+        let judged =
+            |findings: Vec<Finding>| findings.into_iter().map(|it| it.verdict).collect::<Vec<_>>();
+        assert_eq!(judged(free_ports(&settings)), [Verdict::Ok, Verdict::Ok]);
+        let _door = TcpListener::bind("127.81.7.2:50113").unwrap();
+        let findings = free_ports(&settings);
+        assert!(findings[1].found.contains("127.81.7.2:50113"), "{findings:?}");
+        let _port = TcpListener::bind("127.81.7.1:50120").unwrap();
+        assert_eq!(judged(free_ports(&settings)), [Verdict::Fail, Verdict::Fail]);
+
+        let open = |doors| open_doors(&settings, &HostStatus { doors, ..HostStatus::default() });
+        assert_eq!(open(10).verdict, Verdict::Ok);
+        assert!(open(9).found.contains("9 of 10"));
+        assert_eq!(served(Err(&anyhow::anyhow!("no"))).verdict, Verdict::Warn);
+        assert_eq!(served(Ok(&HostStatus::default())).verdict, Verdict::Ok);
+    }
+}

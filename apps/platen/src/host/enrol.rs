@@ -1,0 +1,243 @@
+//! `platen host add` and `platen host join`: another host gets its certificate and the configuration.
+
+use super::settings;
+use crate::say::{printable, say, show};
+use ::enrol::{Joined, Offer, Token};
+use anyhow::{bail, ensure, Context};
+use clap::Args;
+use host::{Config, HostError, DEFAULT_CONFIG};
+use nix::unistd::{chown, User};
+use std::fs::{self, DirBuilder, File};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+use tls::{Authority, Credentials, CA_FILE, CERT_FILE, DEFAULT_DIR, KEY_FILE};
+
+/// The user of the service, as the package makes it.
+const SERVICE_USER: &str = "platen";
+
+/// How often it is looked whether ssh has ended.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Arguments of `platen host add`.
+#[derive(Args)]
+pub(super) struct AddArgs {
+    /// Name of the new host in the configuration of this host
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Folder of the CA, which `platen cert init` makes
+    #[arg(long, value_name = "DIR", default_value = "platen-ca")]
+    dir: PathBuf,
+    /// Configuration, which the new host gets
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    config: PathBuf,
+    /// Log in there by ssh and run `platen host join`, instead of printing the command
+    #[arg(long, value_name = "USER@HOST")]
+    ssh: Option<String>,
+    /// Name or address at which the new host reaches this one [default: the host name]
+    #[arg(long, value_name = "HOST")]
+    address: Option<String>,
+    /// TCP port on which this waits for the new host
+    #[arg(long, default_value_t = 4445)]
+    port: u16,
+    /// Minutes for which the token is valid, 1 to 1440
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=1440))]
+    minutes: u64,
+    /// Days for which the certificate is valid, 1 to 3650
+    #[arg(long, default_value_t = 825, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    days: u32,
+}
+
+/// Arguments of `platen host join`.
+#[derive(Args)]
+pub(super) struct JoinArgs {
+    /// Where `platen host add` waits
+    #[arg(value_name = "HOST:PORT")]
+    address: String,
+    /// Its token; - reads it from standard input
+    #[arg(value_name = "TOKEN")]
+    token: String,
+    /// Folder for this host's ca.pem, cert.pem and key.pem
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
+    tls_dir: PathBuf,
+    /// Configuration, written if there is none with hosts yet
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    config: PathBuf,
+    /// Replace an existing key and certificate
+    #[arg(long)]
+    force: bool,
+}
+
+/// `platen host add`.
+pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
+    let config = settings::read(&args.config)?;
+    let host = config.find(&args.name).with_context(|| args.config.display().to_string())?;
+    let mut names = vec![host.name.clone()];
+    names.extend(host.address.clone().filter(|address| *address != host.name));
+    let text = fs::read_to_string(&args.config)?;
+    let all = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
+    // A kernel without IPv6 takes the second.
+    let listen = all.map(|address| SocketAddr::new(address, args.port));
+    let valid = Duration::from_secs(60 * args.minutes);
+    let offer = Offer::new(Authority::at(&args.dir), names, args.days, Some(text), &listen, valid)?;
+    let own = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let address = args.address.clone().unwrap_or_else(own);
+    let address = match address.parse::<Ipv6Addr>() {
+        Ok(address) => format!("[{address}]:{}", args.port),
+        Err(_) => format!("{address}:{}", args.port),
+    };
+    match &args.ssh {
+        None => {
+            show(&format!(
+                "On {}, within {} minutes, as root:\n  platen host join {address} {}\n",
+                printable(&args.name),
+                args.minutes,
+                offer.token()
+            ))?;
+            offer.wait(say)?;
+        }
+        Some(to) => by_ssh(&offer, to, &address)?,
+    }
+    show(&format!("{} has joined\n", printable(&args.name)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `platen host join` there. The token goes through its standard input, where no list of
+/// processes shows it.
+fn by_ssh(offer: &Offer, to: &str, address: &str) -> anyhow::Result<()> {
+    ensure!(!to.starts_with('-'), "--ssh: '{to}' is no USER@HOST");
+    // Taken by the shell there as it is.
+    let plain = |c: char| c.is_ascii_alphanumeric() || ".:-_[]".contains(c);
+    ensure!(address.chars().all(plain), "--address: '{address}' is no name or address of a host");
+    let mut ssh = Command::new("ssh")
+        .args([to, "--", "platen", "host", "join", address, "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cannot run ssh")?;
+    let mut input = ssh.stdin.take().context("ssh has no standard input")?;
+    let written = input.write_all(format!("{}\n", offer.token()).as_bytes());
+    drop(input);
+    // In short steps: an ssh that has failed is not waited for.
+    let waited = loop {
+        let ended = ssh.try_wait().context("ssh")?.is_some();
+        match offer.wait_for(LOOK, say) {
+            Ok(false) if !ended => {}
+            waited => break waited,
+        }
+    };
+    let status = ssh.wait().context("ssh")?;
+    ensure!(status.success(), "`platen host join` on {to} by ssh failed: {status}");
+    written.context("ssh does not take the token")?;
+    ensure!(waited?, "{to} has not joined");
+    Ok(())
+}
+
+/// `platen host join`.
+pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
+    let token = match args.token.as_str() {
+        "-" => {
+            let mut text = String::new();
+            std::io::stdin().take(1024).read_to_string(&mut text).context("standard input")?;
+            text
+        }
+        given => given.to_owned(),
+    };
+    let token: Token = token.trim().parse()?;
+    let files = [KEY_FILE, CERT_FILE, CA_FILE].map(|name| args.tls_dir.join(name));
+    if let Some(there) = files.iter().find(|path| !args.force && path.exists()) {
+        bail!("{} exists: --force replaces key and certificate", there.display());
+    }
+    let joined = ::enrol::join(&args.address, &token)?;
+    store(&joined, &args.tls_dir)?;
+    let kept = configure(joined.configuration.as_deref(), &args.config)?;
+    show(&format!(
+        "This host has a certificate for {}, in {}. {kept}\nNext: platen host doors on; restart libvirtd; \
+         systemctl enable --now platen; platen doctor\n",
+        printable(&joined.names.join(", ")),
+        args.tls_dir.display(),
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes key and certificates, all of them or none, for root and the service's user.
+fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
+    let owner = match rustix::process::geteuid().is_root() {
+        true => User::from_name(SERVICE_USER).ok().flatten(),
+        false => None,
+    };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(dir)
+        .with_context(|| format!("cannot make {}", dir.display()))?;
+    let mode = if owner.is_some() { 0o640 } else { 0o600 };
+    let texts =
+        [(KEY_FILE, &joined.key), (CERT_FILE, &joined.certificate), (CA_FILE, &joined.authority)];
+    let fresh = |name: &str| dir.join(format!("{name}.new"));
+    let written = texts.iter().try_for_each(|(name, text)| -> anyhow::Result<()> {
+        let path = fresh(name);
+        // Left by a run that was killed.
+        let _ = fs::remove_file(&path);
+        let open = File::options().write(true).create_new(true).mode(mode).open(&path);
+        let mut file = open.with_context(|| format!("cannot write {}", path.display()))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        if let Some(owner) = &owner {
+            chown(&path, None, Some(owner.gid))?;
+        }
+        Ok(())
+    });
+    let checked = written.and_then(|()| {
+        let files = [CA_FILE, CERT_FILE, KEY_FILE].map(fresh);
+        let credentials = Credentials::load(&files[0], &files[1], &files[2])?;
+        credentials.valid_until()?;
+        credentials.check_dates().context("look at the clocks of both hosts")
+    });
+    if let Err(error) = checked {
+        texts.iter().for_each(|(name, _)| drop(fs::remove_file(fresh(name))));
+        return Err(error.context("the certificate that came cannot be used"));
+    }
+    for (name, _) in texts {
+        let path = dir.join(name);
+        fs::rename(fresh(name), &path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Writes the configuration, unless this host has one with hosts. Says what it has done.
+fn configure(text: Option<&str>, path: &Path) -> anyhow::Result<String> {
+    let shown = path.display();
+    let Some(text) = text else { return Ok(format!("{shown} is as it was.")) };
+    let hosts = Config::parse(text).context("the configuration that came")?;
+    ensure!(!hosts.host.is_empty(), "the configuration that came has no hosts");
+    match fs::read_to_string(path) {
+        Ok(own) if own == text => return Ok(format!("{shown} is the same there and here.")),
+        Ok(own) if !is_without_hosts(&own) => {
+            return Ok(format!(
+                "{shown} differs from that of the other host and is as it was: make them the same."
+            ));
+        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| shown.to_string());
+        }
+        _ => {}
+    }
+    let folder = path.parent().context("--config is no path of a file")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut file = tempfile::Builder::new().prefix(".platen-").tempfile_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    file.as_file().set_permissions(readable)?;
+    file.persist(path).with_context(|| format!("cannot write {shown}"))?;
+    Ok(format!("{shown} is that of the other host."))
+}
+
+/// Whether this is a configuration that nobody has filled in, as a package brings it.
+fn is_without_hosts(text: &str) -> bool {
+    matches!(Config::parse(text), Err(HostError::Value { key, .. }) if key == "[[host]]")
+        && !text.lines().any(|line| line.trim_start().starts_with("[[host]]"))
+}

@@ -1,0 +1,236 @@
+//! The events of a service: its socket for those who follow them, and `platen events`.
+//!
+//! A follower gets one line of JSON for each event, after a greeting. A follower that does not read is
+//! dropped: the service waits for nobody. `platen events` connects first and asks for the status after
+//! that, so that it misses nothing; an event that the status has told already is not told again.
+
+use super::feed::{GREETING, MAX_FOLLOWERS};
+use super::status::{self, HostStatus};
+use super::{EventsArgs, ServiceArgs};
+use crate::device::endpoint::Endpoint;
+use crate::say::{printable, say, show};
+use anyhow::Context;
+use host::{Event, Phase};
+use relay::{Listening, UnixAddress};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+use time::OffsetDateTime;
+
+/// How long a service may take to greet.
+const GREETED: Duration = Duration::from_secs(5);
+/// The longest line that is read.
+const MAX_LINE: u64 = 64 << 10;
+/// Pause before another attempt to reach a service.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Migrations of which `platen events` knows the last phase.
+const MAX_KNOWN: usize = 2000;
+
+fn address(run_dir: &Path) -> UnixAddress {
+    UnixAddress::from(run_dir.join("events.sock"))
+}
+
+/// Listens for followers.
+pub(super) fn listen(run_dir: &Path) -> anyhow::Result<Listening> {
+    Ok(address(run_dir).listen()?)
+}
+
+/// Takes followers until the endpoint is dropped.
+pub(super) fn start(
+    listener: UnixListener,
+    follow: impl Fn(UnixStream) + Send + 'static,
+) -> anyhow::Result<Endpoint> {
+    Endpoint::start("events", listener, move |stream| {
+        follow(stream.try_clone()?);
+        Ok(())
+    })
+}
+
+/// `platen events`.
+pub(super) fn run(args: &EventsArgs) -> anyhow::Result<ExitCode> {
+    let run_dir = &status::run_dir(&args.service)?;
+    let mut known = Known::default();
+    let service = || "the service of this host (`platen host`)";
+    // A service that does not run at the beginning is an error.
+    let mut reader = follow(run_dir).with_context(service)?;
+    let mut first = true;
+    loop {
+        for event in known.of_status(&status_of(&args.service)?, first) {
+            print(&event, args.json)?;
+        }
+        first = false;
+        while let Some(event) = next(&mut reader)? {
+            if known.is_new(&event) {
+                print(&event, args.json)?;
+            }
+        }
+        say("the service has gone; its events follow when it is back");
+        reader = loop {
+            std::thread::sleep(AGAIN);
+            if let Ok(reader) = follow(run_dir) {
+                break reader;
+            }
+        };
+    }
+}
+
+fn status_of(args: &ServiceArgs) -> anyhow::Result<HostStatus> {
+    Ok(status::ask(args, status::STATUS)?.1)
+}
+
+/// Becomes a follower.
+fn follow(run_dir: &Path) -> anyhow::Result<BufReader<UnixStream>> {
+    let address = address(run_dir);
+    let stream = match address.connect_now() {
+        Err(error)
+            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
+        {
+            anyhow::bail!("it is not served: nobody listens on {}", address.path().display())
+        }
+        connected => connected.with_context(|| address.path().display().to_string())?,
+    };
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(GREETED))?;
+    let mut reader = BufReader::new(stream);
+    let mut line = Vec::new();
+    (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line).context("its greeting")?;
+    anyhow::ensure!(
+        line == GREETING,
+        "it does not take another follower of its events: it has {MAX_FOLLOWERS}, or is of another \
+         version"
+    );
+    reader.get_ref().set_read_timeout(None)?;
+    Ok(reader)
+}
+
+/// The next event; `None` when the service has gone.
+fn next(reader: &mut BufReader<UnixStream>) -> anyhow::Result<Option<Event>> {
+    let mut line = Vec::new();
+    match reader.take(MAX_LINE).read_until(b'\n', &mut line) {
+        Ok(_) if line.ends_with(b"\n") => {}
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => {
+            return Err(error).context("the events of the service");
+        }
+        _ => return Ok(None),
+    }
+    serde_json::from_slice(&line).map(Some).context("an event of the service")
+}
+
+/// The last phase that was told of each migration.
+#[derive(Default)]
+struct Known(BTreeMap<String, Phase>);
+
+impl Known {
+    /// Whether this event was not told yet.
+    fn is_new(&mut self, event: &Event) -> bool {
+        let is_new = match self.0.insert(event.id.clone(), event.phase) {
+            Some(told) if told as u8 >= event.phase as u8 => {
+                self.0.insert(event.id.clone(), told);
+                false
+            }
+            _ => true,
+        };
+        while self.0.len() > MAX_KNOWN {
+            // Later identifiers sort behind earlier ones.
+            self.0.pop_first();
+        }
+        is_new
+    }
+
+    /// The events in a status that were not told yet. Of the `first` status those that run.
+    fn of_status(&mut self, status: &HostStatus, first: bool) -> Vec<Event> {
+        let all = status.history.iter().chain(&status.running).map(Event::from);
+        let new = all.filter(|event| self.is_new(event));
+        let new: Vec<_> = new.filter(|event| !first || event.phase != Phase::Ended).collect();
+        new
+    }
+}
+
+fn print(event: &Event, json: bool) -> anyhow::Result<()> {
+    let line = if json { serde_json::to_string(event)? } else { described(event) };
+    show(&format!("{line}\n"))
+}
+
+/// An event on a line, for a person.
+fn described(event: &Event) -> String {
+    let milliseconds = i128::from(event.time) * 1_000_000;
+    let at = OffsetDateTime::from_unix_timestamp_nanos(milliseconds)
+        .unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (date, time) = (at.date(), at.time());
+    let vm = event.vm.as_ref().map_or(String::new(), |vm| format!(" of {}", printable(vm)));
+    let way = if event.role == host::Role::Source { "to" } else { "from" };
+    let status = event.status.map_or(event.phase.name(), host::Status::name);
+    let cause = event.cause.as_ref().map_or(String::new(), |it| format!(": {}", printable(it)));
+    format!(
+        "{}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z {}{vm} {way} {} (port {}) {status}{cause}",
+        date.year(),
+        u8::from(date.month()),
+        date.day(),
+        time.hour(),
+        time.minute(),
+        time.second(),
+        time.millisecond(),
+        event.id,
+        printable(&event.peer),
+        event.port
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host::Record;
+
+    fn event(id: &str, phase: Phase) -> Event {
+        Event::from(&Record { id: id.into(), phase, ..Record::default() })
+    }
+
+    #[test]
+    fn no_event_is_told_twice_and_none_is_left_out() {
+        let mut known = Known::default();
+        let record = |id: &str, phase| Record { id: id.into(), phase, ..Record::default() };
+        let mut status = HostStatus {
+            running: vec![record("2", Phase::Active)],
+            history: vec![record("1", Phase::Ended)],
+            ..HostStatus::default()
+        };
+        let told = |events: Vec<Event>| -> Vec<_> {
+            events.into_iter().map(|event| (event.id, event.phase)).collect()
+        };
+        assert_eq!(told(known.of_status(&status, true)), [("2".into(), Phase::Active)]);
+        assert!(!known.is_new(&event("2", Phase::Opening)));
+        assert!(!known.is_new(&event("2", Phase::Active)));
+        assert!(known.is_new(&event("2", Phase::Ending)));
+        // The service has gone, 2 has ended, 3 has come and gone, 4 runs.
+        status.history.extend([record("2", Phase::Ended), record("3", Phase::Ended)]);
+        status.running = vec![record("4", Phase::Opening)];
+        let after = told(known.of_status(&status, false));
+        let all = [("2", Phase::Ended), ("3", Phase::Ended), ("4", Phase::Opening)];
+        assert_eq!(after, all.map(|(id, phase)| (id.to_owned(), phase)));
+        (0..3 * MAX_KNOWN)
+            .for_each(|nth| assert!(known.is_new(&event(&format!("5{nth:06}"), Phase::Active))));
+        assert_eq!(known.0.len(), MAX_KNOWN);
+    }
+
+    #[test]
+    fn a_person_reads_when_which_and_why() {
+        let record = Record {
+            id: "7".into(),
+            peer: "b\u{1b}".into(),
+            port: 49152,
+            vm: Some("g1".into()),
+            phase: Phase::Ended,
+            ended: Some(1_700_000_000_123),
+            status: Some(host::Status::Failed),
+            cause: Some("the reason".into()),
+            ..Record::default()
+        };
+        assert_eq!(
+            described(&Event::from(&record)),
+            "2023-11-14T22:13:20.123Z 7 of g1 to b\\u{1b} (port 49152) failed: the reason"
+        );
+    }
+}

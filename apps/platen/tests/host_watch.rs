@@ -1,0 +1,295 @@
+//! `platen host` as its administrators see it: a configuration that changes, events, and metrics.
+
+#[path = "host/rig.rs"]
+mod rig;
+
+use rig::{
+    finish_under_way, is_reset, migrates, read_exactly, under_way, until, Rig, A, B, WATCHDOG,
+};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+
+/// A stranger at the door of B's port 49152.
+fn stranger(rig: &Rig) -> TcpStream {
+    let client = rig.connect_as_qemu(A, 49152);
+    (&client).write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    client
+}
+
+#[test]
+fn a_new_configuration_is_for_new_migrations_and_a_bad_one_changes_nothing() {
+    let rig = Rig::new("");
+    rig.configure(A, |text| text);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(WATCHDOG)).unwrap();
+    // The next message that is no heartbeat.
+    let heard = || loop {
+        let mut bytes = [0; 200];
+        let got = manager.recv(&mut bytes).unwrap();
+        let text = String::from_utf8_lossy(&bytes[..got]).into_owned();
+        if text != "WATCHDOG=1" {
+            return text;
+        }
+    };
+    let mut a = rig.start_with(A, &[("NOTIFY_SOCKET", path.to_str().unwrap())]);
+    let _b = rig.start(B);
+    assert_eq!(heard(), "READY=1");
+    let running = under_way(&rig, 49153);
+    assert!(is_reset(&stranger(&rig)));
+
+    rig.configure(A, |text| {
+        let third = "[[host]]\nname = \"c\"\ndoor = \"127.80.99.3\"\nports = \"49190-49191\"\n";
+        format!("stranger = \"forward\"\nport = 4445\nlinks = 2\n{text}{third}")
+    });
+    a.hang_up();
+    a.says("changed for new migrations: links, stranger, host c; changed from the next start");
+    a.says("port; 6 doors to b");
+    let reloading = heard();
+    let (first, usec) = reloading.split_once("\nMONOTONIC_USEC=").unwrap();
+    assert_eq!((first, heard().as_str()), ("RELOADING=1", "READY=1"));
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
+    let then = usec.parse::<i64>().unwrap() / 1_000_000;
+    assert!((0..WATCHDOG.as_secs().cast_signed()).contains(&(now - then)), "{reloading}");
+    // A new connection gets the new policy, and the migration goes on.
+    let server = TcpListener::bind((rig.address(B), 49152)).unwrap();
+    let client = stranger(&rig);
+    let (there, _) = server.accept().unwrap();
+    assert_eq!(read_exactly(&there, 3), b"GET");
+    drop((there, client));
+    until(|| rig.list(A)["running"].as_array().unwrap().len() == 1);
+
+    rig.configure(A, |text| format!("stranger = \"refuse\"\nlinks = 65\n{text}"));
+    a.hang_up();
+    a.says("the configuration stays as it was");
+    let said = a.last();
+    assert!(said.contains("links: 65 is not a number from 1 to 64"), "{said}");
+    assert!(heard().starts_with("RELOADING=1\n"));
+    assert_eq!(heard(), "READY=1");
+    let client = stranger(&rig);
+    let (there, _) = server.accept().unwrap();
+    assert_eq!(read_exactly(&there, 3), b"GET");
+    drop((there, client));
+
+    finish_under_way(running);
+    until(|| rig.list(A)["running"].as_array().unwrap().is_empty());
+    migrates(&rig, A, 49153);
+    until(|| rig::status_of(&rig.status(A), "completed") == 2);
+}
+
+#[test]
+fn certificates_are_read_again() {
+    let rig = Rig::new("");
+    rig.make_another_ca(B);
+    let (_a, b) = (rig.start(A), rig.start(B));
+    let source = rig.connect_as_qemu(A, 49152);
+    (&source).write_all(b"QEVM\0\0\0\x03").unwrap();
+    assert!(is_reset(&source));
+    assert!(rig.ended(A, 1)["cause"].as_str().unwrap().contains("certificate"));
+    rig.configure(B, |text| text);
+    let mut b = b;
+    b.hang_up();
+    b.says("again: changed for new migrations: tls_dir");
+    migrates(&rig, A, 49152);
+    until(|| rig::status_of(&rig.status(A), "completed") == 1);
+    // A key that everybody may read is refused, and the old one goes on.
+    let key = rig.at("ca/a/key.pem");
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o644)).unwrap();
+    b.hang_up();
+    b.says("the configuration stays as it was");
+    assert!(b.last().contains("everybody may read this key"), "{}", b.last());
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+    migrates(&rig, A, 49152);
+}
+
+/// `platen events --json` that runs.
+struct Follower {
+    child: Child,
+    lines: Receiver<Value>,
+}
+
+impl Follower {
+    fn of(rig: &Rig, host: usize) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_platen"))
+            .args(["events", "--json"])
+            .args(rig.arguments(host))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                let _ = sender.send(serde_json::from_str(&line).expect("a line of JSON"));
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// The events of the next migration up to its end.
+    fn of_one(&self) -> Vec<Value> {
+        let mut events: Vec<Value> = Vec::new();
+        while events.last().is_none_or(|event| event["phase"] != "ended") {
+            events.push(self.lines.recv_timeout(WATCHDOG).expect("an event"));
+            assert_eq!(events[0]["id"], events.last().unwrap()["id"]);
+        }
+        events
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn events_tell_each_change_once_with_its_cause_also_when_the_service_is_replaced() {
+    let rig = Rig::new("");
+    let (code, said) = rig.command(A, &["events"]);
+    assert_eq!((code, said.contains("it is not served")), (Some(1), true), "{said}");
+    let (mut a, mut b) = (rig.start(A), rig.start(B));
+    migrates(&rig, A, 49152);
+    rig.ended(A, 1);
+    // What was over before is not told; what runs is.
+    let running = under_way(&rig, 49153);
+    until(|| rig.list(A)["running"][0]["phase"] == "active");
+    let follower = Follower::of(&rig, A);
+    let first = follower.lines.recv_timeout(WATCHDOG).unwrap();
+    assert_eq!((&first["phase"], &first["port"]), (&"active".into(), &49153.into()));
+    assert_eq!((&first["role"], &first["peer"]), (&"source".into(), &"b".into()));
+    // Its end happens while no service runs.
+    a.kill();
+    finish_under_way(running);
+    until(|| rig.carriers_are_gone());
+    let a = rig.start(A);
+    let end = follower.of_one().pop().unwrap();
+    assert_eq!((&end["id"], &end["status"]), (&first["id"], &"completed".into()));
+    assert!(end["time"].as_u64() >= first["time"].as_u64());
+
+    migrates(&rig, A, 49152);
+    let events = follower.of_one();
+    let phases: Vec<_> = events.iter().map(|event| event["phase"].as_str().unwrap()).collect();
+    assert_eq!(phases[0], "opening");
+    assert!(phases.contains(&"active"), "{phases:?}");
+    assert!(events.last().unwrap()["plain"].as_u64().unwrap() > 1_000_000, "{events:?}");
+    // A failure, with its cause.
+    b.kill();
+    let source = rig.connect_as_qemu(A, 49152);
+    (&source).write_all(b"QEVM\0\0\0\x03").unwrap();
+    assert!(is_reset(&source));
+    let end = follower.of_one().pop().unwrap();
+    assert_eq!(end["status"], "failed");
+    assert!(end["cause"].as_str().unwrap().contains("cannot connect to"), "{end}");
+    // The history says so, too, and survives the service.
+    drop(a);
+    let _a = rig.start(A);
+    assert_eq!(rig.ended(A, 4)["cause"], end["cause"]);
+}
+
+/// The body of a page of metrics.
+fn scrape(mut stream: impl Read + Write) -> String {
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+    body.to_owned()
+}
+
+#[test]
+fn metrics_are_served_where_the_configuration_says_and_count_migrations() {
+    let rig = Rig::new("");
+    let tcp = format!("{}:9464", rig.address(A));
+    rig.configure(A, |text| format!("metrics = \"{tcp}\"\n{text}"));
+    let unix = rig.at("metrics.sock");
+    rig.configure(B, |text| format!("metrics = \"unix:{}\"\n{text}", unix.display()));
+    let (_a, b) = (rig.start(A), rig.start(B));
+    migrates(&rig, A, 49152);
+    rig.ended(A, 1);
+    rig.ended(B, 1);
+    let sample = |text: &str, name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap_or_else(|| panic!("no {name}: {text}")).parse().unwrap()
+    };
+    let a = scrape(TcpStream::connect(&tcp).unwrap());
+    let of = |what: &str| format!("platen_host_migrations_ended_total{{{what}}}");
+    assert_eq!(sample(&a, &of("role=\"source\",status=\"completed\"")), 1.0);
+    assert_eq!(sample(&a, "platen_host_doors_open"), 4.0);
+    assert!(sample(&a, "platen_host_stream_bytes_total{role=\"source\"}") > 1_000_000.0);
+    let left = sample(&a, "platen_host_certificate_end_seconds") - rig::now() as f64 / 1e3;
+    assert!((800.0..830.0).contains(&(left / 86_400.0)), "{left}");
+    let b_text = scrape(UnixStream::connect(&unix).unwrap());
+    assert_eq!(sample(&b_text, &of("role=\"destination\",status=\"completed\"")), 1.0);
+    let mode = std::fs::metadata(&unix).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    // Its socket goes with the service.
+    let (status, said) = b.terminates();
+    assert_eq!(status, Some(0), "{said}");
+    assert!(!unix.exists());
+}
+
+/// The results of `platen doctor --json` on A: check and verdict, and all of their text.
+fn examine(rig: &Rig) -> (Option<i32>, Vec<(String, String)>, String) {
+    let conf = rig.at("qemu.conf");
+    let words = ["doctor", "--json", "--qemu-conf", conf.to_str().unwrap()];
+    let (code, said) = rig.command(A, &words);
+    let word = |finding: &Value, key: &str| finding[key].as_str().unwrap().to_owned();
+    let findings = said.lines().map(|line| {
+        let finding: Value = serde_json::from_str(line).expect("a line of JSON");
+        let has_advice = finding["advice"].is_string();
+        assert_eq!(has_advice, finding["verdict"] != "ok", "{finding}");
+        (word(&finding, "check"), word(&finding, "verdict"))
+    });
+    (code, findings.collect(), said)
+}
+
+#[test]
+fn the_doctor_finds_what_is_missing_and_then_nothing() {
+    let rig = Rig::new("allow_users = [\"root\"]\n");
+    std::fs::write(rig.at("qemu.conf"), "").unwrap();
+    let is = |found: &[(String, String)], check: &str, verdict: &str| {
+        found.iter().any(|one| (one.0.as_str(), one.1.as_str()) == (check, verdict))
+    };
+    let (code, found, said) = examine(&rig);
+    assert_eq!(code, Some(1), "{said}");
+    for (check, verdict) in [
+        ("qemu.conf", "fail"),
+        ("service", "warn"),
+        ("peer b", "fail"),
+        ("doors", "ok"),
+        ("certificate", "ok"),
+    ] {
+        assert!(is(&found, check, verdict), "{check}: {said}");
+    }
+    assert!(said.contains("cannot connect to"), "{said}");
+    // What it says is done.
+    let conf = rig.at("qemu.conf");
+    let words = ["host", "doors", "on", "--qemu-conf", conf.to_str().unwrap()];
+    assert_eq!(rig.command(A, &words).0, Some(0));
+    let (_a, mut b) = (rig.start(A), rig.start(B));
+    let (code, found, said) = examine(&rig);
+    assert!(found.iter().all(|one| one.1 != "fail"), "{said}");
+    assert_eq!(code, Some(0), "{said}");
+    assert!(is(&found, "service", "ok") && is(&found, "doors", "ok"), "{said}");
+    assert_eq!(found.iter().filter(|one| one.0 == "peer b" && one.1 == "ok").count(), 3, "{said}");
+    assert!(said.contains(&format!("platen {}", env!("CARGO_PKG_VERSION"))), "{said}");
+    // The question opens nothing there.
+    assert_eq!(rig.status(B)["begun"], 0);
+    // A host with another CA.
+    b.kill();
+    rig.make_another_ca(B);
+    let _b = rig.start(B);
+    let (code, found, said) = examine(&rig);
+    assert_eq!((code, is(&found, "peer b", "fail")), (Some(1), true), "{said}");
+    assert!(said.contains("certificates of the same CA"), "{said}");
+}

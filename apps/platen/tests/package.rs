@@ -1,0 +1,150 @@
+//! The Debian package: what is in it. `make packages` installs it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Runs a command, and returns what it has printed.
+fn output(command: &mut Command) -> String {
+    let out = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let errors = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{command:?}: {errors}");
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// A package of the programs of this profile, unpacked.
+struct Package {
+    folder: tempfile::TempDir,
+    file: PathBuf,
+}
+
+impl Package {
+    fn make() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let programs = Path::new(env!("CARGO_BIN_EXE_platen")).parent().unwrap();
+        let manuals = programs.join("examples/manuals");
+        assert!(manuals.exists(), "first: cargo build -p platen --examples");
+        output(Command::new(manuals).arg(folder.path().join("manuals")));
+        let made = output(
+            Command::new(root().join("scripts/deb"))
+                .args([programs, &folder.path().join("manuals")])
+                .env("PLATEN_DEB_OUT", folder.path().join("out"))
+                .env("PLATEN_DEB_COMPRESSION", "none"),
+        );
+        let package = Self { file: made.trim_end().into(), folder };
+        output(Command::new("dpkg-deb").arg("-R").args([&package.file, &package.at("")]));
+        package
+    }
+
+    /// The place of a file of the package.
+    fn at(&self, path: &str) -> PathBuf {
+        self.folder.path().join("unpacked").join(path)
+    }
+
+    fn text(&self, path: &str) -> String {
+        std::fs::read_to_string(self.at(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+}
+
+#[test]
+fn the_package_has_programs_manuals_completions_units_and_scripts_that_fit() {
+    let package = Package::make();
+    let field = |name: &str| {
+        output(Command::new("dpkg-deb").arg("-f").arg(&package.file).arg(name)).trim().to_owned()
+    };
+    assert_eq!(field("Package"), "platen");
+    assert_eq!(field("Version"), concat!(env!("CARGO_PKG_VERSION"), "-1"));
+    assert!(field("Depends").contains("libc6 (>= "), "{}", field("Depends"));
+    assert!(field("Installed-Size").parse::<u32>().unwrap() > 1000);
+    let control = package.text("DEBIAN/control");
+    assert!(!control.contains('@') || control.matches('@').count() == 1, "{control}");
+
+    // Modes and owners, as dpkg unpacks them.
+    let listed = output(Command::new("dpkg-deb").arg("-c").arg(&package.file));
+    let modes = |path: &str| {
+        let line = listed.lines().find(|line| line.ends_with(&format!(" .{path}")));
+        line.unwrap_or_else(|| panic!("no {path}: {listed}"))[..10].to_owned()
+    };
+    for program in ["/usr/bin/platen", "/usr/bin/platen-device"] {
+        assert_eq!(modes(program), "-rwxr-xr-x");
+    }
+    assert_eq!(modes("/lib/systemd/system/platen.service"), "-rw-r--r--");
+    assert!(listed.lines().all(|line| line.contains(" root/root ")), "{listed}");
+    for script in ["postinst", "prerm", "postrm"] {
+        output(Command::new("sh").arg("-n").arg(package.at(&format!("DEBIAN/{script}"))));
+    }
+    assert_eq!(package.text("DEBIAN/conffiles"), "/etc/platen/platen.toml\n");
+    output(
+        Command::new("md5sum")
+            .args(["--quiet", "-c", "DEBIAN/md5sums"])
+            .current_dir(package.at("")),
+    );
+
+    // The unit starts programs of the package.
+    let unit = package.text("lib/systemd/system/platen.service");
+    let programs: BTreeSet<&str> = unit
+        .lines()
+        .filter_map(|line| line.strip_prefix("Exec")?.split_once('=')?.1.split(' ').next())
+        .filter(|program| program.starts_with("/usr/bin/"))
+        .collect();
+    assert_eq!(programs, BTreeSet::from(["/usr/bin/platen"]));
+    for documented in unit.lines().filter_map(|line| line.split_once("file:///")) {
+        assert!(package.at(documented.1).exists(), "{}", documented.1);
+    }
+    // The configuration is one that parses, but for its hosts.
+    let sample = package.at("etc/platen/platen.toml");
+    let program = package.at("usr/bin/platen");
+    let check = |sample: &Path| {
+        let out = Command::new(&program).args(["config", "check"]).arg(sample).output().unwrap();
+        String::from_utf8([out.stdout, out.stderr].concat()).unwrap()
+    };
+    let checked = check(&sample);
+    assert!(checked.contains("[[host]]: there are 0"), "{checked}");
+    let text = package.text("etc/platen/platen.toml");
+    let hosts = text.split_once("#[[host]]").unwrap().1.replace("\n#", "\n");
+    std::fs::write(&sample, format!("[[host]]{hosts}")).unwrap();
+    let checked = check(&sample);
+    assert!(checked.contains("hosta") && checked.contains("is in order"), "{checked}");
+}
+
+#[test]
+fn each_command_has_a_manual_page_with_its_options_and_a_completion() {
+    let package = Package::make();
+    let reference = std::fs::read_to_string(root().join("docs/reference.md")).unwrap();
+    let commands: Vec<&str> = reference
+        .lines()
+        .filter_map(|line| line.strip_prefix("## `platen")?.strip_suffix('`'))
+        .collect();
+    assert!(commands.len() > 20, "{commands:?}");
+    let bash = package.text("usr/share/bash-completion/completions/platen");
+    output(
+        Command::new("bash")
+            .arg("-n")
+            .arg(package.at("usr/share/bash-completion/completions/platen")),
+    );
+    for command in commands {
+        let page = format!("usr/share/man/man1/platen{}.1.gz", command.replace(' ', "-"));
+        let page = output(Command::new("gzip").arg("-dc").arg(package.at(&page)));
+        let section = reference.split_once(&format!("## `platen{command}`\n")).unwrap().1;
+        let section = section.split("\n## ").next().unwrap();
+        let options = section.lines().filter_map(|line| {
+            let name = line.strip_prefix("| `--")?;
+            Some(name.split(['`', ' ', '=', '[']).next().unwrap())
+        });
+        for option in options {
+            let written = format!("\\-\\-{}", option.replace('-', "\\-"));
+            assert!(page.contains(&written), "platen{command}: no --{option} in its page");
+            assert!(bash.contains(&format!("--{option}")), "platen{command}: --{option}");
+        }
+    }
+    for hidden in ["platen-keep", "platen-carry", "platen-play"] {
+        assert!(!package.at(&format!("usr/share/man/man1/{hidden}.1.gz")).exists(), "{hidden}");
+    }
+    for path in ["zsh/vendor-completions/_platen", "fish/vendor_completions.d/platen.fish"] {
+        assert!(package.text(&format!("usr/share/{path}")).contains("doctor"), "{path}");
+    }
+}

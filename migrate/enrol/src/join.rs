@@ -1,0 +1,95 @@
+//! The new host's end.
+
+use crate::error::EnrolError;
+use crate::message::{receive, send, Answer, Bounded, Request, PATIENCE, SIGNED};
+use crate::pinned::{Pinned, NAME};
+use crate::token::{hex, Token};
+use rcgen::{KeyPair, PublicKeyData, SigningKey};
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, Stream};
+use std::io::{Error, ErrorKind};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+
+/// What a new host has got.
+#[derive(Debug)]
+pub struct Joined {
+    /// The names in its certificate; the first is its name.
+    pub names: Vec<String>,
+    /// Its key, made here, PEM.
+    pub key: String,
+    /// Its certificate, PEM.
+    pub certificate: String,
+    /// The CA's certificate, PEM.
+    pub authority: String,
+    /// The text of the configuration, if the host of the CA has one.
+    pub configuration: Option<String>,
+}
+
+/// Asks the host at `address`, HOST:PORT, for a certificate for a new key.
+///
+/// # Errors
+/// It cannot be reached, is not the host of the token's CA, or refuses.
+pub fn join(address: &str, token: &Token) -> Result<Joined, EnrolError> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let pinned = Pinned { token: token.clone(), provider: provider.clone() };
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(EnrolError::certificate)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(pinned))
+        .with_no_client_auth();
+    let name = ServerName::try_from(NAME).map_err(EnrolError::certificate)?;
+    let mut connection =
+        ClientConnection::new(Arc::new(config), name).map_err(EnrolError::certificate)?;
+    let mut socket = Bounded::new(dial(address)?);
+    // Nothing is said before the other end is known.
+    while connection.is_handshaking() {
+        connection.complete_io(&mut socket).map_err(|source| {
+            let what = format!(
+                "{address} is not the host of this token's CA, or offers nothing (`platen host add` \
+                 runs there?)"
+            );
+            EnrolError::Connection { what, source }
+        })?;
+    }
+    let key = KeyPair::generate().map_err(EnrolError::certificate)?;
+    let signed = format!("{SIGNED}{}", token.secret());
+    let signature = key.sign(signed.as_bytes()).map_err(EnrolError::certificate)?;
+    let request = Request {
+        secret: token.secret(),
+        public_key: hex(key.der_bytes()),
+        signature: hex(&signature),
+    };
+    let mut stream = Stream::new(&mut connection, &mut socket);
+    send(&mut stream, &request)?;
+    let answer: Answer = receive(&mut stream)?;
+    if let Some(reason) = answer.error {
+        return Err(EnrolError::Refused(reason.escape_debug().take(500).collect()));
+    }
+    let authority = CertificateDer::from_pem_slice(answer.authority.as_bytes());
+    if !authority.is_ok_and(|authority| token.is_of(&authority)) {
+        return Err(EnrolError::Message("it has sent the certificate of another CA".into()));
+    }
+    Ok(Joined {
+        names: answer.names,
+        key: key.serialize_pem(),
+        certificate: answer.certificate,
+        authority: answer.authority,
+        configuration: answer.configuration,
+    })
+}
+
+fn dial(address: &str) -> Result<TcpStream, EnrolError> {
+    let failed = || EnrolError::connection(format!("cannot connect to {address}"));
+    let mut last = Error::new(ErrorKind::NotFound, "the name has no address");
+    for address in address.to_socket_addrs().map_err(failed())? {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => last = error,
+        }
+    }
+    Err(failed()(last))
+}

@@ -1,0 +1,154 @@
+//! An offer and those who come to it.
+
+use enrol::{join, EnrolError, Offer, Token, ATTEMPTS};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+use tls::{Authority, Credentials};
+
+const ANY: &str = "127.0.0.1:0";
+/// An offer that ends by itself is not waited for as long.
+const LONG: Duration = Duration::from_secs(300);
+
+fn authority(dir: &Path) -> Authority {
+    let authority = Authority::at(dir);
+    authority.init(false).unwrap();
+    authority
+}
+
+fn offer(dir: &Path) -> (Offer, String, Token) {
+    offer_for(dir, LONG)
+}
+
+fn offer_for(dir: &Path, valid: Duration) -> (Offer, String, Token) {
+    let names = vec!["hostb".to_owned(), "10.0.0.2".to_owned()];
+    let address: SocketAddr = ANY.parse().unwrap();
+    let configuration = Some("# the configuration\n".to_owned());
+    let offer = Offer::new(authority(dir), names, 9, configuration, &[address], valid).unwrap();
+    let (address, token) = (offer.address().unwrap().to_string(), offer.token().clone());
+    (offer, address, token)
+}
+
+/// Runs `guest` while the offer waits.
+fn while_offered<T>(offer: &Offer, guest: impl FnOnce() -> T) -> (Result<(), EnrolError>, T) {
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| offer.wait(|_| {}));
+        let got = guest();
+        (waiting.join().unwrap(), got)
+    })
+}
+
+#[test]
+fn a_host_gets_a_certificate_for_a_key_that_stays_with_it_and_the_token_is_used_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let (offer, address, token) = offer(folder.path());
+    // Written down and read again.
+    let token: Token = token.to_string().parse().unwrap();
+    let (done, joined) = while_offered(&offer, || join(&address, &token).unwrap());
+    done.unwrap();
+    assert_eq!(joined.names, ["hostb", "10.0.0.2"]);
+    assert_eq!(joined.configuration.as_deref(), Some("# the configuration\n"));
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).unwrap();
+        path
+    };
+    let own = Credentials::load(
+        &file("got-ca.pem", &joined.authority),
+        &file("got-cert.pem", &joined.certificate),
+        &file("got-key.pem", &joined.key),
+    )
+    .unwrap();
+    assert_eq!(own.names(), ["hostb", "10.0.0.2"]);
+    own.valid_until().unwrap();
+    // The key of the CA is where it was, the one of the host nowhere else.
+    let files = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(files, 2 + 3, "nothing of the host is stored at the CA");
+    // The offer is over, though its socket is still there: nobody accepts.
+    assert!(offer.wait_for(LONG, |_| {}).unwrap());
+}
+
+#[test]
+fn two_that_come_with_one_token_get_one_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let (offer, address, token) = offer(folder.path());
+    let (done, joined) = while_offered(&offer, || {
+        std::thread::scope(|scope| {
+            let both = [0, 1].map(|_| scope.spawn(|| join(&address, &token)));
+            both.map(|one| one.join().unwrap())
+        })
+    });
+    done.unwrap();
+    assert_eq!(joined.iter().filter(|joined| joined.is_ok()).count(), 1, "{joined:?}");
+}
+
+#[test]
+fn a_host_that_is_not_that_of_the_ca_learns_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_mine, _, token) = offer(&folder.path().join("mine"));
+    let valid = Duration::from_secs(2);
+    let (other, address, _) = offer_for(&folder.path().join("other"), valid);
+    let (done, joined) = while_offered(&other, || join(&address, &token));
+    let said = joined.unwrap_err().to_string();
+    assert!(said.contains("is not the host of this token's CA"), "{said}");
+    assert!(done.unwrap_err().to_string().contains("in time"));
+    // Nor does one that speaks no TLS: it gets a ClientHello, in which the secret is not.
+    let listener = TcpListener::bind(ANY).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let heard = std::thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut bytes = vec![0; 4096];
+        let got = socket.read(&mut bytes).unwrap();
+        socket.write_all(b"HTTP/1.0 400\r\n\r\n").unwrap();
+        bytes.truncate(got);
+        bytes
+    });
+    join(&address, &token).unwrap_err();
+    let secret = token.to_string()[..32].to_owned();
+    assert!(!String::from_utf8_lossy(&heard.join().unwrap()).contains(&secret));
+}
+
+#[test]
+fn wrong_secrets_end_the_offer_and_noise_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (offer, address, token) = offer(folder.path());
+    // The right hash, and a secret of zeros.
+    let wrong: Token = format!("{}{}", "0".repeat(32), &token.to_string()[32..]).parse().unwrap();
+    let (done, refused) = while_offered(&offer, || {
+        for noise in [&b""[..], b"GET / HTTP/1.0\r\n\r\n", &[0x16; 70_000]] {
+            let _ = TcpStream::connect(&address).unwrap().write_all(noise);
+        }
+        (0..ATTEMPTS).map(|_| join(&address, &wrong).unwrap_err().to_string()).collect::<Vec<_>>()
+    });
+    assert!(refused[0].contains("the secret of the token is wrong"), "{refused:?}");
+    let said = done.unwrap_err().to_string();
+    assert!(said.contains("wrong secret"), "{said}");
+}
+
+#[test]
+fn an_offer_expires() {
+    let folder = tempfile::tempdir().unwrap();
+    let (offer, address, token) = offer_for(folder.path(), Duration::ZERO);
+    let (done, ()) = while_offered(&offer, || ());
+    assert!(done.unwrap_err().to_string().contains("in time"));
+    drop(offer);
+    assert!(join(&address, &token).unwrap_err().to_string().contains("cannot connect"));
+}
+
+#[test]
+fn names_that_no_certificate_can_have_are_refused_before_anybody_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = ANY.parse().unwrap();
+    let of = |names: &[&str]| {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Offer::new(Authority::at(folder.path()), names, 9, None, &[address], LONG)
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(of(&["a"]).contains("ca.pem"), "there is no CA");
+    authority(folder.path());
+    assert!(of(&["../x"]).contains("../x"));
+}
