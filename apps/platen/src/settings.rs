@@ -1,7 +1,7 @@
 //! Changes QEMU's migration settings and restores them afterwards.
 
 use crate::settings_keeper::{Former, SettingsKeeper};
-use anyhow::Context;
+use anyhow::{ensure, Context};
 use qmp::{Qmp, QmpError};
 use relay::UnixAddress;
 use serde_json::{Map, Value};
@@ -102,7 +102,18 @@ impl Before {
     }
 
     /// Restores all settings. If that fails, the keeper tries it again once this process has ended.
+    ///
+    /// A destination may still load the VM. QEMU 7.2 aborts at the end of that if multifd or the
+    /// number of channels has changed.
     pub(crate) fn put_back(self, qmp: &mut Qmp) -> anyhow::Result<()> {
+        if !self.former.is_empty() {
+            let info = qmp.query_migrate()?;
+            let status = info.status();
+            ensure!(
+                info.is_over() || status == "none",
+                "QEMU's migration is '{status}': its settings are not as they were before yet"
+            );
+        }
         self.former.restore(qmp)?;
         self.discard();
         Ok(())
@@ -146,6 +157,20 @@ mod tests {
             heard.push(name);
         }
         heard
+    }
+
+    /// A destination that loads the VM keeps the settings that it loads it with.
+    #[test]
+    fn nothing_is_restored_while_a_migration_is_in_progress() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let monitor = std::thread::spawn(|| monitor(theirs));
+        let mut qmp = Qmp::over(ours, Duration::from_secs(120)).unwrap();
+        let mut settings = Before::default();
+        settings.former.capabilities.push(("multifd".to_owned(), false));
+        let error = settings.put_back(&mut qmp).unwrap_err();
+        assert!(error.to_string().contains("'active'"), "{error:#}");
+        drop(qmp);
+        assert_eq!(monitor.join().unwrap().last().unwrap(), "query-migrate");
     }
 
     /// Somebody else has begun a migration meanwhile, and sets capabilities of its own.

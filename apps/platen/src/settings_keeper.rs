@@ -43,10 +43,14 @@ pub(crate) struct Former {
 }
 
 impl Former {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.capabilities.is_empty() && self.parameters.is_empty()
+    }
+
     /// Restores the settings, none while a migration may use them. An error names those that could
     /// not be restored.
     pub(crate) fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
-        if self.capabilities.is_empty() && self.parameters.is_empty() {
+        if self.is_empty() {
             return Ok(());
         }
         qmp.wait_released().context("QEMU's migration settings are not as they were before")?;

@@ -41,12 +41,15 @@ fn a_host_joins_by_a_token_once_and_then_vms_move() {
     let rig = Rig::new("");
     let mut adding = add(&rig, &[]);
     let mut said = BufReader::new(adding.stdout.take().unwrap()).lines();
-    let command = said.find_map(|line| {
+    let address = said.find_map(|line| {
         let line = line.unwrap();
         line.trim().strip_prefix("platen host join ").map(str::to_owned)
     });
-    let command = command.expect("a command for the other host");
-    let words: Vec<&str> = command.split(' ').collect();
+    let address = address.expect("a command for the other host");
+    let token = said.by_ref().map(|line| line.unwrap().trim().to_owned()).nth(1).expect("a token");
+    // Every user of the other host could read it there.
+    assert!(token.len() == 96 && !address.contains(&token), "{address} {token}");
+    let words = [address.as_str(), token.as_str()];
     let (tls, config) = (rig.at("new/tls"), rig.at("new/platen.toml"));
     let own = ["--tls-dir", tls.to_str().unwrap(), "--config", config.to_str().unwrap()];
     let join = |words: &[&str]| rig::run(&[&["host", "join"], words, &own].concat());

@@ -38,6 +38,7 @@
 //! guest page and about `2 * (threads * 5 + 3)` units in memory, and in a store about 40 bytes per
 //! page of the 200 largest packs, of 16 Mi pages at most; an open image holds its index and state.
 
+mod collect;
 mod compress;
 mod damage;
 mod disk;
@@ -50,6 +51,7 @@ mod map;
 mod options;
 mod pack;
 mod packs;
+mod part;
 mod reader;
 mod save;
 mod sharing;
@@ -60,6 +62,7 @@ mod units;
 mod verify;
 mod writer;
 
+pub use collect::Collected;
 pub use damage::Damage;
 pub use extents::{Content, Extent};
 pub use finish::Finished;
@@ -70,7 +73,7 @@ pub use options::{Options, Summary, WriteError};
 pub use pack::PackRef;
 pub use reader::Image;
 pub use state::State;
-pub use store::{Collected, SaveInfo, Store, STORE_FILE};
+pub use store::{SaveInfo, Store, STORE_FILE};
 pub use units::Units;
 pub use verify::{check_units, verify, verify_but, Finding, Report};
 pub use writer::Writer;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::index::{put, read_unit, Cursor, UnitEntry};
 use crate::layout::{pack_header, Form, Trailer, HEADER_LEN, MAX_INDEX, TRAILER_LEN};
-use crate::reader::{part, read_at};
+use crate::part::{part, read_at};
 use crate::{Damage, Shape};
 use varint::{unzigzag, zigzag};
 

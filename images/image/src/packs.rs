@@ -6,7 +6,7 @@ use std::fs::File;
 use crate::index::UnitEntry;
 use crate::layout::Trailer;
 use crate::pack::{Base, Pack, PackRef, PageHash};
-use crate::reader::part;
+use crate::part::part;
 use crate::{Content, Damage, Extent, Shape};
 
 /// One of the packs.

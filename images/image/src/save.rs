@@ -6,7 +6,7 @@ use std::fs::File;
 use crate::index::{put_blocks, read_blocks, Block, Cursor};
 use crate::layout::{image_header, Form, Trailer, HEADER_LEN, MAX_INDEX, TRAILER_LEN};
 use crate::pack::{put_refs, read_refs, PackRef};
-use crate::reader::{part, read_at};
+use crate::part::{part, read_at};
 use crate::{Damage, Index, Shape, State};
 
 /// The index of a save.

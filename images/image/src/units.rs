@@ -7,7 +7,7 @@ use codec::{checksum, Decoder, UnitHeader};
 
 use crate::pack::Base;
 use crate::packs::OpenPack;
-use crate::reader::read_at;
+use crate::part::read_at;
 use crate::{Damage, Image};
 
 /// Capacity of the cache of units that hold base pages. A writer puts differences from at most

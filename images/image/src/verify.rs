@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::layout::{Trailer, HEADER_LEN, TRAILER_LEN};
 use crate::pack::PageHash;
 use crate::packs::OpenPack;
-use crate::reader::read_at;
+use crate::part::read_at;
 use crate::sharing::page_hash;
 use crate::{Content, Damage, Image, Store, Units, WriteError};
 

@@ -1,7 +1,9 @@
 //! A store returns every page of each of its saves, or names the damage.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use codec::{Codec, Settings};
@@ -254,6 +256,27 @@ fn a_pack_is_not_removed_before_a_save_that_shares_it_is_linked() {
     finished.link().unwrap();
     assert!(!store.collect(options()).unwrap().busy);
     is_whole(&store, "two", &ram);
+}
+
+/// A save that the disk or its name hides may exist: its packs stay.
+#[test]
+fn packs_of_a_save_that_cannot_be_read_are_not_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = new_store(&folder);
+    let ram = ram(40);
+    save(&store, "a", None, &ram);
+    let (path, before) = (store.folder().join("a"), packs(&store));
+    let hidden = OsStr::from_bytes(b"a\xff");
+    fs::rename(&path, store.folder().join(hidden)).unwrap();
+    assert!(store.collect(options()).is_err());
+    fs::rename(store.folder().join(hidden), folder.path().join("away")).unwrap();
+    std::os::unix::fs::symlink("/nowhere/away", &path).unwrap();
+    assert!(store.collect(options()).is_err());
+    assert_eq!(packs(&store), before);
+    fs::remove_file(&path).unwrap();
+    fs::rename(folder.path().join("away"), &path).unwrap();
+    store.collect(options()).unwrap();
+    is_whole(&store, "a", &ram);
 }
 
 #[test]

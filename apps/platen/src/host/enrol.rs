@@ -7,10 +7,10 @@ use anyhow::{bail, ensure, Context};
 use clap::Args;
 use host::{Config, HostError, DEFAULT_CONFIG};
 use nix::unistd::{chown, User};
-use std::fs::{self, DirBuilder, File};
-use std::io::{Read, Write};
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{BufRead, IsTerminal, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -57,8 +57,8 @@ pub(super) struct JoinArgs {
     /// Where `platen host add` waits
     #[arg(value_name = "HOST:PORT")]
     address: String,
-    /// Its token; - reads it from standard input
-    #[arg(value_name = "TOKEN")]
+    /// Its token; - reads a line from standard input. Every user of this host can read an argument
+    #[arg(value_name = "TOKEN", default_value = "-")]
     token: String,
     /// Folder for this host's ca.pem, cert.pem and key.pem
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
@@ -75,6 +75,13 @@ pub(super) struct JoinArgs {
 pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
     let config = settings::read(&args.config)?;
     let host = config.find(&args.name).with_context(|| args.config.display().to_string())?;
+    ensure!(
+        host.name == args.name,
+        "{} is '{}' in {}: give that name",
+        printable(&args.name),
+        host.name,
+        args.config.display()
+    );
     let mut names = vec![host.name.clone()];
     names.extend(host.address.clone().filter(|address| *address != host.name));
     let text = fs::read_to_string(&args.config)?;
@@ -92,7 +99,8 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
     match &args.ssh {
         None => {
             show(&format!(
-                "On {}, within {} minutes, as root:\n  platen host join {address} {}\n",
+                "On {}, within {} minutes, as root:\n  platen host join {address}\nIt asks for this \
+                 token:\n  {}\n",
                 printable(&args.name),
                 args.minutes,
                 offer.token()
@@ -128,7 +136,14 @@ fn by_ssh(offer: &Offer, to: &str, address: &str) -> anyhow::Result<()> {
             waited => break waited,
         }
     };
+    if waited.is_err() {
+        // The offer is over, and ssh may wait for a password for ever.
+        let _ = ssh.kill();
+    }
     let status = ssh.wait().context("ssh")?;
+    if let Err(error) = waited {
+        return Err(error).with_context(|| format!("`platen host join` on {to}: ssh: {status}"));
+    }
     ensure!(status.success(), "`platen host join` on {to} by ssh failed: {status}");
     written.context("ssh does not take the token")?;
     ensure!(waited?, "{to} has not joined");
@@ -139,8 +154,11 @@ fn by_ssh(offer: &Offer, to: &str, address: &str) -> anyhow::Result<()> {
 pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
     let token = match args.token.as_str() {
         "-" => {
+            if std::io::stdin().is_terminal() {
+                say("paste the token, then press Enter");
+            }
             let mut text = String::new();
-            std::io::stdin().take(1024).read_to_string(&mut text).context("standard input")?;
+            std::io::stdin().lock().take(1024).read_line(&mut text).context("standard input")?;
             text
         }
         given => given.to_owned(),
@@ -150,6 +168,9 @@ pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
     if let Some(there) = files.iter().find(|path| !args.force && path.exists()) {
         bail!("{} exists: --force replaces key and certificate", there.display());
     }
+    // The token is spent with the answer, so a folder that cannot be written comes first.
+    let place = args.tls_dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    tempfile::tempfile_in(place).with_context(|| format!("cannot write to {}", place.display()))?;
     let joined = ::enrol::join(&args.address, &token)?;
     store(&joined, &args.tls_dir)?;
     let kept = configure(joined.configuration.as_deref(), &args.config)?;
@@ -168,11 +189,16 @@ fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
         true => User::from_name(SERVICE_USER).ok().flatten(),
         false => None,
     };
+    let is_new = !dir.exists();
     DirBuilder::new()
         .recursive(true)
         .mode(0o750)
         .create(dir)
         .with_context(|| format!("cannot make {}", dir.display()))?;
+    if let (true, Some(owner)) = (is_new, &owner) {
+        chown(dir, None, Some(owner.gid))?;
+        fs::set_permissions(dir, Permissions::from_mode(0o750))?;
+    }
     let mode = if owner.is_some() { 0o640 } else { 0o600 };
     let texts =
         [(KEY_FILE, &joined.key), (CERT_FILE, &joined.certificate), (CA_FILE, &joined.authority)];
@@ -188,6 +214,8 @@ fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
         if let Some(owner) = &owner {
             chown(&path, None, Some(owner.gid))?;
         }
+        // Whatever the umask is.
+        file.set_permissions(Permissions::from_mode(mode))?;
         Ok(())
     });
     let checked = written.and_then(|()| {
@@ -230,8 +258,7 @@ fn configure(text: Option<&str>, path: &Path) -> anyhow::Result<String> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut file = tempfile::Builder::new().prefix(".platen-").tempfile_in(folder)?;
     file.write_all(text.as_bytes())?;
-    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    file.as_file().set_permissions(readable)?;
+    file.as_file().set_permissions(Permissions::from_mode(0o644))?;
     file.persist(path).with_context(|| format!("cannot write {shown}"))?;
     Ok(format!("{shown} is that of the other host."))
 }

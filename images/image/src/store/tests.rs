@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use codec::{Codec, Settings};
 
-use super::collect::Pages;
 use super::Store;
+use crate::collect::Pages;
 use crate::disk::steps::{self, Entry};
 use crate::disk::Step;
 use crate::file::PARTIAL;

@@ -126,7 +126,7 @@ fn device(stage: &mut Stage, script: &str) -> Result<()> {
 }
 
 fn told_a_level(stage: &mut Stage) -> Result<()> {
-    refused(stage, &["--level", "3"], "--codec zstd")
+    refused(stage, &["--level", "3"], "for example zstd")
 }
 
 fn no_such_cpu(stage: &mut Stage) -> Result<()> {

@@ -9,11 +9,11 @@ use std::path::Path;
 
 use rustix::fs::{flock, FlockOperation};
 
-use super::{is_at, Store};
 use crate::disk;
 use crate::file::PARTIAL;
 use crate::pack::PACKS;
 use crate::sharing::pack_id;
+use crate::store::{is_at, Store};
 use crate::{Content, Damage, Image, Options, RamBlock, Units, WriteError, Writer};
 
 /// Packs are rewritten once at least one in this many of the store's bytes is unused. A pack is
@@ -74,10 +74,17 @@ impl Store {
             done.busy = true;
             return Ok(false);
         };
-        let mut named = HashSet::new();
-        for name in self.names()? {
-            named.extend(self.read(&name)?);
-        }
+        // A save that is renamed meanwhile may be missed under both names.
+        let named = loop {
+            let names = self.names()?;
+            let mut named = HashSet::new();
+            for name in &names {
+                named.extend(self.read(name)?);
+            }
+            if self.names()? == names {
+                break named;
+            }
+        };
         let packs = self.folder.join(PACKS);
         let error =
             |path: &Path, source| WriteError::Io { what: "remove", path: path.into(), source };
@@ -107,10 +114,17 @@ impl Store {
     fn read(&self, name: &str) -> Result<Vec<u128>, WriteError> {
         match self.info(name) {
             Ok(info) => Ok(info.packs.iter().map(|pack| pack.id).collect()),
-            // Another process has removed it.
-            Err(_) if !self.folder.join(name).exists() => Ok(Vec::new()),
+            Err(_) if self.is_gone(name) => Ok(Vec::new()),
             Err(source) => Err(WriteError::Save { name: name.to_owned(), source }),
         }
+    }
+
+    /// Whether another process has removed the save. Any other reason that no such file is found may
+    /// be the disk's, or a name that is not UTF-8: the save may exist.
+    fn is_gone(&self, name: &str) -> bool {
+        let found = self.folder.join(name).symlink_metadata();
+        !name.contains(char::REPLACEMENT_CHARACTER)
+            && matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
     }
 
     /// The packs that are to be rewritten.

@@ -10,7 +10,6 @@
 //! is linked, so that no other process removes the packs that the save refers to. Only the removal
 //! of packs holds the lock exclusively, and only for that time.
 
-mod collect;
 #[cfg(test)]
 mod tests;
 
@@ -24,8 +23,6 @@ use aws_lc_rs::rand;
 use codec::checksum;
 use rustix::fs::{flock, FlockOperation};
 use rustix::io::Errno;
-
-pub use collect::Collected;
 
 use crate::disk;
 use crate::file::NewFile;
@@ -44,8 +41,8 @@ const LOCKED: Duration = Duration::from_secs(120);
 /// An open store.
 #[derive(Clone, Debug)]
 pub struct Store {
-    folder: PathBuf,
-    key: [u8; 32],
+    pub(crate) folder: PathBuf,
+    pub(crate) key: [u8; 32],
 }
 
 /// What the file of a save holds, without its pages.
@@ -236,7 +233,7 @@ impl Store {
     }
 
     /// Locks the store; `None` if another process holds it.
-    fn try_lock(&self, operation: FlockOperation) -> Result<Option<File>, WriteError> {
+    pub(crate) fn try_lock(&self, operation: FlockOperation) -> Result<Option<File>, WriteError> {
         let error = |source| self.error(Damage::io("its lock", source));
         // NFS locks a file exclusively only if it is open for writing.
         let path = self.folder.join(STORE_FILE);
@@ -250,7 +247,7 @@ impl Store {
 }
 
 /// Whether `path` still names the open file.
-fn is_at(file: &File, path: &Path) -> bool {
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
     (open.dev(), open.ino()) == (named.dev(), named.ino())
 }
