@@ -87,12 +87,22 @@ impl<'a> Supervisor<'a> {
 
     /// Whether QEMU's monitor stays open for [`NOTICED`].
     fn qemu_lives(&mut self) -> bool {
-        // Queued events precede the end of file. QEMU sends RESUME before the guest's CPUs run.
-        while let Ok(event) = self.qmp.poll_event(NOTICED) {
-            let Some(event) = event else { return true };
-            self.has_run |= event.name == "RESUME";
+        // Queued events precede the end of file. QEMU sends RESUME before the guest's CPUs run. A
+        // guest can cause an event a second.
+        let until = Instant::now() + 5 * NOTICED;
+        loop {
+            let event = self.qmp.poll_event(NOTICED);
+            // RESUME may be among those that were dropped.
+            self.has_run |= self.qmp.events_dropped() > 0;
+            match event {
+                Err(_) => return false,
+                Ok(None) => return true,
+                Ok(Some(event)) => self.has_run |= event.name == "RESUME",
+            }
+            if Instant::now() > until {
+                return true;
+            }
         }
-        false
     }
 
     /// Starts players until one has sent QEMU everything.

@@ -173,7 +173,9 @@ impl Store {
         for entry in read_dir(&self.folder).map_err(error)? {
             let entry = entry.map_err(error)?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if !name.starts_with('.') && !is_reserved(&name) {
+            // Neither a folder nor a socket is a save. What cannot be looked at may be one.
+            let is_other = entry.path().metadata().is_ok_and(|metadata| !metadata.is_file());
+            if !name.starts_with('.') && !is_reserved(&name) && !is_other {
                 names.push(name);
             }
         }

@@ -265,6 +265,17 @@ fn packs_of_a_save_that_cannot_be_read_are_not_removed() {
     let store = new_store(&folder);
     let ram = ram(40);
     save(&store, "a", None, &ram);
+    // Opening a FIFO would wait.
+    fs::create_dir(store.folder().join("lost+found")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        store.folder().join("fifo"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    assert_eq!(store.names().unwrap(), ["a"]);
     let (path, before) = (store.folder().join("a"), packs(&store));
     let hidden = OsStr::from_bytes(b"a\xff");
     fs::rename(&path, store.folder().join(hidden)).unwrap();
