@@ -469,6 +469,11 @@ impl Restore {
     #[track_caller]
     fn wait_for(&mut self, words: &str) {
         while !self.text.contains(words) {
+            assert!(
+                !self.text.contains("the VM runs") || !words.contains("paused"),
+                "{}",
+                self.text
+            );
             let read = std::io::BufRead::read_line(&mut self.lines, &mut self.text).unwrap();
             assert!(read > 0, "no '{words}': {}", self.text);
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Makes a store with two saves of a VM, `one` and `two`; returns the VM and the store.
+/// Makes a store with two saves of a VM, `one` as it runs and `two` as it is paused; returns the VM and the store.
 fn two_saves(folder: &Path) -> Option<(Qemu, String)> {
     let source = Qemu::start(folder, "source", &MACHINE)?;
     let store = folder.join("store").display().to_string();
@@ -14,6 +14,7 @@ fn two_saves(folder: &Path) -> Option<(Qemu, String)> {
     };
     let first = save("one", &[]);
     assert_eq!((&first["status"], &first["differences"]), (&json!("completed"), &json!(0)));
+    source.stop();
     let second = save("two", &["--then", "pause"]);
     let count = |report: &Value, what: &str| report[what].as_u64().unwrap();
     assert!(count(&second, "pages") * 4 < count(&first, "pages"), "{first} {second}");
