@@ -164,13 +164,16 @@ impl Store {
             return Ok(false);
         }
         let image = Image::open(&path).map_err(damaged)?;
+        // The copy takes long, and needs no lock: the save names its packs.
+        flock(&file, FlockOperation::Unlock).map_err(|errno| io(errno.into()))?;
         let options = Options { unit_bytes: image.shape().unit_bytes(), ..options };
         let mut writer = Writer::into_store(self, &path, None, sparse.clone(), options)?;
         writer.keep_identity(&image);
         copy(&image, &mut writer, &damaged)?;
         let finished = writer.finish(image.state())?;
-        if !is_at(&file, &path) {
-            return Err(io(io::Error::other("another process has removed or replaced it")));
+        // A restore may have begun, or another process has removed or replaced the save.
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
+            return Ok(false);
         }
         finished.replace()?;
         Ok(true)

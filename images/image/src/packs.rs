@@ -30,6 +30,19 @@ pub(crate) struct Packs {
     pub(crate) differences: HashMap<u64, Option<Box<[Base]>>>,
 }
 
+/// The packs of a table: begin and end of their slots there, and their first slot here, if they are
+/// here.
+pub(crate) struct Places(Vec<(u64, u64, Option<u64>)>);
+
+impl Places {
+    /// Number here of a slot of the table.
+    pub(crate) fn slot(&self, slot: u64) -> Option<u64> {
+        let at = self.0.partition_point(|(_, end, _)| *end <= slot);
+        let (begin, _, first) = self.0.get(at)?;
+        Some((*first)? + (slot - begin))
+    }
+}
+
 impl Packs {
     /// Gives the units of `packs`, which are in ascending order of their names, one numbering.
     pub(crate) fn new(packs: Vec<(u128, Pack)>, shape: Shape) -> Self {
@@ -48,9 +61,10 @@ impl Packs {
         };
         let mut all = HashMap::new();
         for (first, refs, units) in &differences {
+            let places = this.places(refs, shape);
             for (unit, bases) in units {
                 let bases = bases.iter().map(|base| {
-                    let slot = this.slot(refs, base.slot, shape)?;
+                    let slot = places.slot(base.slot)?;
                     let unit = slot / shape.unit_pages();
                     let is_page = this.has(slot, 1, shape) && !is_difference(unit);
                     is_page.then_some(Base { slot, ..*base })
@@ -62,19 +76,18 @@ impl Packs {
         this
     }
 
-    /// Number here of `slot`, which counts through the packs of another table.
-    pub(crate) fn slot(&self, refs: &[PackRef], slot: u64, shape: Shape) -> Option<u64> {
-        let mut left = slot;
+    /// The places here of the slots of another table of packs.
+    pub(crate) fn places(&self, refs: &[PackRef], shape: Shape) -> Places {
+        let size = shape.unit_pages();
+        let (mut end, mut packs) = (0u64, Vec::with_capacity(refs.len()));
         for of in refs {
-            let slots = of.units * shape.unit_pages();
-            if left < slots {
-                let at = self.packs.binary_search_by_key(&of.id, |pack| pack.id).ok()?;
-                let pack = &self.packs[at];
-                return (pack.units == of.units).then_some(pack.first * shape.unit_pages() + left);
-            }
-            left -= slots;
+            let begin = end;
+            end = end.saturating_add(of.units.saturating_mul(size));
+            let at = self.packs.binary_search_by_key(&of.id, |pack| pack.id).ok();
+            let pack = at.map(|at| &self.packs[at]).filter(|pack| pack.units == of.units);
+            packs.push((begin, end, pack.map(|pack| pack.first * size)));
         }
-        None
+        Places(packs)
     }
 
     /// Whether the `run` slots from `slot` on hold pages.

@@ -7,7 +7,7 @@ use std::path::Path;
 use aws_lc_rs::digest::{Context, SHA256};
 
 use crate::pack::{pack_path, Base, Pack, PackRef, PageHash, PACKS};
-use crate::packs::Packs;
+use crate::packs::{Packs, Places};
 use crate::save::Parts;
 use crate::units::MAX_BASE_UNITS;
 use crate::{Block, Content, Damage, Image, RamBlock, Shape, Units};
@@ -38,7 +38,7 @@ pub(crate) struct Sharing {
 
 /// The save that pages are compared with.
 struct Parent {
-    packs: Vec<PackRef>,
+    places: Places,
     blocks: HashMap<String, Block>,
     /// The block of the same name, for each block of the save.
     by_number: Vec<Option<String>>,
@@ -55,6 +55,15 @@ impl Sharing {
         shape: Shape,
     ) -> Result<Self, Damage> {
         let io = |error| Damage::io("the folder of packs", error);
+        let mut damaged = 0;
+        // Without its parent a save is complete, but larger.
+        let parent = parent.and_then(|name| {
+            let parts = parent_parts(&folder.join(name)).inspect_err(|_| damaged += 1).ok()?;
+            // The slots of a save with units of another shape mean other pages.
+            (parts.shape == shape).then_some(parts)
+        });
+        let named: HashSet<u128> =
+            parent.iter().flat_map(|parts| &parts.packs).map(|pack| pack.id).collect();
         let mut largest = Vec::new();
         for entry in read_dir(folder.join(PACKS)).map_err(io)? {
             let entry = entry.map_err(io)?;
@@ -63,10 +72,10 @@ impl Sharing {
                 largest.push((entry.metadata().map_or(0, |metadata| metadata.len()), id));
             }
         }
-        // The largest packs save most.
-        largest.sort_unstable_by_key(|pack| std::cmp::Reverse(*pack));
+        // Those of the parent save most, and then the largest.
+        largest.sort_unstable_by_key(|pack| (!named.contains(&pack.1), std::cmp::Reverse(*pack)));
         largest.truncate(MAX_PACKS);
-        let (mut damaged, mut packs) = (0, Vec::new());
+        let mut packs = Vec::new();
         for (_, id) in largest {
             match File::open(pack_path(folder, id))
                 .map_err(|error| Damage::io("the file", error))
@@ -107,11 +116,7 @@ impl Sharing {
         let (sound, refs) = (vec![None; packs.units.len()], packs.refs());
         let file = File::open(folder).map_err(io)?;
         let packs = Image::of_packs(file, shape, packs);
-        // Without its parent a save is complete, but larger.
-        let parent = parent.and_then(|name| {
-            let parent = Parent::read(&folder.join(name));
-            parent.inspect_err(|_| damaged += 1).ok()
-        });
+        let parent = parent.map(|parts| Parent::over(parts, packs.packs(), shape));
         Ok(Self { key, packs, refs, known, sound, units: Units::new(), parent, damaged })
     }
 
@@ -209,7 +214,7 @@ impl Sharing {
         let parent = self.parent.as_ref()?;
         let name = parent.by_number.get(block)?.as_ref()?;
         let Content::Slot(slot) = parent.blocks[name].content(page)? else { return None };
-        let slot = self.packs.packs().slot(&parent.packs, slot, self.packs.shape())?;
+        let slot = parent.places.slot(slot)?;
         let slot = match self.packs.bases(slot / size) {
             None => slot,
             Some(bases) => {
@@ -239,12 +244,16 @@ impl Sharing {
 }
 
 impl Parent {
-    fn read(path: &Path) -> Result<Self, Damage> {
-        let file = File::open(path).map_err(|error| Damage::io("the save", error))?;
-        let parts = Parts::read(&file)?;
+    fn over(parts: Parts, packs: &Packs, shape: Shape) -> Self {
+        let places = packs.places(&parts.packs, shape);
         let blocks = parts.index.blocks.into_iter().map(|block| (block.name.clone(), block));
-        Ok(Self { packs: parts.packs, blocks: blocks.collect(), by_number: Vec::new() })
+        Self { places, blocks: blocks.collect(), by_number: Vec::new() }
     }
+}
+
+fn parent_parts(path: &Path) -> Result<Parts, Damage> {
+    let file = File::open(path).map_err(|error| Damage::io("the save", error))?;
+    Parts::read(&file)
 }
 
 /// The hash of a page: the first 16 bytes of SHA-256 over the store's key and the page. A guest
