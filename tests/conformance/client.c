@@ -5,11 +5,12 @@
  *   script:TEXT      new faults for the simulated device
  *   compress:N:FILE  N bytes, 1 MiB at most for one thread of QATzip; writes FILE and FILE.plain
  *   decompress:FILE  and compares with FILE.plain
- *   sleep:MS
+ *   counter:N:VALUE  waits until counter number N of the simulated device has VALUE
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <qatzip.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,11 +89,20 @@ static void decompress(const char *name)
 	free(output);
 }
 
-static void sleep_ms(int ms)
+static int wait_for_counter(const char *argument)
 {
-	struct timespec time = { ms / 1000, ms % 1000 * 1000000L };
+	void (*read)(uint64_t *) = (void (*)(uint64_t *))dlsym(RTLD_DEFAULT, "platen_qat_sim_counters");
+	uint64_t counters[64], value = atoll(strchr(argument, ':') + 1);
+	struct timespec pause = { 0, 5000000L };
 
-	nanosleep(&time, NULL);
+	if (!read)
+		return 4;
+	for (;;) {
+		read(counters);
+		if (counters[atoi(argument)] >= value)
+			return 0;
+		nanosleep(&pause, NULL);
+	}
 }
 
 int main(int count, char **arguments)
@@ -122,8 +132,9 @@ int main(int count, char **arguments)
 			compress(value);
 		} else if (!strncmp(step, "decompress:", 11)) {
 			decompress(value);
-		} else if (!strncmp(step, "sleep:", 6)) {
-			sleep_ms(atoi(value));
+		} else if (!strncmp(step, "counter:", 8)) {
+			if (wait_for_counter(value))
+				return 4;
 		} else {
 			return 2;
 		}
