@@ -8,15 +8,16 @@
 //!
 //! Every answer of server and kernel is checked for its length and contents.
 
+mod netlink;
+
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::net::netlink::{SocketAddrNetlink, GENERIC};
-use rustix::net::{
-    bind, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
+use self::netlink::{
+    parse, Message, Netlink, ATTR_BLOCK_SIZE, ATTR_DEAD_CONN_TIMEOUT, ATTR_INDEX,
+    ATTR_SERVER_FLAGS, ATTR_SIZE, ATTR_TIMEOUT, CONNECT, DISCONNECT, ENOSPC, RECONFIGURE,
 };
 
 /// How long a request waits for its answer before the kernel sends it again on another socket.
@@ -27,6 +28,20 @@ pub const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long requests wait for a new server.
 pub const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Transmission flags by which the server offers FLUSH and FUA. A disk in memory has nothing to
+/// flush; with these flags the kernel would take it for a disk with a volatile cache.
+const CACHE: u16 = 1 << 2 | 1 << 3;
+
+/// The pause before a failed attempt to reconnect is repeated.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The pause before the kernel is asked again whether it has found a connection dead.
+const SOON: Duration = Duration::from_millis(10);
+
+/// How long the kernel may take to find a connection of the dead server dead. A connection that it
+/// has not taken by then is one more than it had.
+const DEAD: Duration = Duration::from_secs(10);
 
 /// A server's description of its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,34 +90,84 @@ fn connect(family: u16, index: u32, export: Export) -> Message {
     message
 }
 
-/// Gives a disk whose server has died connections to the new server at `socket`.
+/// Gives a disk whose server has died connections to the new server at `socket`. Tries until the
+/// kernel has taken them, or until `stop` returns true. `notice` gets the first error.
 ///
-/// # Errors
-///
-/// Those of [`attach`]; a disk that is not attached.
-pub fn reconnect(socket: &Path, disk: &Path, connections: usize) -> io::Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let (mut sockets, _) = dial(socket, connections)?;
-    let index = index(disk)?;
-    let mut netlink = Netlink::open()?;
-    // One at a time: each replaces a connection that the kernel has found dead, which may take a
-    // moment.
-    while let Some(socket) = sockets.pop() {
-        let mut message = Message::new(netlink.family, RECONFIGURE);
-        message.u32(ATTR_INDEX, index);
-        timeouts(&mut message);
-        let socket = [socket];
-        message.sockets(&socket);
-        loop {
+/// The new server calls this on a thread of its own, and not a process started for it: while there
+/// is no server, memory may be exhausted, and a new process gets none.
+pub fn reconnect(
+    socket: &Path,
+    disk: &Path,
+    connections: usize,
+    stop: impl Fn() -> bool,
+    notice: impl Fn(&io::Error),
+) {
+    let left = connections.max(1);
+    let since = Instant::now();
+    let mut reconnection = Reconnection { socket, disk, left, pending: None, some: false, since };
+    let mut told = false;
+    while !stop() {
+        match reconnection.attempt(&stop) {
+            Ok(()) => return,
+            Err(error) if !told => {
+                told = true;
+                notice(&error);
+            }
+            Err(_) => {}
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+/// The progress of [`reconnect`]. A repeated attempt goes on where the last one failed: to the
+/// server, a connection that ends is one that the kernel has given up.
+struct Reconnection<'a> {
+    socket: &'a Path,
+    disk: &'a Path,
+    /// Connections that the kernel has not taken yet.
+    left: usize,
+    /// A connection after its handshake, which the kernel has not taken yet.
+    pending: Option<UnixStream>,
+    /// Whether the kernel has taken any.
+    some: bool,
+    /// When the kernel took the last one; before that, when all began.
+    since: Instant,
+}
+
+impl Reconnection<'_> {
+    /// Passes connections to the kernel, one at a time: each replaces one that the kernel has found
+    /// dead.
+    fn attempt(&mut self, stop: &impl Fn() -> bool) -> io::Result<()> {
+        let index = index(self.disk)?;
+        let mut netlink = Netlink::open()?;
+        while self.left > 0 && !stop() {
+            if self.pending.is_none() {
+                self.pending = Some(dial_one(self.socket)?.0);
+            }
+            let mut message = Message::new(netlink.family, RECONFIGURE);
+            message.u32(ATTR_INDEX, index);
+            timeouts(&mut message);
+            message.sockets(&self.pending);
             match netlink.ask(&message) {
-                Err(error) if error.raw_os_error() == Some(ENOSPC) && Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(10));
+                Ok(()) => {
+                    self.pending = None;
+                    self.left -= 1;
+                    (self.some, self.since) = (true, Instant::now());
                 }
-                result => break result?,
+                Err(error) if error.raw_os_error() != Some(ENOSPC) => return Err(error),
+                Err(_) if self.since.elapsed() < DEAD => std::thread::sleep(SOON),
+                Err(_) if !self.some && self.since.elapsed() < PATIENCE => {
+                    std::thread::sleep(AGAIN);
+                }
+                Err(_) => {
+                    // It stays open, since the server would take its end for a lost client.
+                    std::mem::forget(self.pending.take());
+                    self.left = 0;
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Detaches a disk.
@@ -135,32 +200,31 @@ fn invalid(what: String) -> io::Error {
 /// Connections to the server, after the handshake.
 fn dial(socket: &Path, connections: usize) -> io::Result<(Vec<UnixStream>, Export)> {
     const MULTI_CONN: u16 = 1 << 8;
-    let mut sockets = Vec::new();
-    let mut first = None;
-    while sockets.len() < connections.max(1) {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        let export = handshake(&mut stream)?;
-        stream.set_read_timeout(None)?;
-        let before = *first.get_or_insert(export);
-        if before != export {
-            return Err(invalid(format!(
-                "the server's disk was {before:?}, and now is {export:?}"
-            )));
+    let (first, export) = dial_one(socket)?;
+    let mut sockets = vec![first];
+    while sockets.len() < connections && export.flags & MULTI_CONN != 0 {
+        let (stream, now) = dial_one(socket)?;
+        if now != export {
+            return Err(invalid(format!("the server's disk was {export:?}, and now is {now:?}")));
         }
         sockets.push(stream);
-        if export.flags & MULTI_CONN == 0 {
-            break;
-        }
     }
-    let export = first.ok_or(io::ErrorKind::InvalidInput)?;
+    Ok((sockets, export))
+}
+
+/// A connection to the server, after the handshake.
+fn dial_one(socket: &Path) -> io::Result<(UnixStream, Export)> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let export = handshake(&mut stream)?;
+    stream.set_read_timeout(None)?;
     if export.size == 0 || export.size % 4096 != 0 {
         return Err(invalid(format!(
             "the server's disk has {} bytes, no whole pages",
             export.size
         )));
     }
-    Ok((sockets, export))
+    Ok((stream, export))
 }
 
 /// The fixed newstyle handshake, for the server's default export.
@@ -188,172 +252,6 @@ fn handshake(stream: &mut (impl Read + Write)) -> io::Result<Export> {
     }
     let [size @ .., high, low] = answer;
     Ok(Export { size: u64::from_be_bytes(size), flags: u16::from_be_bytes([high, low]) })
-}
-
-// The kernel's generic netlink interface of the nbd module.
-const CONNECT: u8 = 1;
-const DISCONNECT: u8 = 2;
-const RECONFIGURE: u8 = 3;
-const ATTR_INDEX: u16 = 1;
-const ATTR_SIZE: u16 = 2;
-const ATTR_BLOCK_SIZE: u16 = 3;
-const ATTR_TIMEOUT: u16 = 4;
-const ATTR_SERVER_FLAGS: u16 = 5;
-const ATTR_SOCKETS: u16 = 7;
-const ATTR_DEAD_CONN_TIMEOUT: u16 = 8;
-const SOCK_ITEM: u16 = 1;
-const SOCK_FD: u16 = 1;
-
-/// Transmission flags by which the server offers FLUSH and FUA. A disk in memory has nothing to
-/// flush; with these flags the kernel would take it for a disk with a volatile cache.
-const CACHE: u16 = 1 << 2 | 1 << 3;
-
-const NESTED: u16 = 0x8000;
-const ENOSPC: i32 = 28;
-
-/// Bytes of a netlink header and a generic netlink header.
-const HEAD: usize = 16 + 4;
-
-/// A request to a generic netlink family.
-struct Message(Vec<u8>);
-
-impl Message {
-    fn new(family: u16, command: u8) -> Self {
-        const REQUEST_AND_ACK: u16 = 1 | 4;
-        let mut bytes = Vec::with_capacity(256);
-        // Length (filled in last); type, flags, sequence number, port.
-        bytes.extend([0; 4]);
-        bytes.extend(family.to_ne_bytes());
-        bytes.extend(REQUEST_AND_ACK.to_ne_bytes());
-        bytes.extend([0; 8]);
-        bytes.extend([command, 1, 0, 0]);
-        Self(bytes)
-    }
-
-    fn attribute(&mut self, kind: u16, payload: &[u8]) {
-        let len = u16::try_from(payload.len() + 4).expect("attributes are short");
-        self.0.extend(len.to_ne_bytes());
-        self.0.extend(kind.to_ne_bytes());
-        self.0.extend(payload);
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
-    }
-
-    fn u32(&mut self, kind: u16, value: u32) {
-        self.attribute(kind, &value.to_ne_bytes());
-    }
-
-    fn u64(&mut self, kind: u16, value: u64) {
-        self.attribute(kind, &value.to_ne_bytes());
-    }
-
-    fn sockets(&mut self, sockets: &[UnixStream]) {
-        let mut items = Self(Vec::new());
-        for socket in sockets {
-            let mut item = Self(Vec::new());
-            // A descriptor is not negative.
-            item.attribute(SOCK_FD, &socket.as_raw_fd().to_ne_bytes());
-            items.attribute(SOCK_ITEM | NESTED, &item.0);
-        }
-        self.attribute(ATTR_SOCKETS | NESTED, &items.0);
-    }
-
-    fn finished(&self) -> Vec<u8> {
-        let mut bytes = self.0.clone();
-        let len = u32::try_from(bytes.len()).expect("messages are short");
-        bytes[..4].copy_from_slice(&len.to_ne_bytes());
-        bytes
-    }
-}
-
-/// A socket to the kernel, and the family number of the nbd module.
-struct Netlink {
-    socket: OwnedFd,
-    family: u16,
-}
-
-impl Netlink {
-    fn open() -> io::Result<Self> {
-        let kind = SocketType::RAW;
-        let socket =
-            socket_with(AddressFamily::NETLINK, kind, SocketFlags::CLOEXEC, Some(GENERIC))?;
-        bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-        let timeout = Some(Duration::from_secs(30));
-        rustix::net::sockopt::set_socket_timeout(
-            &socket,
-            rustix::net::sockopt::Timeout::Recv,
-            timeout,
-        )?;
-        const CONTROLLER: u16 = 0x10;
-        const GET_FAMILY: u8 = 3;
-        const FAMILY_ID: u16 = 1;
-        const FAMILY_NAME: u16 = 2;
-        let mut netlink = Self { socket, family: 0 };
-        let mut ask = Message::new(CONTROLLER, GET_FAMILY);
-        ask.attribute(FAMILY_NAME, b"nbd\0");
-        let answer = netlink.exchange(&ask, FAMILY_ID);
-        let found = answer.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => io::Error::other("the kernel's module nbd is not loaded"),
-            _ => error,
-        })?;
-        let found = found.as_deref().and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes);
-        netlink.family = found.ok_or_else(|| invalid("netlink has no number for nbd".into()))?;
-        Ok(netlink)
-    }
-
-    /// Sends a request to the module and waits for its acknowledgement or error.
-    fn ask(&mut self, message: &Message) -> io::Result<()> {
-        self.exchange(message, ATTR_INDEX).map(drop)
-    }
-
-    /// Sends a request and reads answers until the acknowledgement; returns the attribute `wanted`
-    /// of one of them.
-    fn exchange(&mut self, message: &Message, wanted: u16) -> io::Result<Option<Vec<u8>>> {
-        send(&self.socket, &message.finished(), SendFlags::empty())?;
-        let mut found = None;
-        let mut buffer = vec![0; 16384];
-        loop {
-            let (got, _) = recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
-            if parse(&buffer[..got], wanted, &mut found)? {
-                return Ok(found);
-            }
-        }
-    }
-}
-
-/// Parses one datagram; returns whether it has the acknowledgement.
-fn parse(mut bytes: &[u8], wanted: u16, found: &mut Option<Vec<u8>>) -> io::Result<bool> {
-    const ERROR: u16 = 2;
-    let short = || invalid("netlink's answer is cut short".into());
-    while bytes.len() >= 16 {
-        let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
-        let message = bytes.get(..len).filter(|message| message.len() >= 16).ok_or_else(short)?;
-        if u16::from_ne_bytes([bytes[4], bytes[5]]) == ERROR {
-            let code = message.get(16..20).ok_or_else(short)?;
-            return match i32::from_ne_bytes([code[0], code[1], code[2], code[3]]) {
-                0 => Ok(true),
-                code => Err(io::Error::from_raw_os_error(code.wrapping_neg())),
-            };
-        }
-        if let Some(value) = message.get(HEAD..).and_then(|rest| attribute(rest, wanted)) {
-            *found = Some(value.to_vec());
-        }
-        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-    }
-    Ok(false)
-}
-
-/// The payload of the first attribute of a kind.
-fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
-    while bytes.len() >= 4 {
-        let len = usize::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
-        let kind = u16::from_ne_bytes([bytes[2], bytes[3]]) & !NESTED;
-        let payload = bytes.get(4..len)?;
-        if kind == wanted {
-            return Some(payload);
-        }
-        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-    }
-    None
 }
 
 /// Entry points of the fuzz targets.
@@ -385,6 +283,7 @@ pub mod fuzzing {
 
 #[cfg(test)]
 mod tests {
+    use super::netlink::{attribute, HEAD};
     use super::*;
 
     /// A server's side of a conversation, and what the client wrote.

@@ -116,7 +116,7 @@ pub fn prefer(name: &str) -> Result<(), Untaken> {
             let Ok(comm) = fs::read_to_string(task.path().join("comm")) else { continue };
             let number = task.file_name().to_string_lossy().parse::<i32>();
             if let (true, Ok(number)) = (is_one_of(comm.trim_end(), name), &number) {
-                crate::sys::real_time(*number)?;
+                crate::sys::real_time(*number, true)?;
                 found += 1;
             }
             let own = number.is_ok_and(|number| number.unsigned_abs() == std::process::id());
@@ -148,7 +148,18 @@ fn is_one_of(comm: &str, name: &str) -> bool {
 ///
 /// The kernel's.
 pub fn prefer_this() -> Result<(), Untaken> {
-    crate::sys::real_time(0).map_err(|source| Untaken { action: "prefer a thread", source })
+    crate::sys::real_time(0, true).map_err(|source| Untaken { action: "prefer a thread", source })
+}
+
+/// As [`prefer`], for this thread, and not for threads and processes that it starts. For the
+/// supervisor and a stand-by server: when the server has died, even the few bytes of "go" need
+/// kernel memory, and nothing else frees any.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn prefer_alone() -> Result<(), Untaken> {
+    crate::sys::real_time(0, false).map_err(|source| Untaken { action: "prefer a thread", source })
 }
 
 /// Ignores the signals with which a terminal or a service manager ends all processes at once: only
@@ -379,6 +390,26 @@ mod tests {
         let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
         let fields = stat.rsplit_once(')').unwrap().1;
         fields.split_whitespace().nth(38).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_thread_is_preferred_alone_or_with_those_that_it_starts() {
+        let own = || policy(rustix::thread::gettid().as_raw_nonzero().get());
+        let chosen = |prefer: fn() -> Result<(), Untaken>| {
+            let thread = std::thread::spawn(move || {
+                prefer().map(|()| (own(), std::thread::spawn(own).join().unwrap()))
+            });
+            thread.join().unwrap()
+        };
+        match (chosen(prefer_alone), chosen(prefer_this)) {
+            (Ok((alone, started)), Ok(with)) => {
+                assert_eq!((alone & 0xff, started), (libc::SCHED_RR, libc::SCHED_OTHER));
+                assert_eq!(with, (libc::SCHED_RR, libc::SCHED_RR));
+            }
+            (Err(untaken), _) | (_, Err(untaken)) => {
+                println!("skipped: {untaken}: {}", untaken.source);
+            }
+        }
     }
 
     #[test]

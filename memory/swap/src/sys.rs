@@ -214,11 +214,13 @@ fn mask(how: libc::c_int, signals: &[libc::c_int]) -> io::Result<libc::sigset_t>
     }
 }
 
-/// Makes a thread (0: this one) a round-robin real-time thread of the lowest priority.
-pub(crate) fn real_time(thread: i32) -> io::Result<()> {
+/// Makes a thread (0: this one) a round-robin real-time thread of the lowest priority. Threads and
+/// processes that it starts later are such too if they `inherit` this.
+pub(crate) fn real_time(thread: i32, inherit: bool) -> io::Result<()> {
     let lowest = libc::sched_param { sched_priority: 1 };
+    let policy = libc::SCHED_RR | if inherit { 0 } else { libc::SCHED_RESET_ON_FORK };
     // SAFETY: a struct that outlives the call.
-    checked(unsafe { libc::sched_setscheduler(thread, libc::SCHED_RR, &raw const lowest) })
+    checked(unsafe { libc::sched_setscheduler(thread, policy, &raw const lowest) })
 }
 
 /// Closes all descriptors but 0 to 2. Only for a process that has just started and has opened none.

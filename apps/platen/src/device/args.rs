@@ -261,8 +261,6 @@ pub(crate) struct SwapHelperArgs {
 pub(crate) enum SwapTask {
     /// Start swapping to the disk of a server that is ready.
     On,
-    /// Reconnect the kernel's NBD client to a new server.
-    Again,
     /// Swap to the rest of a disk that has grown.
     Grow,
     /// Stop swapping.
@@ -274,7 +272,6 @@ impl SwapTask {
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::On => "on",
-            Self::Again => "again",
             Self::Grow => "grow",
             Self::Off => "off",
         }

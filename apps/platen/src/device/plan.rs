@@ -165,7 +165,9 @@ impl<'a> Plan<'a> {
             Some(_) => (BACKING_THREADS, FETCHERS),
             None => (0, 0),
         };
-        BASE_THREADS + self.compressing(fetchers) + threads
+        // One connects the kernel's NBD client again.
+        let client = usize::from(self.args.nbd.is_some() && self.args.swap);
+        BASE_THREADS + self.compressing(fetchers) + client + threads
     }
 
     /// Threads that share large requests. The default leaves room in the store's worker table for

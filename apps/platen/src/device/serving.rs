@@ -240,7 +240,8 @@ impl Service for Serving {
         }
         let disk = self.disk().filter(|_| self.plan.args.swap)?;
         if replaces && self.disk.is_some() {
-            return Some(self.helper(SwapTask::Again, disk));
+            // The server itself connects the kernel's NBD client again: see `swap::nbd::reconnect`.
+            return None;
         }
         if replaces {
             // The kernel still has the ublk disk, which may be larger than before.

@@ -49,6 +49,9 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
     if args.swap && adopt.is_none() {
         say_untaken(swap::own());
     }
+    if args.swap {
+        say_untaken(swap::prefer_alone().err());
+    }
     let result = match adopt {
         None => supervise(&mut service, stop.as_fd()),
         Some(handed) => {

@@ -15,11 +15,6 @@ pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
     let disk = args.disk.as_path();
     match args.task {
         SwapTask::On => on(args, disk),
-        SwapTask::Again => {
-            let socket = args.socket.as_deref().context("no socket")?;
-            swap::nbd::reconnect(socket, disk, args.connections)
-                .with_context(|| format!("cannot connect {} again", disk.display()))
-        }
         SwapTask::Grow => {
             grow(disk);
             Ok(())

@@ -73,10 +73,26 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     guest.finish("again", LONG)?;
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     ensure!(guest.stat("damaged")? == 0, "the policy has found damage");
+    replaced_without_a_process(&mut guest)?;
 
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.finish("serve", LONG)?;
     ensure!(guest.vm.sh("cat /proc/swaps", SHORT)?.lines().count() == 1, "it is still swapped to");
+    Ok(())
+}
+
+/// The stand-by server gives the kernel its disk back while no process can be started, as when
+/// memory is exhausted.
+fn replaced_without_a_process(guest: &mut Guest) -> Result<()> {
+    let (pid, generation) = (guest.stat("pid")?, guest.stat("generation")?);
+    let script = format!(
+        "disk=$(tail -n 1 /proc/swaps | cut -d' ' -f1); chmod a-x $(command -v platen); \
+         kill -KILL {pid}; dd if=$disk of=/dev/null bs=4096 skip=5000 count=1 2>&1; \
+         chmod a+x $(command -v platen)"
+    );
+    let said = guest.vm.sh(&script, LONG)?;
+    ensure!(said.contains("1+0 records in"), "{said}");
+    ensure!(guest.stat("generation")? == generation + 1, "the server was not replaced: {said}");
     Ok(())
 }
 

@@ -74,6 +74,9 @@ impl<'a> Prepared<'a> {
                 mapped.as_mut().map(Ahead::touch);
             };
             touch();
+            if args.swap {
+                say_untaken(swap::prefer_alone().err());
+            }
             if let Some(succession) = &succession {
                 succession.stand_by(&supervisor)?;
             }

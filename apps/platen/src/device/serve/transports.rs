@@ -1,7 +1,6 @@
 //! The transports of a device, served until the server is stopped.
 
 use super::supervisor::Supervisor;
-use crate::device::args::ServeArgs;
 use crate::device::inherited::{descriptor, Inherited};
 use crate::device::plan::Plan;
 use crate::say::{say, say_untaken};
@@ -42,7 +41,8 @@ pub(super) fn disk(
 
 /// Serves NBD, the ublk disk or both until `stopping` is set or a transport fails.
 pub(super) fn serve(
-    args: &ServeArgs,
+    plan: &Plan<'_>,
+    inherited: &Inherited,
     listener: Option<UnixListener>,
     nbd: &Server<Device>,
     disk: Option<ublk::Server>,
@@ -50,12 +50,13 @@ pub(super) fn serve(
 ) -> anyhow::Result<()> {
     let by_nbd = |listener: UnixListener| nbd.run(&listener, say).context("serving NBD");
     let Some(disk) = disk else {
-        if args.swap {
+        let listener = listener.context("no transport")?;
+        if plan.args.swap {
             // Replies need kernel memory. A thread that sends them must not wait for the writeback
             // that they make possible.
             say_untaken(swap::prefer_this().err());
         }
-        return by_nbd(listener.context("no transport")?);
+        return with_client(plan, inherited, stopping, || by_nbd(listener));
     };
     thread::scope(|scope| {
         let other = listener.map(|listener| scope.spawn(|| by_nbd(listener)));
@@ -71,7 +72,7 @@ pub(super) fn serve(
         let other = other.map_or(Ok(()), |other| other.join().expect("its panic ends the process"));
         match ended {
             None => {
-                disk.stop().with_context(|| format!("device {}", args.name))?;
+                disk.stop().with_context(|| format!("device {}", plan.args.name))?;
                 other
             }
             // Another process has removed the disk.
@@ -80,6 +81,31 @@ pub(super) fn serve(
                 Err(error).with_context(|| format!("{}, queue {queue}", disk.disk().display()))
             }
         }
+    })
+}
+
+/// Connects the kernel's NBD client again, if this server replaces another, while `serve` runs.
+fn with_client(
+    plan: &Plan<'_>,
+    inherited: &Inherited,
+    stopping: &AtomicBool,
+    serve: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let client = inherited.disk.as_deref().zip(plan.args.nbd.as_ref());
+    let Some((disk, address)) = client.filter(|_| inherited.replaces) else { return serve() };
+    let connect = || {
+        let notice = |error: &std::io::Error| say(&format!("cannot connect {disk} again: {error}"));
+        let stop = || stopping.load(Ordering::Acquire);
+        let connections = plan.swap_connections();
+        swap::nbd::reconnect(address.path(), Path::new(disk), connections, stop, notice);
+    };
+    thread::scope(|scope| {
+        // Without the thread nobody serves the disk: the next server tries.
+        let thread = thread::Builder::new().name("reconnect".into());
+        thread.spawn_scoped(scope, connect).context("cannot start a thread")?;
+        let served = serve();
+        stopping.store(true, Ordering::Release);
+        served
     })
 }
 
