@@ -1,10 +1,12 @@
 //! The device's side of an engine: requests in flight, suspicion, recovery.
 
+mod answers;
 mod care;
+mod requests;
 
-use crate::channel::{slot_of, Channel, Setup};
-use crate::counters::{add, set, Reason};
-use crate::delivery::{smooth, Delivery, Done, Place, Queued, Work};
+use crate::channel::{Channel, Setup};
+use crate::counters::{set, Reason};
+use crate::delivery::{Delivery, Done, Queued, Work};
 use crate::instance::{Instance, InstanceError};
 use crate::load::Api;
 use crate::mailbox::{Mailbox, State};
@@ -248,62 +250,6 @@ impl Device {
         self.channel.source_mut(slot)
     }
 
-    /// Submits a filled slot to the device or, if there is a `reason` against that, to software.
-    pub(crate) fn submit(
-        &mut self,
-        slot: u16,
-        work: Work,
-        reason: Option<Reason>,
-        delivery: &mut Delivery,
-    ) {
-        self.slots[usize::from(slot)].work = work;
-        match reason {
-            Some(reason) => self.hand_over(slot, reason, delivery),
-            // Behind the slots that are already pending.
-            None if !self.pending.is_empty() => self.pend(slot),
-            None => match self.fly(slot, delivery) {
-                Flown::Away => {}
-                Flown::Full => self.pend(slot),
-                Flown::Refused(reason) => self.hand_over(slot, reason, delivery),
-            },
-        }
-    }
-
-    /// Collects callbacks, delivers good results, queues the others for software.
-    pub(crate) fn collect(&mut self, delivery: &mut Delivery, done: &mut impl Done) {
-        if self.channel.owned() == 0 {
-            return;
-        }
-        match self.channel.poll() {
-            abi::CPA_STATUS_SUCCESS | abi::CPA_STATUS_RETRY => self.poll_failures = 0,
-            abi::CPA_STATUS_RESTARTING => self.suspect(Reason::Restarting, delivery),
-            abi::CPA_STATUS_FATAL => self.suspect(Reason::Fatal, delivery),
-            _ => {
-                add(&delivery.counters.poll_failures, 1);
-                self.poll_failures += 1;
-                if self.poll_failures >= POLL_FAILURES {
-                    self.suspect(Reason::Poll, delivery);
-                }
-            }
-        }
-        // Callbacks may have come despite the failure, or from the event thread's poll.
-        let before = self.flying_bytes;
-        for word in 0..self.channel.words() {
-            let mut bits = self.mailbox.take_done(word);
-            while bits != 0 {
-                self.called_back(slot_of(word, bits), delivery, done);
-                bits &= bits - 1;
-            }
-        }
-        let got = before - self.flying_bytes;
-        if got > 0 {
-            self.rate = smooth(self.rate, self.busy_since, delivery.now, got);
-            set(&delivery.counters.device_ns_per_kib, self.rate);
-            self.busy_since = delivery.now;
-            self.last_answer = delivery.now;
-        }
-    }
-
     /// Handles events, deadlines, pending slots and probes.
     pub(crate) fn tend(&mut self, delivery: &mut Delivery) {
         self.look_at_events(delivery);
@@ -378,219 +324,6 @@ impl Device {
         qat.close(self.channel);
     }
 
-    fn fly(&mut self, slot: u16, delivery: &mut Delivery) -> Flown {
-        let work = self.slots[usize::from(slot)].work;
-        match self.channel.submit(slot, work.len, work.op) {
-            abi::CPA_STATUS_SUCCESS => {
-                if self.flying == 0 {
-                    self.busy_since = delivery.now;
-                    self.last_answer = delivery.now;
-                }
-                self.idle_retries = 0;
-                self.flying += 1;
-                self.flying_bytes += work.plain_len();
-                self.held -= 1;
-                self.slots[usize::from(slot)].phase = Phase::Flying { redo: false };
-                Flown::Away
-            }
-            abi::CPA_STATUS_RETRY => {
-                add(&delivery.counters.retries, 1);
-                Flown::Full
-            }
-            status => {
-                add(&delivery.counters.refusals, 1);
-                match status {
-                    abi::CPA_STATUS_RESTARTING => self.suspect(Reason::Restarting, delivery),
-                    abi::CPA_STATUS_FATAL => self.suspect(Reason::Fatal, delivery),
-                    _ => {}
-                }
-                Flown::Refused(self.unusable().unwrap_or(Reason::Refused))
-            }
-        }
-    }
-
-    /// Handles the callback of `slot`, which belongs to the driver again.
-    fn called_back(&mut self, slot: u16, delivery: &mut Delivery, done: &mut impl Done) {
-        let status = self.channel.take_back(slot);
-        match self.slots[usize::from(slot)].phase {
-            Phase::Flying { .. } => {
-                let mut work = self.slots[usize::from(slot)].work;
-                self.landed(&work);
-                let judged = self.judge(slot, &mut work, status, false, delivery);
-                // If this raised a suspicion, all slots in flight have been queued for software,
-                // also this one.
-                let redo = self.slots[usize::from(slot)].phase == (Phase::Flying { redo: true });
-                match judged {
-                    Ok(len) => {
-                        self.errors = 0;
-                        if redo {
-                            delivery.withdraw(self.slots[usize::from(slot)].number);
-                        }
-                        // Voids its place in the software's queue, if it has one.
-                        self.slots[usize::from(slot)].number = 0;
-                        delivery.deliver(&work, self.channel.output(slot, len), done);
-                        self.recycle(slot);
-                    }
-                    Err(_) if redo => {
-                        self.held += 1;
-                        self.slots[usize::from(slot)].phase = Phase::Queued;
-                    }
-                    Err(reason) => {
-                        self.held += 1;
-                        // A dying device answers with FAIL before its event arrives.
-                        let reason = self.unusable().unwrap_or(reason);
-                        self.hand_over(slot, reason, delivery);
-                    }
-                }
-            }
-            Phase::Lost => {
-                add(&delivery.counters.late, 1);
-                self.lost -= 1;
-                set(&delivery.counters.quarantined, self.lost as u64);
-                self.recycle(slot);
-                self.sign_of_life(status, delivery.now);
-            }
-            Phase::Probe => {
-                let mut work = self.slots[usize::from(slot)].work;
-                let well = self.judge(slot, &mut work, status, true, delivery).is_ok();
-                self.recycle(slot);
-                match self.trust {
-                    Trust::Suspect { sent: Some((this, _)), since, .. } if this == slot => {
-                        if well && !self.is_worn() {
-                            self.recover(delivery);
-                        } else {
-                            let probe_at = self.next_probe(delivery.now);
-                            self.trust = Trust::Suspect { since, probe_at, sent: None };
-                        }
-                    }
-                    _ => self.sign_of_life(status, delivery.now),
-                }
-            }
-            // `take_done` reports only announced requests, whose slots are in one of the phases
-            // above.
-            phase => unreachable!("callback of slot {slot} in phase {phase:?}"),
-        }
-    }
-
-    /// Checks the device's results. Returns the length of the output, or why it is not used.
-    fn judge(
-        &mut self,
-        slot: u16,
-        work: &mut Work,
-        status: abi::CpaStatus,
-        verify: bool,
-        delivery: &mut Delivery,
-    ) -> Result<usize, Reason> {
-        let results = self.channel.results(slot);
-        if status != abi::CPA_STATUS_SUCCESS || results.status != abi::CPA_DC_OK {
-            let data = matches!(work.op, Op::Decompress { .. }) && is_about_data(results.status);
-            return Err(if data { Reason::Wrong } else { Reason::Failed });
-        }
-        let (produced, consumed) = (results.produced as usize, results.consumed as usize);
-        if consumed != work.len || produced == 0 || produced > self.options.room() {
-            return Err(Reason::Wrong);
-        }
-        let output = self.channel.output(slot, produced);
-        match work.op {
-            Op::Compress => {
-                if results.checksum != work.crc32 {
-                    return Err(Reason::Wrong);
-                }
-                if verify || self.is_verified() {
-                    add(&delivery.counters.verified, 1);
-                    let output = self.channel.output(slot, produced);
-                    let plain = self.channel.source(slot, work.len);
-                    if delivery.software.decompress(output, work.len) != Ok(plain) {
-                        // The device's checksum and its own verification were right, so nothing
-                        // that it reports can be trusted.
-                        self.suspect(Reason::Wrong, delivery);
-                        return Err(Reason::Wrong);
-                    }
-                }
-            }
-            Op::Decompress { plain_len } => {
-                let ended = results.endOfLastBlock == abi::CPA_TRUE
-                    || !self.channel.instance().info.reports_end;
-                if produced != plain_len || !ended {
-                    return Err(Reason::Wrong);
-                }
-                work.crc32 = libdeflater::crc32(output);
-                if results.checksum != work.crc32 {
-                    return Err(Reason::Wrong);
-                }
-            }
-        }
-        Ok(produced)
-    }
-
-    /// Whether to decompress and compare this output.
-    fn is_verified(&mut self) -> bool {
-        if self.options.verify_every == 0 {
-            return false;
-        }
-        self.until_verify -= 1;
-        if self.until_verify > 0 {
-            return false;
-        }
-        self.until_verify = self.options.verify_every;
-        true
-    }
-
-    fn try_pending(&mut self, delivery: &mut Delivery) {
-        while let Some(&slot) = self.pending.front() {
-            match self.fly(slot, delivery) {
-                Flown::Away => {
-                    self.pending.pop_front();
-                }
-                Flown::Refused(reason) => {
-                    // If that raised a suspicion, the queue is empty already.
-                    if self.pending.front() == Some(&slot) {
-                        self.pending.pop_front();
-                        self.hand_over(slot, reason, delivery);
-                    }
-                }
-                Flown::Full => {
-                    if self.flying == 0 {
-                        self.idle_retries += 1;
-                        if self.idle_retries >= IDLE_RETRIES {
-                            // Full although it has none of our requests, or only lost ones.
-                            self.suspect(Reason::Refused, delivery);
-                        }
-                        return;
-                    }
-                    let work = self.slots[usize::from(slot)].work;
-                    if self.options.share
-                        && !delivery.has_queued()
-                        && delivery.software_ns(work.op, work.plain_len()) < self.wait_ns()
-                    {
-                        self.pending.pop_front();
-                        self.hand_over(slot, Reason::Busy, delivery);
-                    }
-                    return;
-                }
-            }
-        }
-    }
-
-    fn pend(&mut self, slot: u16) {
-        self.slots[usize::from(slot)].phase = Phase::Pending;
-        self.pending.push_back(slot);
-    }
-
-    /// Queues a slot, which the device does not have, for software.
-    fn hand_over(&mut self, slot: u16, reason: Reason, delivery: &mut Delivery) {
-        let at = &mut self.slots[usize::from(slot)];
-        at.phase = Phase::Queued;
-        at.number = delivery.queue(Place::Pinned(slot), at.work.plain_len(), reason);
-    }
-
-    /// Queues a slot, which the device has, for software as well.
-    fn hedge(&mut self, slot: u16, reason: Reason, delivery: &mut Delivery) {
-        let at = &mut self.slots[usize::from(slot)];
-        at.phase = Phase::Flying { redo: true };
-        at.number = delivery.queue(Place::Pinned(slot), at.work.plain_len(), reason);
-    }
-
     fn landed(&mut self, work: &Work) {
         self.flying -= 1;
         self.flying_bytes -= work.plain_len();
@@ -604,20 +337,4 @@ impl Device {
             self.probe_free.push(slot);
         }
     }
-}
-
-/// Whether the data is the cause of a decompression's status (`CpaDcReqStatus`: invalid blocks,
-/// codes and distances, an incomplete stream, an empty dynamic block), and not the device.
-fn is_about_data(status: i32) -> bool {
-    matches!(status, -10..=-1 | -15 | -19)
-}
-
-/// The result of a submission.
-enum Flown {
-    /// The device has it.
-    Away,
-    /// No room.
-    Full,
-    /// Refused by this device.
-    Refused(Reason),
 }
