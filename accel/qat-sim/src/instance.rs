@@ -8,14 +8,15 @@
 
 #![expect(unsafe_code, reason = "runs the caller's callbacks and writes its results")]
 
+mod poll;
+
+use self::poll::Poller;
 use crate::counters::{add, Tally};
 use crate::deflate::Params;
 use crate::faults::Effect;
 use crate::script::{Direction, Order};
 use crate::sgl::{self, Call};
 use qat_abi::*;
-use std::cmp::Ordering as By;
-use std::collections::{BinaryHeap, VecDeque};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
@@ -106,57 +107,6 @@ struct Requests {
 
 // SAFETY: the pointers are the caller's, stored for its callbacks; the API lets any thread poll.
 unsafe impl Send for Requests {}
-
-/// Responses in a poll.
-#[derive(Debug, Default)]
-struct Poller {
-    /// By due time.
-    waiting: BinaryHeap<Waiting>,
-    /// In order of delivery.
-    ready: VecDeque<Response>,
-    gathered: Vec<Response>,
-    answers: Vec<Answer>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Waiting(Response);
-
-impl Ord for Waiting {
-    fn cmp(&self, other: &Self) -> By {
-        // The heap's greatest element is the one due first.
-        (other.0.due_ns, other.0.tie).cmp(&(self.0.due_ns, self.0.tie))
-    }
-}
-
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Self) -> Option<By> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == By::Equal
-    }
-}
-
-impl Eq for Waiting {}
-
-/// The data for a caller's callback.
-#[derive(Debug, Clone, Copy)]
-struct Answer {
-    slot: usize,
-    session: usize,
-    callback: CpaDcCallbackFn,
-    tag: *mut c_void,
-    results: *mut CpaDcRqResults,
-    status: CpaStatus,
-    /// `None` for a dummy, which does not change the results.
-    values: Option<CpaDcRqResults>,
-}
-
-// SAFETY: the pointers are the caller's, for its callback; the API lets any thread poll.
-unsafe impl Send for Answer {}
 
 /// The callback for events, with its tag.
 #[derive(Debug, Clone, Copy)]
@@ -451,152 +401,6 @@ impl Instance {
         self.inside.fetch_add(1, Ordering::SeqCst);
         add(&tally.violations, u64::from(self.walking.load(Ordering::SeqCst)));
         Inside(&self.inside)
-    }
-
-    /// `icp_sal_DcPollInstance`, after the script had its word.
-    pub(crate) fn poll(
-        &self,
-        quota: u32,
-        now_ns: &mut dyn FnMut() -> u64,
-        tally: &Tally,
-    ) -> CpaStatus {
-        if self.state() == State::Restarting {
-            return CPA_STATUS_RESTARTING;
-        }
-        // Held by another thread, or by the poll whose callback this is.
-        let Ok(mut poller) = self.poller.try_lock() else { return CPA_STATUS_RETRY };
-        let quota = if quota == 0 { usize::MAX } else { quota as usize };
-        let mut answers = std::mem::take(&mut poller.answers);
-        answers.clear();
-        if self.orphans.load(Ordering::Acquire)
-            && (self.state() == State::Error || !self.silent.load(Ordering::Acquire))
-        {
-            let dead = self.state() == State::Error;
-            self.walking.store(dead, Ordering::SeqCst);
-            if dead {
-                add(&tally.violations, u64::from(self.inside.load(Ordering::SeqCst) > 1));
-                // Walking all requests takes the real library a while.
-                std::thread::yield_now();
-            }
-            self.take_orphans(quota, &mut answers);
-            self.walking.store(false, Ordering::SeqCst);
-            add(&tally.dummies, answers.len() as u64);
-        }
-        if answers.is_empty() {
-            if self.state() == State::Error || self.silent.load(Ordering::Acquire) {
-                poller.answers = answers;
-                return CPA_STATUS_RETRY;
-            }
-            self.take_responses(&mut poller, quota, now_ns, &mut answers);
-        }
-        if answers.is_empty() {
-            poller.answers = answers;
-            return CPA_STATUS_RETRY;
-        }
-
-        for answer in &answers {
-            if let Some(values) = answer.values {
-                // SAFETY: results stay valid until the callback, which is still to come.
-                unsafe { answer.results.write(values) };
-            }
-            if let Some(callback) = answer.callback {
-                // SAFETY: the callback and tag of this very request.
-                unsafe { callback(answer.tag, answer.status) };
-            }
-        }
-        add(&tally.callbacks, answers.len() as u64);
-
-        let mut requests = lock(&self.requests);
-        for answer in &answers {
-            let cookie = &mut requests.cookies[answer.slot];
-            assert_eq!(cookie.state, CookieState::Answered, "an entry is given back once");
-            cookie.state = CookieState::Free;
-            requests.free.push(answer.slot);
-            if let Some(session) = &mut requests.sessions[answer.session] {
-                session.pending = session.pending.saturating_sub(1);
-            }
-        }
-        drop(requests);
-        let count = u32::try_from(answers.len()).expect("no more than the ring has");
-        self.in_flight.fetch_sub(count, Ordering::Relaxed);
-        poller.answers = answers;
-        CPA_STATUS_SUCCESS
-    }
-
-    /// Dummies for what died with an epoch.
-    fn take_orphans(&self, quota: usize, answers: &mut Vec<Answer>) {
-        let mut requests = lock(&self.requests);
-        let epoch = self.epoch();
-        let dead = |cookie: &Cookie| cookie.state == CookieState::InFlight && cookie.epoch != epoch;
-        for slot in 0..requests.cookies.len() {
-            if answers.len() < quota && dead(&requests.cookies[slot]) {
-                answers.push(requests.cookies[slot].answer(slot, CPA_STATUS_FAIL, None));
-            }
-        }
-        if !requests.cookies.iter().any(dead) {
-            self.orphans.store(false, Ordering::Release);
-        }
-    }
-
-    fn take_responses(
-        &self,
-        poller: &mut Poller,
-        quota: usize,
-        now_ns: &mut dyn FnMut() -> u64,
-        answers: &mut Vec<Answer>,
-    ) {
-        // Pairs with the Release of the engine's push.
-        if self.done_count.load(Ordering::Acquire) > 0 {
-            let mut done = lock(&self.done);
-            std::mem::swap(&mut *done, &mut poller.gathered);
-            self.done_count.store(0, Ordering::Relaxed);
-            drop(done);
-            let mut gathered = std::mem::take(&mut poller.gathered);
-            for response in gathered.drain(..) {
-                if response.due_ns == 0 && self.order == Order::Shuffled {
-                    poller.ready.push_back(response);
-                } else {
-                    poller.waiting.push(Waiting(response));
-                }
-            }
-            poller.gathered = gathered;
-        }
-        if !poller.waiting.is_empty() {
-            let now = now_ns();
-            while let Some(Waiting(response)) = poller.waiting.peek().copied() {
-                if response.due_ns > now {
-                    break;
-                }
-                poller.waiting.pop();
-                poller.ready.push_back(response);
-            }
-        }
-        if poller.ready.is_empty() {
-            return;
-        }
-        let mut requests = lock(&self.requests);
-        let epoch = self.epoch();
-        while answers.len() < quota {
-            let Some(response) = poller.ready.pop_front() else { break };
-            if response.epoch != epoch {
-                continue;
-            }
-            let cookie = &mut requests.cookies[response.slot];
-            assert!(
-                cookie.state == CookieState::InFlight && cookie.sequence == response.sequence,
-                "instance {}: a request is answered exactly once",
-                self.index
-            );
-            answers.push(cookie.answer(response.slot, response.status, Some(response.results)));
-        }
-    }
-}
-
-impl Cookie {
-    fn answer(&mut self, slot: usize, status: CpaStatus, values: Option<CpaDcRqResults>) -> Answer {
-        self.state = CookieState::Answered;
-        let Self { session, callback, tag, results, .. } = *self;
-        Answer { slot, session, callback, tag, results, status, values }
     }
 }
 

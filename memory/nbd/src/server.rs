@@ -1,12 +1,14 @@
 //! Accepts connections, and serves each on a thread.
 
-use std::collections::HashMap;
+mod clients;
+mod notices;
+
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,9 @@ use device::{Backend, Queue};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 
+pub(crate) use self::clients::hung_up;
+use self::clients::{Client, Open};
+use self::notices::Notices;
 use crate::connection::{serve, ConnectionError, CONNECTION_MEMORY};
 use crate::handshake::{Export, Handshake, Progress, Refusal, INPUT};
 use crate::slices::Slices;
@@ -82,21 +87,6 @@ impl<Q: Queue> Stranded<Q> {
     }
 }
 
-/// Open connections, so that other threads can end them.
-#[derive(Debug, Default)]
-struct Open {
-    streams: HashMap<u64, Client>,
-    stopped: bool,
-}
-
-/// A copy of a connection's socket.
-#[derive(Debug)]
-struct Client {
-    stream: UnixStream,
-    /// Whether it is served with simple replies only.
-    simple: bool,
-}
-
 /// Why a client was refused or lost.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
@@ -151,7 +141,7 @@ impl<B: Backend> Server<B> {
         notice: impl Fn(&str) + Send + Sync,
     ) -> io::Result<()> {
         listener.set_nonblocking(true)?;
-        let notices = Notices { say: notice, lines: Mutex::new((Instant::now(), 0)) };
+        let notices = Notices::new(notice);
         thread::scope(|scope| {
             let mut number = 0_u64;
             let result = loop {
@@ -256,10 +246,6 @@ impl<B: Backend> Server<B> {
         self.places.fetch_sub(before - all.len(), Ordering::AcqRel);
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn enter(&self, number: u64, stream: &UnixStream) -> Result<(), String> {
         stream.set_nonblocking(false).map_err(|error| error.to_string())?;
         if self.options.check_memory && !has_memory(CONNECTION_MEMORY + QUEUE_MEMORY) {
@@ -275,61 +261,6 @@ impl<B: Backend> Server<B> {
         let copy = stream.try_clone().map_err(|error| error.to_string())?;
         open.streams.insert(number, Client { stream: copy, simple: false });
         Ok(())
-    }
-
-    fn remove_client(&self, number: u64) {
-        if self.open().streams.remove(&number).is_some_and(|client| client.simple) {
-            self.simple.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Waits until the threads of all connections that the kernel's client has given up are done,
-    /// or this connection is given up too; returns whether it is.
-    ///
-    /// That client shuts a connection down before it sends unanswered requests again on another
-    /// one. So a request just read from `stream` may be a write that another thread is still doing;
-    /// or it may come after a write that was done again, and that the other thread would undo. A
-    /// connection without another one beside it needs no check: a later one waits for it here.
-    fn wait_for_others(&self, number: u64, stream: &UnixStream) -> bool {
-        if self.simple.load(Ordering::Acquire) < 2 {
-            return false;
-        }
-        let (own, others) = self.given_up(number, stream);
-        if !others {
-            return own;
-        }
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        // Two connections that were both given up do not wait for each other.
-        while !hung_up(stream, AGAIN) && self.open().given_up(Some(number)).next().is_some() {}
-        self.waiting.fetch_sub(1, Ordering::AcqRel);
-        hung_up(stream, Duration::ZERO)
-    }
-
-    /// Whether this connection has been given up, and whether another one has: one system call for
-    /// 31 of them.
-    fn given_up(&self, number: u64, stream: &UnixStream) -> (bool, bool) {
-        let open = self.open();
-        let others =
-            open.streams.iter().filter(|(&other, client)| other != number && client.simple);
-        let mut others = others.map(|(_, client)| &client.stream);
-        let mut fds: [_; 32] = std::array::from_fn(|_| PollFd::new(stream, PollFlags::empty()));
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut given_up = (false, false);
-        loop {
-            let mut len = 1;
-            for (fd, other) in fds[1..].iter_mut().zip(others.by_ref()) {
-                *fd = PollFd::new(other, PollFlags::empty());
-                len += 1;
-            }
-            if poll(&mut fds[..len], Some(&now)).is_ok() {
-                let gone = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::HUP);
-                given_up.0 |= gone(&fds[0]);
-                given_up.1 |= fds[1..len].iter().any(gone);
-            }
-            if len < fds.len() {
-                return given_up;
-            }
-        }
     }
 
     fn client(&self, number: u64, stream: &UnixStream) -> Result<(), Ended> {
@@ -419,18 +350,6 @@ impl<B: Backend> Drop for Server<B> {
     }
 }
 
-impl Open {
-    /// Connections with simple replies, except `but`, that their client has given up and whose
-    /// threads are not done.
-    fn given_up(&self, but: Option<u64>) -> impl Iterator<Item = u64> + '_ {
-        self.streams
-            .iter()
-            .filter(move |(&number, client)| Some(number) != but && client.simple)
-            .filter(|(_, client)| hung_up(&client.stream, Duration::ZERO))
-            .map(|(&number, _)| number)
-    }
-}
-
 /// Memory of a backend's queue in bytes: codec contexts, and buffers.
 const QUEUE_MEMORY: usize = 2 << 20;
 
@@ -439,16 +358,6 @@ const QUEUE_MEMORY: usize = 2 << 20;
 fn has_memory(bytes: usize) -> bool {
     Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
 }
-
-/// Whether the peer is shut down in both directions, waiting for up to `wait`.
-pub(crate) fn hung_up(stream: &UnixStream, wait: Duration) -> bool {
-    let wait = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
-    let mut fds = [PollFd::new(stream, PollFlags::empty())];
-    poll(&mut fds, Some(&wait)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
-}
-
-/// How often a waiting connection looks again.
-const AGAIN: Duration = Duration::from_millis(5);
 
 impl<B: Backend> fmt::Debug for Server<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -463,32 +372,6 @@ fn is_of_one_client(error: &io::Error) -> bool {
     use ErrorKind as Kind;
     matches!(error.kind(), Kind::WouldBlock | Kind::Interrupted | Kind::ConnectionAborted)
 }
-
-/// Messages for a person, limited so that no client can fill a disk with them.
-struct Notices<F> {
-    say: F,
-    /// The start of the current minute, and the lines in it.
-    lines: Mutex<(Instant, u32)>,
-}
-
-impl<F: Fn(&str)> Notices<F> {
-    fn add(&self, line: &str) {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        let (began, said) = &mut *lines;
-        if began.elapsed() >= Duration::from_secs(60) {
-            if *said > LINES {
-                (self.say)(&format!("{} more lines in the last minute left out", *said - LINES));
-            }
-            (*began, *said) = (Instant::now(), 0);
-        }
-        *said = said.saturating_add(1);
-        if *said <= LINES {
-            (self.say)(line);
-        }
-    }
-}
-
-const LINES: u32 = 10;
 
 #[cfg(test)]
 mod tests {
