@@ -13,6 +13,8 @@
 //! No training starts while memory is short, and a running one is abandoned, because a trainer
 //! needs memory. On a host that swaps to this store, this server would have to free that memory.
 
+mod trial;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,8 +26,8 @@ use store::{Page, Store, Worker, MAX_DICTIONARY};
 use crate::channel::{Channel, Over, Question, SAMPLES};
 use crate::error::StartError;
 use crate::settings::Settings;
-use crate::stats::{add as count, thread_cpu, Counters};
-use crate::trainer::{cost, gain, is_held_out, pays, FEWEST};
+use crate::stats::{add as count, Counters};
+use crate::trainer::FEWEST;
 
 /// Table entries that a step looks at.
 const LOOK_AT: u64 = 4096;
@@ -337,93 +339,6 @@ impl Training {
     fn is_eligible(&self, index: u64) -> bool {
         matches!(self.worker.peek(index), Ok((Page::Object { tag, .. }, _))
             if tag & RECOMPRESSED == 0 && codec_of(tag) == Some(Codec::Zstd))
-    }
-
-    fn look_for_dictionary(&mut self, since: Instant) -> Result<(), Over> {
-        self.state = State::Given(since);
-        if !self.channel.flush()? {
-            return Ok(());
-        }
-        let Some(answer) = self.channel.receive(&mut self.bytes)? else { return Ok(()) };
-        if answer.len == 0 {
-            count(&self.counters.dictionary_no_gain, 1);
-            self.last = self.this;
-            self.end(true);
-            return Ok(());
-        }
-        let Some(mut room) = self.dictionaries.take_room() else {
-            self.fail();
-            return Ok(());
-        };
-        let bytes = &self.bytes[..answer.len];
-        if Arc::get_mut(&mut room).is_some_and(|room| room.digest(bytes).is_ok()) {
-            // The answer is complete.
-            self.channel.close();
-            let had = Had::default();
-            self.state = State::Trying { room, len: answer.len, next: 0, had };
-            Ok(())
-        } else {
-            self.dictionaries.give_back(room);
-            Err(Over::Lied)
-        }
-    }
-
-    fn try_out(&mut self, room: Arc<Dictionary>, len: usize, from: usize, mut had: Had) {
-        let to = (from + 3 * AT_ONCE).min(self.found);
-        for number in (from..to).filter(|&number| is_held_out(number)) {
-            let index = self.indices[number];
-            let there = self.is_eligible(index)
-                && self.reader.read(&self.worker, index, false, &mut self.plain).is_ok();
-            if !there {
-                continue;
-            }
-            let newest = self.dictionaries.newest().map(|(_, newest)| newest);
-            let begun = thread_cpu();
-            let (encoded, _) = self.encoder.encode_with(newest, &self.plain[..], &mut self.coded);
-            let between = thread_cpu();
-            had.before += cost(encoded.codec, encoded.len);
-            let (encoded, used) =
-                self.encoder.encode_with(Some(&room), &self.plain[..], &mut self.coded);
-            had.cpu_after += thread_cpu().saturating_sub(between);
-            had.cpu_before += between.saturating_sub(begun);
-            if used {
-                let payload = &self.coded[..encoded.len];
-                let decoded = self.decoder.decode_with(&room, payload, &mut self.again[..]);
-                if decoded.is_err() || self.again != self.plain {
-                    self.drop_room(room);
-                    return self.lied();
-                }
-            }
-            had.after += cost(encoded.codec, encoded.len);
-            had.pages += 1;
-        }
-        if to < self.found {
-            self.state = State::Trying { room, len, next: to, had };
-            return;
-        }
-        let gain = gain(had.before, had.after);
-        if had.pages < FEWEST || !pays(gain, had.cpu_before, had.cpu_after) {
-            self.drop_room(room);
-            count(&self.counters.dictionary_no_gain, 1);
-            self.last = self.this;
-            return self.end(true);
-        }
-        self.encoder.release_dictionary();
-        let store = self.worker.store();
-        match self.dictionaries.install(store, room, &self.bytes[..len], gain) {
-            Ok(_) => {
-                count(&self.counters.dictionary_installed, 1);
-                self.last = self.this;
-                self.pauses = 0;
-                self.end(false);
-            }
-            Err(_) => self.fail(),
-        }
-    }
-
-    fn drop_room(&mut self, room: Arc<Dictionary>) {
-        self.encoder.release_dictionary();
-        self.dictionaries.give_back(room);
     }
 
     /// The trainer is gone, or its data is invalid.

@@ -10,12 +10,15 @@
 //! Taking a slab or putting it back moves a number between lists, under the lock. Memory is
 //! allocated from the kernel and freed to it outside of the lock, because that may take long.
 
-use std::io;
+mod adopt;
+mod lists;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::class::{LENGTHS, MAX_PAGES};
+use self::lists::{Lists, Region};
+use crate::class::MAX_PAGES;
 use crate::inject;
-use crate::layout::{CUTS, DICTIONARIES, PLACE_PAGES, SLAB_BITS};
+use crate::layout::{CUTS, PLACE_PAGES, SLAB_BITS};
 use crate::map::Map;
 use crate::slab::{Role, NIL};
 use crate::sync::{AtomicU64, Ordering};
@@ -47,28 +50,6 @@ pub(crate) struct Regions {
     ready: AtomicU64,
     /// Held while memory is freed, and while existing memory is mapped.
     mapping: Mutex<()>,
-}
-
-#[derive(Clone, Copy)]
-struct Region {
-    /// Pages a slab; 0 for a free region.
-    pages: u32,
-    /// Slabs that have memory, or are just getting or losing it.
-    live: u32,
-    /// The next free region.
-    next: u32,
-}
-
-struct Lists {
-    regions: Box<[Region]>,
-    /// Regions from this one on were never used.
-    fresh: u32,
-    /// Head of the list of regions that were used and are free again.
-    free: u32,
-    /// By slab length in pages.
-    ready: [u32; LENGTHS],
-    ready_slabs: [u32; LENGTHS],
-    bare: [u32; LENGTHS],
 }
 
 impl Regions {
@@ -213,18 +194,6 @@ impl Regions {
         self.used().saturating_sub(self.ready()) + u64::from(pages) <= self.limit()
     }
 
-    /// For recovery: makes an unknown region one of slabs of `pages` pages, all bare.
-    pub(crate) fn adopt_region(&self, map: &Map, region: u32, pages: u32) -> io::Result<()> {
-        let cut = CUTS[pages as usize];
-        map.populate(map.layout().region(region), cut.head)?;
-        for number in 0..cut.slabs {
-            map.slab(region << SLAB_BITS | number).reset(Role::Bare, 0, 0);
-        }
-        self.lock().regions[region as usize] = Region { pages, live: 0, next: NIL };
-        self.force_charge(u64::from(cut.head));
-        Ok(())
-    }
-
     /// Maps the memory of a region's slabs in a process that has taken the store over; otherwise
     /// the first use of each page would allocate page tables. `false` if there is no such region.
     pub(crate) fn warm(&self, map: &Map, region: u32) -> bool {
@@ -252,77 +221,6 @@ impl Regions {
         self.used_max.store(fixed, Ordering::Relaxed);
     }
 
-    /// For recovery: the adopted regions, and the pages of their slabs.
-    pub(crate) fn known(&self) -> Vec<(u32, u32)> {
-        let lists = self.lock();
-        let all = (0_u32..).zip(&lists.regions);
-        all.filter(|(_, region)| region.pages > 0).map(|(n, region)| (n, region.pages)).collect()
-    }
-
-    /// For recovery: counts a slab with objects.
-    pub(crate) fn adopt_slab(&self, slab: u32, pages: u32) {
-        self.lock().regions[(slab >> SLAB_BITS) as usize].live += 1;
-        self.force_charge(u64::from(pages));
-    }
-
-    /// For recovery, after all slabs with objects are known: links the bare slabs and the free
-    /// regions. With `surplus` frees all memory in which nothing is stored.
-    pub(crate) fn adopt_rest(&self, map: &Map, surplus: bool) -> io::Result<()> {
-        let mut lists = self.lock();
-        let regions = u32::try_from(lists.regions.len()).expect("as many as the layout says");
-        lists.fresh = regions;
-        let page = crate::layout::PAGE;
-        let mut hole: Option<(usize, usize)> = None;
-        let mut punch = |from: usize, to: usize| -> io::Result<()> {
-            match &mut hole {
-                // The last slab may end where its region does.
-                _ if from == to => {}
-                Some((_, end)) if *end == from => *end = to,
-                _ => {
-                    if let Some((from, to)) = hole.replace((from, to)) {
-                        map.punch(from, (to - from) / page)?;
-                    }
-                }
-            }
-            Ok(())
-        };
-        for region in (0..regions).rev() {
-            if lists.regions[region as usize].pages == 0 {
-                lists.regions[region as usize].next = lists.free;
-                lists.free = region;
-            }
-        }
-        for region in 0..regions {
-            let Region { pages, .. } = lists.regions[region as usize];
-            let from = map.layout().region(region);
-            if pages == 0 {
-                if surplus {
-                    punch(from, from + crate::layout::REGION)?;
-                }
-                continue;
-            }
-            let cut = CUTS[pages as usize];
-            for number in 0..cut.slabs {
-                let slab = region << SLAB_BITS | number;
-                if map.slab(slab).role() == Role::Bare {
-                    lists.link_bare(map, slab, pages);
-                    if surplus {
-                        let from = map.layout().slab(slab, pages);
-                        punch(from, from + pages as usize * page)?;
-                    }
-                }
-            }
-            if surplus {
-                let end = map.layout().slab(region << SLAB_BITS | cut.slabs, pages);
-                punch(end, from + crate::layout::REGION)?;
-            }
-        }
-        if let Some((from, to)) = hole {
-            map.punch(from, (to - from) / page)?;
-        }
-        Ok(())
-    }
-
     /// Allocates memory for page `page` of the records of groups.
     pub(crate) fn grow_records(&self, map: &Map, page: u64) -> Result<(), NoMemory> {
         self.charge(1).and_then(|()| self.populate(map, map.layout().record_page(page), 1))
@@ -338,17 +236,6 @@ impl Regions {
         punched
     }
 
-    /// For recovery: gives the first `pages` pages of records memory, and frees the others.
-    pub(crate) fn adopt_records(&self, map: &Map, pages: u64) -> io::Result<()> {
-        let layout = map.layout();
-        let count = u32::try_from(pages).map_err(|_| io::ErrorKind::InvalidData)?;
-        map.populate(layout.record_page(0), count)?;
-        let rest = usize::try_from(layout.record_pages() - pages).expect("they are mapped");
-        map.punch(layout.record_page(pages), rest)?;
-        self.force_charge(pages);
-        Ok(())
-    }
-
     /// Allocates memory for a dictionary.
     pub(crate) fn grow_dictionary(&self, map: &Map, place: usize) -> Result<(), NoMemory> {
         let at = map.layout().dictionary(place);
@@ -356,16 +243,6 @@ impl Regions {
             let pages = u32::try_from(PLACE_PAGES).expect("a few");
             self.populate(map, at, pages)
         })
-    }
-
-    /// For recovery: gives the first `places` dictionaries memory, and frees the others.
-    pub(crate) fn adopt_dictionaries(&self, map: &Map, places: usize) -> io::Result<()> {
-        let layout = map.layout();
-        let pages = u32::try_from(places * PLACE_PAGES).expect("a few");
-        map.populate(layout.dictionary(0), pages)?;
-        map.punch(layout.dictionary(places), (DICTIONARIES - places) * PLACE_PAGES)?;
-        self.force_charge(u64::from(pages));
-        Ok(())
     }
 
     fn type_region(&self, map: &Map, region: u32, pages: u32) -> Result<(), NoMemory> {
@@ -442,59 +319,5 @@ impl Regions {
             self.discharge(u64::from(pages));
             NoMemory::Kernel
         })
-    }
-}
-
-impl Lists {
-    fn new(map: &Map) -> Self {
-        let none = Region { pages: 0, live: 0, next: NIL };
-        Self {
-            regions: vec![none; map.layout().regions as usize].into_boxed_slice(),
-            fresh: 0,
-            free: NIL,
-            ready: [NIL; LENGTHS],
-            ready_slabs: [0; LENGTHS],
-            bare: [NIL; LENGTHS],
-        }
-    }
-
-    fn take_region(&mut self) -> Option<u32> {
-        if self.free != NIL {
-            let region = self.free;
-            self.free = self.regions[region as usize].next;
-            return Some(region);
-        }
-        let region = self.fresh;
-        ((region as usize) < self.regions.len()).then(|| {
-            self.fresh += 1;
-            region
-        })
-    }
-
-    fn put_region(&mut self, region: u32) {
-        self.regions[region as usize] = Region { pages: 0, live: 0, next: self.free };
-        self.free = region;
-    }
-
-    fn link_bare(&mut self, map: &Map, slab: u32, pages: u32) {
-        let head = self.bare[pages as usize];
-        map.slab(slab).set_prev(NIL);
-        map.slab(slab).set_next(head);
-        if head != NIL {
-            map.slab(head).set_prev(slab);
-        }
-        self.bare[pages as usize] = slab;
-    }
-
-    fn unlink_bare(&mut self, map: &Map, slab: u32, pages: u32) {
-        let (prev, next) = (map.slab(slab).prev(), map.slab(slab).next());
-        if prev == NIL {
-            self.bare[pages as usize] = next;
-        } else {
-            map.slab(prev).set_next(next);
-        }
-        if next != NIL {
-            map.slab(next).set_prev(prev);
-        }
     }
 }
