@@ -9,12 +9,14 @@
 #![expect(unsafe_code, reason = "runs the caller's callbacks and writes its results")]
 
 mod poll;
+mod requests;
 
-use self::poll::Poller;
+use self::requests::{Cookie, CookieState, Poller, Requests, Session};
+pub(crate) use self::requests::{Response, Task};
 use crate::counters::{add, Tally};
 use crate::deflate::Params;
 use crate::faults::Effect;
-use crate::script::{Direction, Order};
+use crate::script::Order;
 use crate::sgl::{self, Call};
 use qat_abi::*;
 use std::ffi::c_void;
@@ -37,76 +39,6 @@ impl Drop for Inside<'_> {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
-
-/// The data for the device.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Task {
-    pub(crate) slot: usize,
-    pub(crate) epoch: u32,
-    pub(crate) sequence: u64,
-    pub(crate) direction: Direction,
-    pub(crate) source: u64,
-    pub(crate) target: u64,
-    pub(crate) seed: u32,
-    pub(crate) params: Params,
-    pub(crate) effect: Effect,
-    pub(crate) submitted_ns: u64,
-}
-
-/// The device's answer.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Response {
-    pub(crate) slot: usize,
-    pub(crate) epoch: u32,
-    pub(crate) sequence: u64,
-    /// Not to be delivered before this time.
-    pub(crate) due_ns: u64,
-    /// Orders responses due at the same time.
-    pub(crate) tie: u64,
-    pub(crate) status: CpaStatus,
-    pub(crate) results: CpaDcRqResults,
-}
-
-/// A request's data in libqat.
-#[derive(Debug, Clone, Copy)]
-struct Cookie {
-    state: CookieState,
-    epoch: u32,
-    sequence: u64,
-    session: usize,
-    callback: CpaDcCallbackFn,
-    tag: *mut c_void,
-    results: *mut CpaDcRqResults,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CookieState {
-    Free,
-    InFlight,
-    /// Its callback runs or ran; the entry is freed when the poll ends.
-    Answered,
-}
-
-/// A session of this instance.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Session {
-    /// The caller's memory, which is the handle.
-    handle: CpaDcSessionHandle,
-    setup: CpaDcSessionSetupData,
-    callback: CpaDcCallbackFn,
-    pending: usize,
-}
-
-#[derive(Debug)]
-struct Requests {
-    cookies: Vec<Cookie>,
-    free: Vec<usize>,
-    sessions: Vec<Option<Session>>,
-    sequence: u64,
-}
-
-// SAFETY: the pointers are the caller's, stored for its callbacks; the API lets any thread poll.
-unsafe impl Send for Requests {}
 
 /// The callback for events, with its tag.
 #[derive(Debug, Clone, Copy)]

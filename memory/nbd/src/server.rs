@@ -1,6 +1,7 @@
 //! Accepts connections, and serves each on a thread.
 
 mod clients;
+mod given_up;
 mod notices;
 
 use std::fmt;

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use self::netlink::{
-    parse, Message, Netlink, ATTR_BLOCK_SIZE, ATTR_DEAD_CONN_TIMEOUT, ATTR_INDEX,
+    invalid, parse, Message, Netlink, ATTR_BLOCK_SIZE, ATTR_DEAD_CONN_TIMEOUT, ATTR_INDEX,
     ATTR_SERVER_FLAGS, ATTR_SIZE, ATTR_TIMEOUT, CONNECT, DISCONNECT, ENOSPC, RECONFIGURE,
 };
 
@@ -191,10 +191,6 @@ fn index(disk: &Path) -> io::Result<u32> {
     let name = disk.file_name().unwrap_or_default().to_string_lossy();
     let number = name.strip_prefix("nbd").and_then(|number| number.parse().ok());
     number.ok_or_else(|| invalid(format!("{} is no disk of the nbd module", disk.display())))
-}
-
-fn invalid(what: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 /// Connections to the server, after the handshake.

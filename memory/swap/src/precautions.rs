@@ -7,6 +7,7 @@
 mod cgroup;
 mod priority;
 mod signals;
+mod untaken;
 
 use std::fs;
 use std::io;
@@ -24,17 +25,7 @@ pub use self::signals::{
     end_signals, ignore_signals, ignore_size_signal, ignore_terminal, resume_signal,
     unblock_end_signals,
 };
-
-/// A precaution that could not be taken. The caller decides whether to serve without it; the check
-/// shows it.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {action}")]
-pub struct Untaken {
-    /// The operation that failed.
-    pub action: &'static str,
-    /// The kernel's error.
-    pub source: io::Error,
-}
+pub use self::untaken::Untaken;
 
 /// Takes the precautions that children inherit. The supervisor calls this while it has one thread.
 /// Returns those that failed.

@@ -1,12 +1,10 @@
 //! Polls: responses of the device, in the order of their delivery, become answers and callbacks.
 
-use super::{lock, Cookie, CookieState, Instance, Response, State};
+use super::requests::{Answer, Cookie, CookieState, Poller, Waiting};
+use super::{lock, Instance, State};
 use crate::counters::{add, Tally};
 use crate::script::Order;
 use qat_abi::*;
-use std::cmp::Ordering as By;
-use std::collections::{BinaryHeap, VecDeque};
-use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 impl Instance {
@@ -146,64 +144,5 @@ impl Instance {
             );
             answers.push(cookie.answer(response.slot, response.status, Some(response.results)));
         }
-    }
-}
-
-/// Responses in a poll.
-#[derive(Debug, Default)]
-pub(super) struct Poller {
-    /// By due time.
-    waiting: BinaryHeap<Waiting>,
-    /// In order of delivery.
-    ready: VecDeque<Response>,
-    gathered: Vec<Response>,
-    answers: Vec<Answer>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Waiting(Response);
-
-impl Ord for Waiting {
-    fn cmp(&self, other: &Self) -> By {
-        // The heap's greatest element is the one due first.
-        (other.0.due_ns, other.0.tie).cmp(&(self.0.due_ns, self.0.tie))
-    }
-}
-
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Self) -> Option<By> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == By::Equal
-    }
-}
-
-impl Eq for Waiting {}
-
-/// The data for a caller's callback.
-#[derive(Debug, Clone, Copy)]
-struct Answer {
-    slot: usize,
-    session: usize,
-    callback: CpaDcCallbackFn,
-    tag: *mut c_void,
-    results: *mut CpaDcRqResults,
-    status: CpaStatus,
-    /// `None` for a dummy, which does not change the results.
-    values: Option<CpaDcRqResults>,
-}
-
-// SAFETY: the pointers are the caller's, for its callback; the API lets any thread poll.
-unsafe impl Send for Answer {}
-
-impl Cookie {
-    fn answer(&mut self, slot: usize, status: CpaStatus, values: Option<CpaDcRqResults>) -> Answer {
-        self.state = CookieState::Answered;
-        let Self { session, callback, tag, results, .. } = *self;
-        Answer { slot, session, callback, tag, results, status, values }
     }
 }

@@ -3,75 +3,9 @@
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-use device::Backend;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-
-use super::Server;
-
-impl<B: Backend> Server<B> {
-    pub(super) fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn remove_client(&self, number: u64) {
-        if self.open().streams.remove(&number).is_some_and(|client| client.simple) {
-            self.simple.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Waits until the threads of all connections that the kernel's client has given up are done,
-    /// or this connection is given up too; returns whether it is.
-    ///
-    /// That client shuts a connection down before it sends unanswered requests again on another
-    /// one. So a request just read from `stream` may be a write that another thread is still doing;
-    /// or it may come after a write that was done again, and that the other thread would undo. A
-    /// connection without another one beside it needs no check: a later one waits for it here.
-    pub(super) fn wait_for_others(&self, number: u64, stream: &UnixStream) -> bool {
-        if self.simple.load(Ordering::Acquire) < 2 {
-            return false;
-        }
-        let (own, others) = self.given_up(number, stream);
-        if !others {
-            return own;
-        }
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        // Two connections that were both given up do not wait for each other.
-        while !hung_up(stream, AGAIN) && self.open().given_up(Some(number)).next().is_some() {}
-        self.waiting.fetch_sub(1, Ordering::AcqRel);
-        hung_up(stream, Duration::ZERO)
-    }
-
-    /// Whether this connection has been given up, and whether another one has: one system call for
-    /// 31 of them.
-    fn given_up(&self, number: u64, stream: &UnixStream) -> (bool, bool) {
-        let open = self.open();
-        let others =
-            open.streams.iter().filter(|(&other, client)| other != number && client.simple);
-        let mut others = others.map(|(_, client)| &client.stream);
-        let mut fds: [_; 32] = std::array::from_fn(|_| PollFd::new(stream, PollFlags::empty()));
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut given_up = (false, false);
-        loop {
-            let mut len = 1;
-            for (fd, other) in fds[1..].iter_mut().zip(others.by_ref()) {
-                *fd = PollFd::new(other, PollFlags::empty());
-                len += 1;
-            }
-            if poll(&mut fds[..len], Some(&now)).is_ok() {
-                let gone = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::HUP);
-                given_up.0 |= gone(&fds[0]);
-                given_up.1 |= fds[1..len].iter().any(gone);
-            }
-            if len < fds.len() {
-                return given_up;
-            }
-        }
-    }
-}
 
 /// Open connections, so that other threads can end them.
 #[derive(Debug, Default)]
@@ -106,6 +40,3 @@ pub(crate) fn hung_up(stream: &UnixStream, wait: Duration) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     poll(&mut fds, Some(&wait)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
-
-/// How often a waiting connection looks again.
-const AGAIN: Duration = Duration::from_millis(5);

@@ -10,8 +10,6 @@ use rustix::net::{
     bind, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
 };
 
-use super::invalid;
-
 pub(super) const CONNECT: u8 = 1;
 pub(super) const DISCONNECT: u8 = 2;
 pub(super) const RECONFIGURE: u8 = 3;
@@ -175,4 +173,8 @@ pub(super) fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
     None
+}
+
+pub(super) fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::Untaken;
+use super::untaken::Untaken;
 
 /// Gives the threads of this process that are called `name`, or `name` and a number (`fetch-3`),
 /// real-time priority: the kernel lets real-time threads use half of its emergency reserve of

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use super::Untaken;
+use super::untaken::Untaken;
 
 /// Ignores the signals with which a terminal or a service manager ends all processes at once: only
 /// the supervisor knows the order. For servers until they get a handler of their own, and for
