@@ -16,7 +16,7 @@ const PAGE: usize = 4096;
 const OPTIONS: PlayOptions = PlayOptions { threads: 2, rate: None };
 /// A background so slow that few pages arrive during a test that were not requested.
 const HELD: PlayOptions = PlayOptions { threads: 2, rate: Some(1) };
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(300);
 
 type Pages = HashMap<(String, u64), Vec<u8>>;
 

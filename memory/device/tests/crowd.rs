@@ -16,7 +16,7 @@ use shelf::gate::{behind_the_gate, is_gate_open, page, put_out, set_gate};
 use store::{Options, Store};
 
 /// Only a hang takes longer.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(300);
 const PAGES: u64 = 200;
 /// These are on the device.
 const OUT: u64 = 128;

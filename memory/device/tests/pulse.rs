@@ -14,7 +14,7 @@ use shelf::gate::{behind_the_gate, page, put_out, set_gate};
 use store::{Options, Store};
 
 /// Only a hang takes longer.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(300);
 const PAGES: u64 = 8;
 
 #[test]

@@ -23,7 +23,7 @@ use store::{Options, Store};
 static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 
 /// Only a hang takes longer.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(300);
 const PAGES: u64 = 4096;
 /// These are on the device; the others are in memory.
 const OUT: u64 = 1024;

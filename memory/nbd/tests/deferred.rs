@@ -18,7 +18,7 @@ use simple::{client, request};
 use store::{Options, Store};
 
 /// Only a hang takes longer.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(300);
 /// A connection's slices.
 const TOGETHER: usize = 8;
 

@@ -187,7 +187,7 @@ fn the_thread_writes_back_on_its_own_and_on_request() {
     let wait = |policy: &Policy, enough: &dyn Fn() -> bool| {
         let begun = Instant::now();
         while !enough() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", policy.stats());
+            assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", policy.stats());
             thread::sleep(Duration::from_millis(20));
         }
     };
@@ -243,7 +243,7 @@ fn a_request_does_not_wait_for_recompression() {
     let wait = |enough: &dyn Fn() -> bool| {
         let begun = Instant::now();
         while !enough() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", policy.stats());
+            assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", policy.stats());
             thread::sleep(Duration::from_millis(2));
         }
     };

@@ -190,7 +190,7 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
         let before = sum(&log);
         let begun = Instant::now();
         while sum(&log) < before + 3000 + 700 * u64::from(round) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "the server does nothing");
+            assert!(begun.elapsed() < Duration::from_secs(300), "the server does nothing");
             thread::sleep(Duration::from_millis(1));
         }
         kill_process(pid, Signal::KILL).unwrap();
@@ -252,5 +252,5 @@ fn the_next_server_finds_every_page_that_was_acknowledged() {
     );
     assert!(grouped > 100, "only {grouped} pages were in groups");
     assert!(backed > 100, "only {backed} pages were on the backing device");
-    assert!(slowest < Duration::from_secs(60), "taking over hangs");
+    assert!(slowest < Duration::from_secs(300), "taking over hangs");
 }

@@ -10,7 +10,7 @@ use qmp::{Qmp, QmpError, Version};
 use serde_json::{json, Value};
 
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "x"}, "capabilities": ["oob"]}}"#;
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(300);
 const SHORT: Duration = Duration::from_millis(300);
 
 /// A socket in its own directory, and the thread that acts as QEMU on it.

@@ -32,7 +32,7 @@ pub struct Verified {
 }
 
 /// The time limit of a short command.
-const PATIENCE: Duration = Duration::from_secs(100);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 impl Console {
     /// Connects to the serial port at `path`, which may still be about to appear.

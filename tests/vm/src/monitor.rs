@@ -19,7 +19,7 @@ pub struct Monitor {
 }
 
 /// The time limit of a command: QEMU's monitor blocks while it loads device state under TCG.
-const PATIENCE: Duration = Duration::from_secs(100);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// How often a QEMU is queried in addition to its events.
 const ASKED_AGAIN: Duration = Duration::from_secs(5);
 

@@ -33,7 +33,7 @@ pub struct Receive {
 }
 
 /// The time limit of a relay's start.
-const LISTENS: Duration = Duration::from_secs(60);
+const LISTENS: Duration = Duration::from_secs(300);
 
 /// The binary under test.
 ///

@@ -160,7 +160,7 @@ fn answers_that_were_not_polled_in_time_die_with_the_device() {
     // Carried out and answered, but nobody has polled.
     let start = Instant::now();
     while rig.counters().plain_bytes < 30_000 {
-        assert!(start.elapsed() < Duration::from_secs(60));
+        assert!(start.elapsed() < Duration::from_secs(300));
         std::thread::yield_now();
     }
     std::thread::sleep(Duration::from_millis(5));

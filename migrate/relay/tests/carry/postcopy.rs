@@ -195,7 +195,7 @@ fn a_migration_goes_on_through_new_relays() {
 }
 
 /// How long the relays wait for a link that will come back.
-const RESUME: Duration = Duration::from_secs(20);
+const RESUME: Duration = Duration::from_secs(120);
 
 /// A network that can be cut; the relays outlive an outage of this length.
 struct Outage {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use stream::synth::Style;
 
 /// How long the relays of these tests wait for a link.
-pub(crate) const RESUME: Duration = Duration::from_secs(20);
+pub(crate) const RESUME: Duration = Duration::from_secs(120);
 /// The most time for a test with a migration for each message.
 pub(crate) const MANY: Duration = Duration::from_secs(1200);
 /// Small chunks, so that there are many messages.
@@ -171,7 +171,7 @@ fn return_path_bytes_of_an_outage_arrive_after_it() {
     bounded(|| {
         let rig = rig(<[u8]>::len, [RESUME; 2]);
         rig.cutter.hold();
-        noticed(&rig.sending, "waiting up to 20 s");
+        noticed(&rig.sending, "waiting up to 120 s");
         (&rig.destination).write_all(&SHUT_OK).unwrap();
         assert!(!readable(&rig.source, A_WHILE), "QEMU heard of success over a link that is cut");
         rig.cutter.release();
@@ -186,7 +186,7 @@ fn return_path_bytes_of_an_outage_arrive_after_it() {
 #[test]
 fn a_source_that_is_cancelled_during_an_outage_never_has_its_tag_delivered() {
     bounded(|| {
-        let rig = rig(|sent| sent.len() / 2, [RESUME; 2]);
+        let rig = rig(|sent| sent.len() / 2, [RESUME, AMPLE]);
         rig.cutter.hold();
         noticed(&rig.sending, "waiting up to");
         let half = rig.sent.len() / 2;
@@ -236,7 +236,7 @@ const AMPLE: Duration = Duration::from_secs(8);
 #[test]
 fn a_still_open_that_no_link_was_given_causes_no_doubt() {
     bounded(|| {
-        let rig = rig(|sent| sent.len() / 2, [AMPLE, RESUME]);
+        let rig = rig(|sent| sent.len() / 2, [AMPLE; 2]);
         rig.cutter.hold();
         noticed(&rig.sending, "waiting up to");
         let half = rig.sent.len() / 2;
