@@ -3,6 +3,7 @@
 use crate::channel::Channel;
 use crate::error::TlsError;
 use crate::files::Credentials;
+use crate::fingerprint::Fingerprint;
 use crate::handshake;
 use crate::peer::{parse_name, presented};
 use crate::provider::provider;
@@ -26,6 +27,7 @@ use std::time::Instant;
 pub struct Connector {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
+    revoked: Arc<[Fingerprint]>,
 }
 
 impl Connector {
@@ -44,7 +46,7 @@ impl Connector {
         config.resumption = Resumption::disabled();
         // Allows `handshake` to take the keys out of rustls.
         config.enable_secret_extraction = true;
-        Ok(Self { config: Arc::new(config), name })
+        Ok(Self { config: Arc::new(config), name, revoked: credentials.revoked.clone() })
     }
 
     /// Runs the handshake on a new connection; all of it must finish by `deadline`. `peer` is for
@@ -60,9 +62,17 @@ impl Connector {
     ) -> Result<Channel, TlsError> {
         let failed = |error: Error| TlsError::Broken { reason: error.to_string() };
         let connection = UnbufferedClientConnection::new(self.config.clone(), self.name.clone());
-        handshake::run(connection.map_err(failed)?, socket, peer, deadline, |error| {
-            crate::error::describe(error)
-        })
+        let channel =
+            handshake::run(connection.map_err(failed)?, socket, peer, deadline, |error| {
+                crate::error::describe(error)
+            })?;
+        // Before the first byte of data. The server sees the connection end.
+        let fingerprint = channel.peer.fingerprint();
+        if self.revoked.contains(&fingerprint) {
+            let reason = revoked(fingerprint, &channel.peer.names);
+            return Err(TlsError::Refused { peer: peer.into(), reason });
+        }
+        Ok(channel)
     }
 }
 
@@ -73,6 +83,7 @@ pub struct Acceptor {
     resolver: Arc<SingleCertAndKey>,
     chain: Arc<dyn ClientCertVerifier>,
     allowed: Arc<[ServerName<'static>]>,
+    revoked: Arc<[Fingerprint]>,
 }
 
 impl Acceptor {
@@ -89,7 +100,8 @@ impl Acceptor {
             .map_err(|error| TlsError::Broken { reason: error.to_string() })?;
         let allowed: Result<Vec<_>, _> = allowed.iter().map(|name| parse_name(name)).collect();
         let resolver = Arc::new(SingleCertAndKey::from(credentials.key.clone()));
-        Ok(Self { provider, resolver, chain, allowed: allowed?.into() })
+        let (allowed, revoked) = (allowed?.into(), credentials.revoked.clone());
+        Ok(Self { provider, resolver, chain, allowed, revoked })
     }
 
     /// Runs the handshake on a new connection; all of it must finish by `deadline`. `peer` is for
@@ -109,6 +121,7 @@ impl Acceptor {
         let verifier = Arc::new(NamedClients {
             chain: self.chain.clone(),
             allowed: self.allowed.clone(),
+            revoked: self.revoked.clone(),
             refused: OnceLock::new(),
         });
         let mut config = ServerConfig::builder_with_provider(self.provider.clone())
@@ -125,11 +138,27 @@ impl Acceptor {
     }
 }
 
-/// Requires a chain to the CA, and an allowed name.
+/// Words for the refusal of a revoked certificate.
+fn revoked(fingerprint: Fingerprint, names: &[String]) -> String {
+    format!("its certificate for {}, {fingerprint}, is revoked", names.join(", "))
+}
+
+/// The names in a message; a configuration may have more than a line takes.
+fn listed(names: &[ServerName<'_>]) -> String {
+    const MOST: usize = 8;
+    let shown: Vec<_> = names.iter().take(MOST).map(ServerName::to_str).collect();
+    match names.len().saturating_sub(MOST) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// Requires a chain to the CA, an allowed name, and a certificate that is not revoked.
 #[derive(Debug)]
 struct NamedClients {
     chain: Arc<dyn ClientCertVerifier>,
     allowed: Arc<[ServerName<'static>]>,
+    revoked: Arc<[Fingerprint]>,
     /// Why a certificate of the CA was refused.
     refused: OnceLock<String>,
 }
@@ -148,16 +177,20 @@ impl ClientCertVerifier for NamedClients {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
+        let fingerprint = Fingerprint::of(end_entity);
+        if self.revoked.contains(&fingerprint) {
+            let _ = self.refused.set(revoked(fingerprint, &presented(end_entity)));
+            return Err(Error::InvalidCertificate(CertificateError::Revoked));
+        }
         let parsed = ParsedCertificate::try_from(end_entity)?;
         let fits = |name: &ServerName<'_>| verify_server_name(&parsed, name).is_ok();
         if self.allowed.is_empty() || self.allowed.iter().any(fits) {
             return Ok(verified);
         }
-        let allowed: Vec<_> = self.allowed.iter().map(ServerName::to_str).collect();
         let _ = self.refused.set(format!(
-            "its certificate is for {}; allowed by --peer-name: {}",
+            "its certificate is for {}; allowed here: {}",
             presented(end_entity).join(", "),
-            allowed.join(", ")
+            listed(&self.allowed)
         ));
         Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
     }

@@ -109,8 +109,9 @@ pub(crate) fn describe_alert(alert: AlertDescription) -> String {
         }
         AlertDescription::CertificateRequired => "it wants a certificate from this end",
         AlertDescription::AccessDenied => {
-            "this end's certificate has none of the names that it allows (its --peer-name)"
+            "this end's certificate has none of the names that it allows (its --peer-name, or the hosts of its platen.toml)"
         }
+        AlertDescription::CertificateRevoked => "it has this end's certificate on its list of revoked ones",
         AlertDescription::BadCertificate => {
             "it refuses this end's certificate: its name is not the one by which it was called, or it is damaged"
         }

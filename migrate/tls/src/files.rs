@@ -1,6 +1,7 @@
 //! The three files of a relay: its CA's certificate, its own certificate, and its key.
 
 use crate::error::{describe, TlsError};
+use crate::fingerprint::Fingerprint;
 use crate::peer::presented;
 use crate::provider::{check, provider};
 use rustls::pki_types::pem::{self, PemObject};
@@ -30,6 +31,7 @@ const MAX_LINE: usize = 80;
 pub struct Credentials {
     pub(crate) roots: Arc<RootCertStore>,
     pub(crate) key: Arc<CertifiedKey>,
+    pub(crate) revoked: Arc<[Fingerprint]>,
     cert_path: PathBuf,
 }
 
@@ -70,7 +72,27 @@ impl Credentials {
                 },
                 error => content(key, &error),
             })?;
-        Ok(Self { roots: Arc::new(roots), key: Arc::new(key), cert_path: cert.into() })
+        let (roots, key, revoked) = (Arc::new(roots), Arc::new(key), Arc::from([]));
+        Ok(Self { roots, key, revoked, cert_path: cert.into() })
+    }
+
+    /// These credentials, with which no link comes about to the owner of a revoked certificate.
+    ///
+    /// # Errors
+    /// This end's own certificate is revoked.
+    pub fn refusing(self, revoked: Vec<Fingerprint>) -> Result<Self, TlsError> {
+        match self.fingerprint().filter(|own| revoked.contains(own)) {
+            Some(own) => Err(content(
+                &self.cert_path,
+                &format!("this host's certificate, {own}, is revoked: the host needs a new one"),
+            )),
+            None => Ok(Self { revoked: revoked.into(), ..self }),
+        }
+    }
+
+    /// The fingerprint of this end's own certificate.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        self.key.cert.first().map(|own| Fingerprint::of(own))
     }
 
     /// Checks this end's own certificate against its own CA.

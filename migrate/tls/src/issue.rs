@@ -2,11 +2,14 @@
 
 use crate::error::{day, TlsError};
 use crate::files::{read, Credentials, CA_FILE, CERT_FILE, KEY_FILE};
-use crate::peer::parse_name;
+use crate::fingerprint::Fingerprint;
+use crate::peer::{parse_name, presented};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PublicKeyData,
 };
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::CertificateDer;
 use std::fs::{self, DirBuilder, File};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -15,10 +18,12 @@ use time::{Duration, OffsetDateTime, Time};
 
 /// The CA's key, beside its certificate; it never leaves the folder.
 const CA_KEY_FILE: &str = "ca-key.pem";
+/// The list of the CA's certificates, beside its key: a day, a fingerprint and names on each line.
+const ISSUED_FILE: &str = "issued";
 /// Ten years: a new CA requires new certificates on every host at once.
 const CA_DAYS: u32 = 3653;
 
-/// A CA in a folder: `ca.pem`, `ca-key.pem`, and a folder for each host.
+/// A CA in a folder: `ca.pem`, `ca-key.pem`, the list `issued`, and a folder for each host.
 #[derive(Debug)]
 pub struct Authority {
     dir: PathBuf,
@@ -31,6 +36,8 @@ pub struct Issued {
     pub dir: PathBuf,
     /// The certificate is valid until the beginning of this day, as 2026-11-21.
     pub until: String,
+    /// The number by which the certificate can be revoked.
+    pub fingerprint: Fingerprint,
 }
 
 impl Authority {
@@ -81,12 +88,31 @@ impl Authority {
         refuse_existing(&[&cert, &key], force)?;
         let pair = KeyPair::generate().map_err(|error| made(&key, &error))?;
         let signed = self.sign_between(names, from, to, &pair)?;
+        let fingerprint = self.record(&signed)?;
         private_folder(&dir)?;
         write(&key, pair.serialize_pem().as_bytes(), 0o600)?;
         write(&cert, signed.as_bytes(), 0o644)?;
         write(&dir.join(CA_FILE), &ca, 0o644)?;
         self.check(&dir, &cert, &key, &self.dir.join(CA_KEY_FILE))?;
-        Ok(Issued { dir, until: day(midnight(to)) })
+        Ok(Issued { dir, until: day(midnight(to)), fingerprint })
+    }
+
+    /// Adds a certificate (PEM) that [`sign`](Self::sign) has made to the list `issued`. The list
+    /// has what revokes it, when the host and its files are out of reach.
+    ///
+    /// # Errors
+    /// The text is no certificate, or the list cannot be written.
+    pub fn record(&self, pem: &str) -> Result<Fingerprint, TlsError> {
+        let path = self.dir.join(ISSUED_FILE);
+        let der = CertificateDer::from_pem_slice(pem.as_bytes())
+            .map_err(|error| TlsError::Content { path: path.clone(), detail: error.to_string() })?;
+        let fingerprint = Fingerprint::of(&der);
+        let names = presented(&der).join(",");
+        let line = format!("{} {fingerprint} {names}\n", day(OffsetDateTime::now_utc()));
+        let open = File::options().append(true).create(true).mode(0o600).open(&path);
+        open.and_then(|mut list| list.write_all(line.as_bytes()).and_then(|()| list.sync_all()))
+            .map_err(TlsError::file("write", &path))?;
+        Ok(fingerprint)
     }
 
     /// The CA's certificate, PEM.
@@ -246,6 +272,21 @@ mod tests {
 
     fn load(dir: &Path) -> Result<Credentials, TlsError> {
         Credentials::load(&dir.join(CA_FILE), &dir.join(CERT_FILE), &dir.join(KEY_FILE))
+    }
+
+    #[test]
+    fn each_certificate_is_on_the_list_with_the_number_that_revokes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::at(folder.path());
+        authority.init(false).unwrap();
+        let first = authority.issue(&names(&["a.example", "10.0.0.1"]), 9, false).unwrap();
+        let second = authority.issue(&names(&["a.example"]), 9, true).unwrap();
+        let list = fs::read_to_string(folder.path().join("issued")).unwrap();
+        let lines: Vec<_> = list.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+        let line = |issued: &Issued, names| format!("{} {names}", issued.fingerprint);
+        assert_eq!(lines, [line(&first, "a.example,10.0.0.1"), line(&second, "a.example")]);
+        assert_eq!(load(&second.dir).unwrap().fingerprint(), Some(second.fingerprint));
+        assert!(authority.record("no certificate").is_err());
     }
 
     #[test]

@@ -21,12 +21,14 @@
 //! peer cause a panic or an allocation without a bound.
 //!
 //! **Limits.** TLS 1.3 only, certificates on both sides always, no session tickets, no early data.
-//! Revocation lists are not read: to exclude a host, make a new CA or restrict the allowed names.
+//! Revocation lists (CRLs) are not read: a certificate is excluded by its [`Fingerprint`]
+//! ([`Credentials::refusing`]), by the allowed names, or by a new CA.
 
 mod channel;
 mod config;
 mod error;
 mod files;
+mod fingerprint;
 mod handshake;
 mod issue;
 mod mac;
@@ -40,8 +42,9 @@ pub use channel::Channel;
 pub use config::{Acceptor, Connector};
 pub use error::TlsError;
 pub use files::{Credentials, CA_FILE, CERT_FILE, DEFAULT_DIR, KEY_FILE};
+pub use fingerprint::Fingerprint;
 pub use issue::{Authority, Issued};
 pub use mac::{has_mac, mac, MAC_BYTES};
-pub use peer::Peer;
+pub use peer::{is_name, Peer};
 pub use reader::Reader;
 pub use writer::Writer;

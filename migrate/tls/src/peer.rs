@@ -1,6 +1,7 @@
 //! The names in certificates.
 
 use crate::error::{names, TlsError};
+use crate::fingerprint::Fingerprint;
 use rustls::client::verify_server_name;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::ParsedCertificate;
@@ -22,6 +23,11 @@ impl Peer {
     /// The certificate, DER, for another process of this host.
     pub fn certificate(&self) -> &[u8] {
         &self.certificate
+    }
+
+    /// The fingerprint of the certificate.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(&self.certificate)
     }
 
     /// The owner of a certificate that another process of this host has verified.
@@ -50,6 +56,12 @@ pub(crate) fn presented(certificate: &CertificateDer<'_>) -> Vec<String> {
         })) => names(&presented),
         _ => Vec::new(),
     }
+}
+
+/// Whether a certificate can be for this name: a host name or an address.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    parse_name(name).is_ok()
 }
 
 /// Parses a name that can be in a certificate.

@@ -272,10 +272,7 @@ fn a_wrong_name_is_refused_with_the_reason_on_both_sides() {
     let connector = Connector::new(&a, "10.0.0.2").unwrap();
     let allowed = ["c.example".to_string(), "d.example".to_string()];
     let (client, server) = refusal(connector, Acceptor::new(&b, &allowed).unwrap());
-    assert!(
-        server.contains("is for a.example; allowed by --peer-name: c.example, d.example"),
-        "{server}"
-    );
+    assert!(server.contains("is for a.example; allowed here: c.example, d.example"), "{server}");
     assert!(client.contains("none of the names that it allows"), "{client}");
 
     let connector = Connector::new(&a, "10.0.0.2").unwrap();
@@ -283,6 +280,32 @@ fn a_wrong_name_is_refused_with_the_reason_on_both_sides() {
     let ((client, _), (server, _)) = shake(connector, Acceptor::new(&b, &allowed).unwrap());
     client.unwrap();
     server.unwrap();
+}
+
+#[test]
+fn a_revoked_certificate_is_refused_by_either_end_and_another_of_the_same_name_is_not() {
+    let hosts = Hosts::new();
+    let (stolen, b) = (hosts.credentials("a.example"), hosts.credentials("b.example"));
+    let number = stolen.fingerprint().unwrap();
+    let careful = b.clone().refusing(vec![number]).unwrap();
+    let connect = |from: &Credentials, to: &str| Connector::new(from, to).unwrap();
+    let (client, server) =
+        refusal(connect(&stolen, "b.example"), Acceptor::new(&careful, &[]).unwrap());
+    assert!(server.contains(&format!("for a.example, {number}, is revoked")), "{server}");
+    assert!(client.contains("on its list of revoked ones"), "{client}");
+    // The thief answers in the host's place.
+    let ((client, _), _) =
+        shake(connect(&careful, "a.example"), Acceptor::new(&stolen, &[]).unwrap());
+    let client = client.unwrap_err().to_string();
+    assert!(client.contains(&format!("for a.example, {number}, is revoked")), "{client}");
+    // The host has a new certificate.
+    let renewed = hosts.credentials("a.example");
+    let ((client, _), (server, _)) =
+        shake(connect(&renewed, "b.example"), Acceptor::new(&careful, &[]).unwrap());
+    client.unwrap();
+    server.unwrap();
+    let said = stolen.refusing(vec![number]).unwrap_err().to_string();
+    assert!(said.contains("cert.pem") && said.contains("needs a new one"), "{said}");
 }
 
 #[test]

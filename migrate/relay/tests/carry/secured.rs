@@ -160,7 +160,7 @@ fn a_refused_peer_gets_the_reason_and_a_migration_in_progress_continues() {
         }
         let notices = site.notices();
         for words in [
-            "is for stranger.example; allowed by --peer-name: source.example",
+            "is for stranger.example; allowed here: source.example",
             "does not know the CA of this end's certificate",
             "not signed by the CA that this end knows",
             "its name is not the one by which it was called",

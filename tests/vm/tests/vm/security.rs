@@ -95,7 +95,7 @@ fn intruders(stage: &mut Stage) -> Result<()> {
     turned_away(stage, from, &mut receive, &["--tls-dir", &tls, "--tls-ca", &ca], words)?;
     // Our CA, but another host's name.
     let other = ours.issue(&["other.test"])?.display().to_string();
-    let words = ("none of the names that it allows", "is for other.test; allowed by --peer-name");
+    let words = ("none of the names that it allows", "is for other.test; allowed here");
     turned_away(stage, from, &mut receive, &["--tls-dir", &other], words)?;
     // The receiver is not the one that the source expects.
     let own = ours.of(from).display().to_string();
