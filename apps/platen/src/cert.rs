@@ -64,9 +64,12 @@ pub(crate) fn run(args: &CertArgs) -> anyhow::Result<()> {
                 "Made a certificate for {}, good until {}. Next, put it on that host for root alone:\n  \
                  ssh root@{name} mkdir -p -m 700 {DEFAULT_DIR}\n  \
                  scp {dir}/*.pem root@{name}:{DEFAULT_DIR}/\n\
-                 or for another user anywhere, with --tls-dir; then delete {dir}/key.pem here.\n",
+                 or for another user anywhere, with --tls-dir; then delete {dir}/key.pem here.\n\
+                 Its fingerprint, with which `revoked` of platen.toml excludes it (also in {ca}/issued):\n  {}\n",
                 args.names.join(", "),
-                issued.until
+                issued.until,
+                issued.fingerprint,
+                ca = args.dir.display()
             ))
         }
     }

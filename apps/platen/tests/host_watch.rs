@@ -108,6 +108,46 @@ fn certificates_are_read_again() {
     migrates(&rig, A, 49152);
 }
 
+/// A certificate of the CA alone opens nothing: it has to name a host of the configuration, and not
+/// to be revoked.
+#[test]
+fn a_stolen_certificate_is_shut_out_by_its_name_or_its_fingerprint() {
+    let rig = Rig::new("");
+    rig.configure(B, |text| text);
+    let (_a, mut b) = (rig.start(A), rig.start(B));
+    let issue = |name: &str| {
+        let ca = rig.at("ca");
+        let (code, said) = rig::run(&["cert", "issue", name, "--dir", ca.to_str().unwrap()]);
+        assert_eq!(code, Some(0), "{said}");
+        said
+    };
+    issue("former.example");
+    let (code, said) = rig.relay_with(B, "door:49153", "ca/former.example").ends();
+    assert_eq!(
+        (code, said.contains("none of the names that it allows")),
+        (Some(1), true),
+        "{said}"
+    );
+    b.says("is for former.example; allowed here: a, ");
+
+    // A's certificate, stolen; A has another, which goes on.
+    let stolen = rig.address(A).to_string();
+    let issued = issue(&stolen);
+    let mut thief = rig.relay_with(B, "door:49153", &format!("ca/{stolen}"));
+    thief.says("listening on");
+    drop(thief);
+    let list = std::fs::read_to_string(rig.at("ca/issued")).unwrap();
+    let number = list.lines().last().unwrap().split(' ').nth(1).unwrap().to_owned();
+    assert!(issued.contains(&number), "{issued}");
+    rig.configure(B, |text| format!("revoked = [\"{number}\"]\n{text}"));
+    b.hang_up();
+    b.says("again: changed for new migrations: revoked");
+    let (code, said) = rig.relay_with(B, "door:49154", &format!("ca/{stolen}")).ends();
+    assert_eq!((code, said.contains("on its list of revoked ones")), (Some(1), true), "{said}");
+    b.says(&format!("for {stolen}, {number}, is revoked"));
+    migrates(&rig, A, 49152);
+}
+
 /// `platen events --json` that runs.
 struct Follower {
     child: Child,

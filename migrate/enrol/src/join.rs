@@ -1,7 +1,7 @@
 //! The new host's end.
 
 use crate::error::EnrolError;
-use crate::message::{receive, send, Answer, Bounded, Request, PATIENCE, SIGNED};
+use crate::message::{quoted, receive, send, Answer, Bounded, Outcome, Request, PATIENCE, SIGNED};
 use crate::pinned::{Pinned, NAME};
 use crate::token::{hex, Token};
 use rcgen::{KeyPair, PublicKeyData, SigningKey};
@@ -28,11 +28,48 @@ pub struct Joined {
     pub configuration: Option<String>,
 }
 
-/// Asks the host at `address`, HOST:PORT, for a certificate for a new key.
+/// The connection to the host of the CA, which waits to hear that the files are written.
+#[must_use = "the host of the CA waits for it"]
+pub struct Reply {
+    connection: ClientConnection,
+    socket: Bounded,
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reply")
+    }
+}
+
+impl Reply {
+    /// Tells the host of the CA that the files are written.
+    ///
+    /// # Errors
+    /// The connection was lost: that host does not know that this one has joined.
+    pub fn written(self) -> Result<(), EnrolError> {
+        self.send(&Outcome { written: true, error: None })
+    }
+
+    /// Tells the host of the CA why the files are not written.
+    ///
+    /// # Errors
+    /// The connection was lost.
+    pub fn failed(self, why: &str) -> Result<(), EnrolError> {
+        self.send(&Outcome { written: false, error: Some(why.chars().take(500).collect()) })
+    }
+
+    fn send(mut self, outcome: &Outcome) -> Result<(), EnrolError> {
+        self.socket.extend(PATIENCE);
+        send(&mut Stream::new(&mut self.connection, &mut self.socket), outcome)
+    }
+}
+
+/// Asks the host at `address`, HOST:PORT, for a certificate for a new key. That host then waits for
+/// the [`Reply`], for a minute at most.
 ///
 /// # Errors
 /// It cannot be reached, is not the host of the token's CA, or refuses.
-pub fn join(address: &str, token: &Token) -> Result<Joined, EnrolError> {
+pub fn join(address: &str, token: &Token) -> Result<(Joined, Reply), EnrolError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let pinned = Pinned { token: token.clone(), provider: provider.clone() };
     let config = ClientConfig::builder_with_provider(provider)
@@ -67,19 +104,20 @@ pub fn join(address: &str, token: &Token) -> Result<Joined, EnrolError> {
     send(&mut stream, &request)?;
     let answer: Answer = receive(&mut stream)?;
     if let Some(reason) = answer.error {
-        return Err(EnrolError::Refused(reason.escape_debug().take(500).collect()));
+        return Err(EnrolError::Refused(quoted(&reason)));
     }
     let authority = CertificateDer::from_pem_slice(answer.authority.as_bytes());
     if !authority.is_ok_and(|authority| token.is_of(&authority)) {
         return Err(EnrolError::Message("it has sent the certificate of another CA".into()));
     }
-    Ok(Joined {
+    let joined = Joined {
         names: answer.names,
         key: key.serialize_pem(),
         certificate: answer.certificate,
         authority: answer.authority,
         configuration: answer.configuration,
-    })
+    };
+    Ok((joined, Reply { connection, socket }))
 }
 
 fn dial(address: &str) -> Result<TcpStream, EnrolError> {

@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 
 /// The largest message. A configuration of 64 hosts has some 10 KiB.
 const MOST: u32 = 64 << 10;
-/// How long a connection may take, from its begin to its end.
+/// How long a connection may take, from its begin until the new host has its certificate.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the new host may take to write its files.
+pub(crate) const WRITING: Duration = Duration::from_secs(60);
 
 /// What the new host says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,6 +44,22 @@ pub(crate) struct Answer {
     pub(crate) configuration: Option<String>,
 }
 
+/// What the new host says last.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Outcome {
+    /// Whether its files are written.
+    pub(crate) written: bool,
+    /// Why not.
+    #[serde(default)]
+    pub(crate) error: Option<String>,
+}
+
+/// The other end's words, for a message: escaped, and cut.
+pub(crate) fn quoted(words: &str) -> String {
+    words.escape_debug().take(500).collect()
+}
+
 /// A connection that has to end in time, however slowly the other end sends.
 #[derive(Debug)]
 pub(crate) struct Bounded {
@@ -51,6 +70,11 @@ pub(crate) struct Bounded {
 impl Bounded {
     pub(crate) fn new(socket: TcpStream) -> Self {
         Self { socket, until: Instant::now() + PATIENCE }
+    }
+
+    /// Gives the connection this much time from now on.
+    pub(crate) fn extend(&mut self, time: Duration) {
+        self.until = Instant::now() + time;
     }
 
     fn left(&self) -> std::io::Result<Duration> {
@@ -82,15 +106,21 @@ impl Write for Bounded {
 }
 
 pub(crate) fn send<T: Serialize>(to: &mut impl Write, message: &T) -> Result<(), EnrolError> {
-    let lost = || EnrolError::connection("the connection was lost");
-    let json = serde_json::to_vec(message).map_err(|error| lost()(error.into()))?;
+    let bytes = encode(message)?;
+    let lost = EnrolError::connection("the connection was lost");
+    to.write_all(&bytes).and_then(|()| to.flush()).map_err(lost)
+}
+
+/// The bytes of a message.
+pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, EnrolError> {
+    let json = serde_json::to_vec(message)
+        .map_err(|error| EnrolError::Message(format!("a message that cannot be sent: {error}")))?;
     let length = u32::try_from(json.len()).ok().filter(|length| *length <= MOST);
     let Some(length) = length else {
         let (got, most) = (json.len(), MOST);
         return Err(EnrolError::Message(format!("a message of {got} bytes, limit {most}")));
     };
-    let bytes = [&length.to_be_bytes()[..], &json].concat();
-    to.write_all(&bytes).and_then(|()| to.flush()).map_err(lost())
+    Ok([&length.to_be_bytes()[..], &json].concat())
 }
 
 pub(crate) fn receive<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, EnrolError> {

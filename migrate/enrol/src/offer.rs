@@ -1,24 +1,24 @@
-//! The end of the host of the CA.
+//! The end of the host of the CA: the offer, and those who come to it.
 
 use crate::error::EnrolError;
-use crate::message::{receive, send, unhex, Answer, Bounded, Request, SIGNED};
+use crate::message::encode;
 use crate::pinned::NAME;
+use crate::room::Room;
 use crate::token::Token;
-use aws_lc_rs::signature::{UnparsedPublicKey, ECDSA_P256_SHA256_ASN1};
-use rcgen::{PublicKeyData, SignatureAlgorithm, PKCS_ECDSA_P256_SHA256};
 use rustls::crypto::aws_lc_rs as provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ServerConfig, ServerConnection, Stream};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use rustls::ServerConfig;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tls::Authority;
+use tls::{Authority, Fingerprint};
 
-/// Requests with a wrong secret after which an offer ends.
-pub const ATTEMPTS: usize = 20;
-/// Connections at a time.
-pub const AT_A_TIME: usize = 16;
+/// Refusals that are named; anybody can cause any number.
+const NOTICES: usize = 20;
+/// Bytes by which two certificates with the same names may differ.
+const SLACK: usize = 64;
 /// Pause before the next look for a connection.
 const LOOK: Duration = Duration::from_millis(20);
 /// Days for which the certificate of the offer itself is valid: its dates are whole days.
@@ -27,14 +27,14 @@ const OWN_DAYS: u32 = 2;
 /// An offer to one host.
 pub struct Offer {
     listener: TcpListener,
-    config: Arc<ServerConfig>,
-    token: Token,
-    authority: Authority,
-    authority_pem: String,
-    names: Vec<String>,
-    days: u32,
-    configuration: Option<String>,
-    until: Instant,
+    pub(crate) config: Arc<ServerConfig>,
+    pub(crate) token: Token,
+    pub(crate) authority: Authority,
+    pub(crate) authority_pem: String,
+    pub(crate) names: Vec<String>,
+    pub(crate) days: u32,
+    pub(crate) configuration: Option<String>,
+    pub(crate) until: Instant,
     progress: Mutex<Progress>,
 }
 
@@ -46,26 +46,21 @@ impl std::fmt::Debug for Offer {
 
 /// What has become of the offer.
 #[derive(Debug, Default)]
-struct Progress {
-    /// Whether the certificate was signed, and whether it has reached the host.
-    given: bool,
-    delivered: bool,
-    /// Requests with a wrong secret.
-    wrong: usize,
-    connections: usize,
+pub(crate) struct Progress {
+    /// The certificate that was signed.
+    pub(crate) issued: Option<Fingerprint>,
+    pub(crate) end: Option<End>,
 }
 
-/// A public key of another host.
-struct HostKey(Vec<u8>);
-
-impl PublicKeyData for HostKey {
-    fn der_bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    fn algorithm(&self) -> &'static SignatureAlgorithm {
-        &PKCS_ECDSA_P256_SHA256
-    }
+/// What has become of the host that has got the certificate.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// Its files are written.
+    Joined,
+    /// Its files are not written, for this reason.
+    NotWritten(String),
+    /// The connection was lost before it said so.
+    Lost(String),
 }
 
 impl Offer {
@@ -73,7 +68,8 @@ impl Offer {
     /// token is valid from now on for `valid`.
     ///
     /// # Errors
-    /// The CA cannot be used, or the address not listened on.
+    /// The CA cannot be used, the configuration is too long for a message, or the address cannot be
+    /// listened on.
     pub fn new(
         authority: Authority,
         names: Vec<String>,
@@ -88,7 +84,7 @@ impl Offer {
         let token = Token::new(&authority_der)?;
         // Refuses bad names before anybody connects.
         let key = rcgen::KeyPair::generate().map_err(EnrolError::certificate)?;
-        authority.sign(&names, days, &key)?;
+        let trial = authority.sign(&names, days, &key)?;
         let own = authority.sign(&[NAME.to_owned()], OWN_DAYS, &key)?;
         let own =
             CertificateDer::from_pem_slice(own.as_bytes()).map_err(EnrolError::certificate)?;
@@ -103,7 +99,7 @@ impl Offer {
         let listener = TcpListener::bind(listen)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(EnrolError::connection("cannot listen for the new host"))?;
-        Ok(Self {
+        let offer = Self {
             listener,
             config: Arc::new(config),
             token,
@@ -114,7 +110,16 @@ impl Offer {
             configuration,
             until: Instant::now() + valid,
             progress: Mutex::default(),
-        })
+        };
+        // One that is too long would be found so after the token was used.
+        encode(&offer.with(trial + &" ".repeat(SLACK))).map_err(|error| {
+            let bytes = offer.configuration.as_ref().map_or(0, String::len);
+            EnrolError::Message(format!(
+                "the configuration of {bytes} bytes, with the certificate, is {error}: shorten its \
+                 comments"
+            ))
+        })?;
+        Ok(offer)
     }
 
     /// The token for the new host.
@@ -130,124 +135,90 @@ impl Offer {
         self.listener.local_addr().map_err(EnrolError::connection("the socket of the offer"))
     }
 
+    /// The certificate that was signed, if one was: a host whose files are not written may have it.
+    pub fn issued(&self) -> Option<Fingerprint> {
+        self.progress().issued
+    }
+
     /// Waits until the host has joined. `notice` is told of refusals.
     ///
     /// # Errors
-    /// The offer has expired, or too many requests had a wrong secret.
+    /// The offer has expired, or the host that has the certificate does not say that it has written
+    /// its files.
     pub fn wait(&self, notice: impl Fn(&str) + Sync) -> Result<(), EnrolError> {
-        while !self.wait_for(self.until.saturating_duration_since(Instant::now()), &notice)? {}
-        Ok(())
+        self.wait_while(|| true, notice).map(drop)
     }
 
-    /// As [`wait`](Self::wait), for at most `patience` and the end of connections that are there then.
-    /// True when the host has joined.
+    /// As [`wait`](Self::wait), while `go_on`, which is asked several times a second. True when the
+    /// host has joined. A host that has shown the secret by then is waited for.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
-    pub fn wait_for(
+    pub fn wait_while(
         &self,
-        patience: Duration,
+        go_on: impl Fn() -> bool,
         notice: impl Fn(&str) + Sync,
     ) -> Result<bool, EnrolError> {
-        let pause = Instant::now() + patience;
+        let (room, refusals) = (Room::default(), AtomicUsize::new(0));
+        let (room, notice) = (&room, &notice);
+        let refused = |from: SocketAddr, error: &EnrolError| {
+            let said = refusals.fetch_add(1, Ordering::Relaxed);
+            if said < NOTICES {
+                notice(&format!("{from} was not enrolled: {error}"));
+            } else if said == NOTICES {
+                notice("further connections that are not enrolled are not named");
+            }
+        };
+        let refused = &refused;
         std::thread::scope(|scope| {
-            while Instant::now() < pause && self.is_open() {
-                match self.listener.accept() {
-                    Ok((socket, from)) if self.progress().connections < AT_A_TIME => {
-                        self.progress().connections += 1;
-                        let notice = &notice;
-                        scope.spawn(move || {
-                            let served = self.serve(socket);
-                            if let Err(error) = &served {
-                                notice(&format!("{from} was not enrolled: {error}"));
-                            }
-                            let mut progress = self.progress();
-                            progress.connections -= 1;
-                            progress.delivered |= served.is_ok();
-                        });
+            for number in 0.. {
+                let (socket, from) = loop {
+                    if !self.is_open() || !go_on() {
+                        // Nobody else is waited for.
+                        room.clear();
+                        return;
                     }
-                    // Dropped: too many at a time.
-                    Ok(_) => {}
-                    Err(_) => std::thread::sleep(LOOK),
+                    match self.listener.accept() {
+                        Ok(accepted) => break accepted,
+                        Err(_) => std::thread::sleep(LOOK),
+                    }
+                };
+                if room.enter(number, from.ip(), &socket).is_err() {
+                    continue;
+                }
+                let serve = move || {
+                    if let Err(error) = self.serve(socket, room, number) {
+                        refused(from, &error);
+                    }
+                    room.leave(number);
+                };
+                // Without a thread the connection ends, and the next one may have more luck.
+                if std::thread::Builder::new().spawn_scoped(scope, serve).is_err() {
+                    room.leave(number);
                 }
             }
         });
-        let progress = self.progress();
         let over = |text: String| Err(EnrolError::Over(text));
-        match *progress {
-            Progress { delivered: true, .. } => Ok(true),
-            Progress { given: true, .. } => over(
-                "the connection was lost before the host had its certificate: offer again".into(),
-            ),
-            Progress { wrong: ATTEMPTS.., .. } => {
-                over(format!("{ATTEMPTS} requests had a wrong secret: the offer has ended"))
-            }
-            _ if Instant::now() >= self.until => {
+        match &self.progress().end {
+            Some(End::Joined) => Ok(true),
+            Some(End::NotWritten(why)) => over(format!("the new host could not join: {why}")),
+            Some(End::Lost(why)) => over(format!(
+                "the new host has a certificate, and has not said that its files are written ({why}): \
+                 look there, and offer again if they are not"
+            )),
+            None if Instant::now() >= self.until => {
                 over("nobody has come in time: the offer has ended".into())
             }
-            _ => Ok(false),
+            None => Ok(false),
         }
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
+    pub(crate) fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a host may still join.
+    /// Whether a host may still join, or is joining.
     fn is_open(&self) -> bool {
-        let progress = self.progress();
-        !progress.given && progress.wrong < ATTEMPTS && Instant::now() < self.until
-    }
-
-    fn serve(&self, socket: TcpStream) -> Result<(), EnrolError> {
-        let failed = || EnrolError::connection("the connection was lost");
-        socket.set_nonblocking(false).map_err(failed())?;
-        let mut socket = Bounded::new(socket);
-        let mut connection =
-            ServerConnection::new(self.config.clone()).map_err(EnrolError::certificate)?;
-        let mut stream = Stream::new(&mut connection, &mut socket);
-        let request: Request = receive(&mut stream)?;
-        let answer = match self.answer(&request) {
-            Ok(answer) => answer,
-            Err(error) => {
-                let refused = Answer { error: Some(error.to_string()), ..Answer::default() };
-                let _ = send(&mut stream, &refused);
-                return Err(error);
-            }
-        };
-        send(&mut stream, &answer)
-    }
-
-    /// Signs the certificate, once.
-    fn answer(&self, request: &Request) -> Result<Answer, EnrolError> {
-        // Held until the certificate is signed, so that no two are.
-        let mut progress = self.progress();
-        let refused = |why: &str| Err(EnrolError::Message(why.into()));
-        if progress.wrong >= ATTEMPTS || Instant::now() >= self.until {
-            return refused("the offer has ended");
-        }
-        if !self.token.has_secret(&request.secret) {
-            progress.wrong += 1;
-            return refused("the secret of the token is wrong");
-        }
-        if progress.given {
-            return refused("the token was used already");
-        }
-        let key = unhex(&request.public_key)?;
-        let signed = format!("{SIGNED}{}", request.secret);
-        let signature = unhex(&request.signature)?;
-        let known = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, &key);
-        if known.verify(signed.as_bytes(), &signature).is_err() {
-            return refused("the request is not signed by its key");
-        }
-        let certificate = self.authority.sign(&self.names, self.days, &HostKey(key))?;
-        progress.given = true;
-        Ok(Answer {
-            error: None,
-            authority: self.authority_pem.clone(),
-            certificate,
-            names: self.names.clone(),
-            configuration: self.configuration.clone(),
-        })
+        self.progress().end.is_none() && Instant::now() < self.until
     }
 }

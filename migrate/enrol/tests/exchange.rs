@@ -1,15 +1,23 @@
 //! An offer and those who come to it.
 
-use enrol::{join, EnrolError, Offer, Token, ATTEMPTS};
+use enrol::{EnrolError, Joined, Offer, Token, AT_A_TIME};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tls::{Authority, Credentials};
 
 const ANY: &str = "127.0.0.1:0";
 /// An offer that ends by itself is not waited for as long.
 const LONG: Duration = Duration::from_secs(300);
+
+/// A new host that writes its files, of which there are none here.
+fn join(address: &str, token: &Token) -> Result<Joined, EnrolError> {
+    let (joined, reply) = enrol::join(address, token)?;
+    reply.written()?;
+    Ok(joined)
+}
 
 fn authority(dir: &Path) -> Authority {
     let authority = Authority::at(dir);
@@ -66,9 +74,13 @@ fn a_host_gets_a_certificate_for_a_key_that_stays_with_it_and_the_token_is_used_
     own.valid_until().unwrap();
     // The key of the CA is where it was, the one of the host nowhere else.
     let files = std::fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(files, 2 + 3, "nothing of the host is stored at the CA");
+    assert_eq!(files, 2 + 1 + 3, "nothing of the host but a line of the list is stored at the CA");
+    let list = std::fs::read_to_string(folder.path().join("issued")).unwrap();
+    let number = own.fingerprint().unwrap();
+    assert!(list.ends_with(&format!(" {number} hostb,10.0.0.2\n")), "{list}");
+    assert_eq!(offer.issued(), Some(number));
     // The offer is over, though its socket is still there: nobody accepts.
-    assert!(offer.wait_for(LONG, |_| {}).unwrap());
+    offer.wait(|_| {}).unwrap();
 }
 
 #[test]
@@ -111,21 +123,105 @@ fn a_host_that_is_not_that_of_the_ca_learns_nothing() {
     assert!(!String::from_utf8_lossy(&heard.join().unwrap()).contains(&secret));
 }
 
+/// The right hash, and a secret of zeros.
+fn with_a_wrong_secret(token: &Token) -> Token {
+    format!("{}{}", "0".repeat(32), &token.to_string()[32..]).parse().unwrap()
+}
+
+/// Anybody who reaches the port can send these.
 #[test]
-fn wrong_secrets_end_the_offer_and_noise_does_not() {
+fn neither_wrong_secrets_nor_noise_end_an_offer() {
     let folder = tempfile::tempdir().unwrap();
     let (offer, address, token) = offer(folder.path());
-    // The right hash, and a secret of zeros.
-    let wrong: Token = format!("{}{}", "0".repeat(32), &token.to_string()[32..]).parse().unwrap();
-    let (done, refused) = while_offered(&offer, || {
+    let wrong = with_a_wrong_secret(&token);
+    let (done, (refused, joined)) = while_offered(&offer, || {
         for noise in [&b""[..], b"GET / HTTP/1.0\r\n\r\n", &[0x16; 70_000]] {
             let _ = TcpStream::connect(&address).unwrap().write_all(noise);
         }
-        (0..ATTEMPTS).map(|_| join(&address, &wrong).unwrap_err().to_string()).collect::<Vec<_>>()
+        let refused: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..10).map(|_| scope.spawn(|| join(&address, &wrong))).collect();
+            let all = all.into_iter().map(|one| one.join().unwrap());
+            all.chain((0..11).map(|_| join(&address, &wrong))).collect()
+        });
+        (refused, join(&address, &token))
     });
-    assert!(refused[0].contains("the secret of the token is wrong"), "{refused:?}");
-    let said = done.unwrap_err().to_string();
-    assert!(said.contains("wrong secret"), "{said}");
+    for one in refused {
+        let said = one.unwrap_err().to_string();
+        assert!(said.contains("the secret of the token is wrong"), "{said}");
+    }
+    done.unwrap();
+    assert_eq!(joined.unwrap().names, ["hostb", "10.0.0.2"]);
+}
+
+#[test]
+fn connections_that_say_nothing_shut_no_host_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (offer, address, token) = offer(folder.path());
+    let (done, idle) = while_offered(&offer, || {
+        let connect = || TcpStream::connect(&address).unwrap();
+        let idle: Vec<_> = (0..2 * AT_A_TIME).map(|_| connect()).collect();
+        join(&address, &token).unwrap();
+        idle
+    });
+    done.unwrap();
+    drop(idle);
+}
+
+/// As `platen host add --ssh` waits, whose ssh has ended.
+#[test]
+fn whoever_says_nothing_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (offer, address, token) = offer(folder.path());
+    let mut idle = TcpStream::connect(&address).unwrap();
+    let served = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Connections are taken in their order: with the answer to this one, the idle one is
+            // being served.
+            join(&address, &with_a_wrong_secret(&token)).unwrap_err();
+            served.store(true, Ordering::Relaxed);
+        });
+        assert!(!offer.wait_while(|| !served.load(Ordering::Relaxed), |_| {}).unwrap());
+    });
+    // Closed, though its time was not over.
+    idle.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    assert_eq!(idle.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn a_host_has_joined_when_it_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let end = |name: &str, then: fn(enrol::Reply)| {
+        let (offer, address, token) = offer(&folder.path().join(name));
+        let (done, ()) = while_offered(&offer, || then(enrol::join(&address, &token).unwrap().1));
+        let issued = offer.issued().map(|number| number.to_string()).unwrap();
+        let list = std::fs::read_to_string(folder.path().join(name).join("issued")).unwrap();
+        assert!(list.contains(&issued), "it can be revoked: {list}");
+        done.unwrap_err().to_string()
+    };
+    let said = end("full", |reply| reply.failed("the disk is\nfull").unwrap());
+    assert!(said.contains("could not join: the disk is\\nfull"), "{said}");
+    let said = end("killed", drop);
+    assert!(said.contains("has not said that its files are written"), "{said}");
+}
+
+#[test]
+fn a_configuration_too_long_for_a_message_is_refused_before_anybody_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    authority(folder.path());
+    let of = |bytes: usize| {
+        let (names, text) = (vec!["hostb".to_owned()], Some("#".repeat(bytes)));
+        Offer::new(Authority::at(folder.path()), names, 9, text, &[ANY.parse().unwrap()], LONG)
+    };
+    let said = of(65_000).unwrap_err().to_string();
+    assert!(said.contains("65000 bytes") && said.contains("limit 65536"), "{said}");
+    // The longest that is taken is delivered.
+    let longest = (0..65_000).rev().step_by(16).find(|bytes| of(*bytes).is_ok()).unwrap();
+    let offer = of(longest).unwrap();
+    let (address, token) = (offer.address().unwrap().to_string(), offer.token().clone());
+    let (done, joined) = while_offered(&offer, || join(&address, &token).unwrap());
+    done.unwrap();
+    assert_eq!(joined.configuration.unwrap().len(), longest);
 }
 
 #[test]

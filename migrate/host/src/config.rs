@@ -2,10 +2,11 @@
 
 use crate::error::HostError;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use tls::Fingerprint;
 
 /// Where the configuration is.
 pub const DEFAULT_CONFIG: &str = "/etc/platen/platen.toml";
@@ -37,6 +38,10 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Folder with this host's ca.pem, cert.pem and key.pem, which `platen cert` makes.
     pub tls_dir: PathBuf,
+    /// SHA-256 fingerprints of certificates that are revoked: no link to their owner comes about.
+    /// `issued` in the folder of the CA lists those of all hosts; `openssl x509 -noout -fingerprint
+    /// -sha256 -in cert.pem` prints one. Take the fingerprint out when the certificate has expired.
+    pub revoked: Vec<String>,
     /// Codec: none, lz4, zlib, zstd, qatzip or auto.
     pub codec: String,
     /// Compression level of a named codec.
@@ -172,6 +177,7 @@ impl Default for Config {
             allow_users: vec!["libvirt-qemu".into(), "qemu".into()],
             run_dir: "/run/platen/host".into(),
             tls_dir: tls::DEFAULT_DIR.into(),
+            revoked: Vec::new(),
             codec: "auto".into(),
             level: None,
             compress_threads: None,
@@ -230,6 +236,10 @@ impl Config {
         ensure((0.05..=4096.0).contains(&cpu), "max_cpu", &|| {
             format!("{cpu} is not a number of CPUs from 0.05 to 4096")
         })?;
+        for text in &self.revoked {
+            text.parse::<Fingerprint>()
+                .map_err(|detail| HostError::Value { key: "revoked".into(), detail })?;
+        }
         let run_dir = self.run_dir.as_os_str().len();
         ensure(self.run_dir.is_absolute() && run_dir <= MAX_RUN_DIR, "run_dir", &|| {
             format!(
@@ -261,14 +271,9 @@ impl Config {
             );
             return Err(HostError::Value { key: "ports of [[host]]".into(), detail });
         }
-        let (mut names, mut doors) = (HashSet::new(), HashSet::new());
+        self.check_names()?;
+        let mut doors = HashSet::new();
         for (at, host) in self.host.iter().enumerate() {
-            if host.name.is_empty() || host.name.len() > 255 {
-                return wrong(host, "name", "a name has 1 to 255 bytes".into());
-            }
-            if !names.insert(&host.name) {
-                return wrong(host, "name", "another host has the same name".into());
-            }
             if !host.door.is_loopback() || host.door == Ipv4Addr::LOCALHOST {
                 let detail = format!(
                     "{} is not a loopback address other than 127.0.0.1: give one like 127.80.0.2",
@@ -298,6 +303,39 @@ impl Config {
         Ok(())
     }
 
+    /// Refuses names and addresses that two hosts share. Both are in a host's certificate, and a
+    /// host with the name of another in its certificate passes for that one.
+    fn check_names(&self) -> Result<(), HostError> {
+        let mut owners = HashMap::new();
+        for host in &self.host {
+            let wrong = |key: &str, detail: String| {
+                Err(HostError::Value { key: format!("{key} of host '{}'", host.name), detail })
+            };
+            if host.name.is_empty() || host.name.len() > 255 {
+                return wrong("name", "a name has 1 to 255 bytes".into());
+            }
+            for (key, name) in [("name", host.name.as_str()), ("address", host.address())] {
+                match owners.insert(canonical(name), host) {
+                    Some(other) if !std::ptr::eq(other, host) => {
+                        let other = &other.name;
+                        let detail = format!(
+                            "'{name}' is the same as the name or address of host '{other}'"
+                        );
+                        return wrong(key, detail);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The certificates that are revoked.
+    pub fn revoked(&self) -> Vec<Fingerprint> {
+        // All parse: the configuration was checked.
+        self.revoked.iter().filter_map(|text| text.parse().ok()).collect()
+    }
+
     /// The host of that name: its full name, or else its name before the first dot.
     ///
     /// # Errors
@@ -311,6 +349,15 @@ impl Config {
             let known: Vec<_> = self.host.iter().map(|host| host.name.as_str()).collect();
             HostError::Unknown { name: name.into(), known: known.join(", ") }
         })
+    }
+}
+
+/// One text for a name, however it is written: names are the same in either case and with a dot at
+/// their end, and an address has several forms.
+fn canonical(name: &str) -> String {
+    match name.parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().to_string(),
+        Err(_) => name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase(),
     }
 }
 
@@ -377,6 +424,7 @@ mod tests {
             ("max_cpu = 0.0", "0.05"),
             ("resume_timeout = 3601", "3600"),
             ("compress_threads = 0", "compress_threads"),
+            ("revoked = [\"AA:BB\"]", "revoked: 'AA:BB' is no SHA-256"),
             ("run_dir = \"x\"", "absolute"),
             ("metrics = \"0.0.0.0:9464\"", "loopback"),
             ("metrics = \"127.0.0.1:0\"", "no port"),
@@ -391,7 +439,11 @@ mod tests {
             ("127.80.0.1", "127.0.0.1", "other than"),
             ("127.80.0.1", "10.0.0.1", "loopback"),
             ("127.80.0.1", "127.80.0.2", "another host has 127.80.0.2"),
-            ("\"a\"", "\"b.example\"", "the same name"),
+            ("\"a\"", "\"b.example\"", "name of host 'b.example': 'b.example' is the same as"),
+            ("\"a\"", "\"B.example.\"", "the name or address of host 'B.example.'"),
+            // Its certificate would be one for the other host, too.
+            ("\"a\"", "\"fe80:0::2\"", "address of host 'b.example': 'fe80::2' is the same as"),
+            ("\"fe80::2\"", "\"A\"", "address of host 'b.example': 'A' is the same as"),
             ("\"a\"", "\"\"", "1 to 255"),
             ("49152-49215", "9-8", "49152-49215"),
             ("49152-49215", "0-8", "FIRST-LAST"),

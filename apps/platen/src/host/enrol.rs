@@ -13,14 +13,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tls::{Authority, Credentials, CA_FILE, CERT_FILE, DEFAULT_DIR, KEY_FILE};
 
 /// The user of the service, as the package makes it.
 const SERVICE_USER: &str = "platen";
-
-/// How often it is looked whether ssh has ended.
-const LOOK: Duration = Duration::from_millis(200);
 
 /// Arguments of `platen host add`.
 #[derive(Args)]
@@ -109,7 +107,13 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
         }
         Some(to) => by_ssh(&offer, to, &address)?,
     }
-    show(&format!("{} has joined\n", printable(&args.name)))?;
+    let number = offer.issued().map_or_else(String::new, |number| number.to_string());
+    show(&format!(
+        "{} has joined\nThe fingerprint of its certificate, with which `revoked` of platen.toml excludes it \
+         (also in {}):\n  {number}\n",
+        printable(&args.name),
+        args.dir.join("issued").display()
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -120,27 +124,24 @@ fn by_ssh(offer: &Offer, to: &str, address: &str) -> anyhow::Result<()> {
     // Taken by the shell there as it is.
     let plain = |c: char| c.is_ascii_alphanumeric() || ".:-_[]".contains(c);
     ensure!(address.chars().all(plain), "--address: '{address}' is no name or address of a host");
-    let mut ssh = Command::new("ssh")
+    let ssh = Command::new("ssh")
         .args([to, "--", "platen", "host", "join", address, "-"])
         .stdin(Stdio::piped())
         .spawn()
         .context("cannot run ssh")?;
-    let mut input = ssh.stdin.take().context("ssh has no standard input")?;
+    // Looked at while the offer waits.
+    let ssh = Mutex::new(ssh);
+    let there = || ssh.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut input = there().stdin.take().context("ssh has no standard input")?;
     let written = input.write_all(format!("{}\n", offer.token()).as_bytes());
     drop(input);
-    // In short steps: an ssh that has failed is not waited for.
-    let waited = loop {
-        let ended = ssh.try_wait().context("ssh")?.is_some();
-        match offer.wait_for(LOOK, say) {
-            Ok(false) if !ended => {}
-            waited => break waited,
-        }
-    };
+    // An ssh that has failed is not waited for.
+    let waited = offer.wait_while(|| matches!(there().try_wait(), Ok(None)), say);
     if waited.is_err() {
         // The offer is over, and ssh may wait for a password for ever.
-        let _ = ssh.kill();
+        let _ = there().kill();
     }
-    let status = ssh.wait().context("ssh")?;
+    let status = there().wait().context("ssh")?;
     if let Err(error) = waited {
         return Err(error).with_context(|| format!("`platen host join` on {to}: ssh: {status}"));
     }
@@ -171,9 +172,19 @@ pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
     // The token is spent with the answer, so a folder that cannot be written comes first.
     let place = args.tls_dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
     tempfile::tempfile_in(place).with_context(|| format!("cannot write to {}", place.display()))?;
-    let joined = ::enrol::join(&args.address, &token)?;
-    store(&joined, &args.tls_dir)?;
-    let kept = configure(joined.configuration.as_deref(), &args.config)?;
+    let (joined, reply) = ::enrol::join(&args.address, &token)?;
+    let written = write(&joined, args);
+    let told = match &written {
+        Ok(_) => reply.written(),
+        Err(error) => reply.failed(&format!("{error:#}")),
+    };
+    let kept = written?;
+    if let Err(error) = told {
+        say(&format!(
+            "the host of the CA has not heard that this host has joined: {:#}. Nothing is left to do",
+            anyhow::Error::from(error)
+        ));
+    }
     show(&format!(
         "This host has a certificate for {}, in {}. {kept}\nNext: platen host doors on; restart libvirtd; \
          systemctl enable --now platen; platen doctor\n",
@@ -181,6 +192,14 @@ pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
         args.tls_dir.display(),
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes everything. The configuration is there before the key and the certificates, without which a
+/// second attempt needs no --force.
+fn write(joined: &Joined, args: &JoinArgs) -> anyhow::Result<String> {
+    let kept = configure(joined.configuration.as_deref(), &args.config)?;
+    store(joined, &args.tls_dir)?;
+    Ok(kept)
 }
 
 /// Writes key and certificates, all of them or none, for root and the service's user.

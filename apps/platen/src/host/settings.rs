@@ -3,7 +3,7 @@
 use super::ServiceArgs;
 use crate::args::{compress_threads, default_threads, delta_cache_default, CodecChoice};
 use crate::device::settings_file;
-use anyhow::Context;
+use anyhow::{ensure, Context};
 use codec::Settings as CodecSettings;
 use host::{AllowedUsers, Change, Config, HostEntry};
 use nix::unistd::User;
@@ -95,14 +95,22 @@ impl Settings {
         let credentials = Credentials::load(&ca, &cert, &key)
             .context("hosts prove to each other who they are (`platen cert` makes certificates)")?;
         credentials.check_dates()?;
-        Ok(credentials)
+        credentials.refusing(self.config.revoked()).context("revoked")
     }
 
-    /// Takes links of hosts with a certificate of the same CA. With the end of this host's own
-    /// certificate, in seconds since 1970.
+    /// Takes links of hosts whose certificate of the same CA names a host of the configuration. With
+    /// the end of this host's own certificate, in seconds since 1970.
     pub(super) fn acceptor(&self) -> anyhow::Result<(Acceptor, u64)> {
         let credentials = self.credentials()?;
-        Ok((Acceptor::new(&credentials, &[])?, credentials.valid_until()?))
+        let names = self.config.host.iter().flat_map(|host| [&host.name[..], host.address()]);
+        // An address with a zone (fe80::1%eth0) is in no certificate.
+        let names: Vec<_> = names.filter(|name| tls::is_name(name)).map(String::from).collect();
+        // An empty list would let everybody in.
+        ensure!(
+            !names.is_empty(),
+            "no certificate can have the name of any host in the configuration"
+        );
+        Ok((Acceptor::new(&credentials, &names)?, credentials.valid_until()?))
     }
 
     /// The source end of a migration to `peer`, for the VM that `port` stands for.

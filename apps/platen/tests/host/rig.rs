@@ -426,11 +426,16 @@ impl Rig {
 
     /// `platen relay` to a host's service.
     pub(crate) fn relay_to(&self, host: usize, name: &str) -> Platen {
+        self.relay_with(host, name, "ca/a")
+    }
+
+    /// The same, with the certificate in this folder of the rig.
+    pub(crate) fn relay_with(&self, host: usize, name: &str, tls: &str) -> Platen {
         let peer = format!("{}:4444", self.address(host));
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let listen = format!("unix:{}", self.at(&format!("src-{number}")).display());
-        let tls = self.at("ca/a");
+        let tls = self.at(tls);
         let tls = tls.to_str().unwrap();
         Platen::start(
             &["relay", "--peer", &peer, "--peer-name", NAMES[host], "--name", name]

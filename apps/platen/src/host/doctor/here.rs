@@ -66,7 +66,11 @@ fn certificate(settings: &Settings) -> Finding {
     }
     match credentials.valid_until() {
         Err(error) => Finding::fail(CHECK, format!("{:#}", anyhow::Error::from(error)), advice),
-        Ok(end) => ends(end, now() / 1000),
+        Ok(end) => {
+            let finding = ends(end, now() / 1000);
+            let number = credentials.fingerprint().map_or_else(String::new, |it| it.to_string());
+            Finding { found: format!("{}; fingerprint {number}", finding.found), ..finding }
+        }
     }
 }
 
