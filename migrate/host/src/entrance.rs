@@ -84,8 +84,7 @@ impl Entrance for DoorEntrance {
     }
 }
 
-/// Whether the other end has closed a connection without a byte. Its user cannot be told any more,
-/// and the search for that user reads the tables to their end.
+/// Whether the other end has closed a connection without a byte. Its user cannot be told any more.
 pub(crate) fn has_closed(socket: &TcpStream) -> bool {
     match recv(socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Ok((_, got)) => got == 0,

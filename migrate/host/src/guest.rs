@@ -2,9 +2,10 @@
 //!
 //! Best effort, for messages: a service that is not root sees no other user's descriptors.
 
-use crate::peer_user::{connection_owner, listener_owner};
+use crate::peer_user::{connection_owner, listener_owner, Owner};
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// The most characters of a name.
@@ -12,19 +13,25 @@ const MAX_NAME: usize = 255;
 
 /// The VM of the QEMU that has the socket with that own address, connected to `other`.
 pub fn of_connection(own: SocketAddr, other: SocketAddr) -> Option<String> {
-    of_inode(connection_owner(own, other).ok()??.inode)
+    of_socket(connection_owner(own, other).ok()??)
 }
 
 /// The VM of the QEMU that listens there.
 pub fn of_listener(address: SocketAddr) -> Option<String> {
-    of_inode(listener_owner(address).ok()??.inode)
+    of_socket(listener_owner(address).ok()??)
 }
 
-fn of_inode(inode: u64) -> Option<String> {
-    let socket = format!("socket:[{inode}]");
+fn of_socket(owner: Owner) -> Option<String> {
+    let socket = format!("socket:[{}]", owner.inode);
+    // Others may call any number of processes QEMU, with any number of descriptors. libvirt connects
+    // as root and gives the socket to QEMU.
+    let is_theirs = |process: &Path| {
+        owner.uid == 0 || fs::metadata(process).is_ok_and(|it| it.uid() == owner.uid)
+    };
     let processes = fs::read_dir("/proc").ok()?.flatten();
     processes
         .map(|process| process.path())
+        .filter(|process| is_theirs(process))
         .filter(|process| {
             let comm = fs::read_to_string(process.join("comm")).unwrap_or_default();
             // The kernel cuts names to 15 bytes; distributions also say qemu-kvm and kvm.

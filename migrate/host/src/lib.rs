@@ -26,7 +26,7 @@
 //! | [`config`](Config) | `/etc/platen/platen.toml` |
 //! | `change` | what a service that runs takes of a new configuration |
 //! | `doors` | the listening sockets; who connects, and with what |
-//! | `peer_user`, `guest` | the user and the VM behind a connection |
+//! | `peer_user`, `sock_diag`, `guest` | the user and the VM behind a connection |
 //! | `channel`, `order`, `record` | what service and carriers tell each other |
 //! | `registry`, `carrier` | the service's and the carrier's end of that |
 //! | `entrance`, `forward` | a carrier's connections, and those that go past platen |
@@ -53,6 +53,7 @@ mod peer_user;
 mod qemu_conf;
 mod record;
 mod registry;
+mod sock_diag;
 
 pub use carrier::Carrier;
 pub use change::Change;

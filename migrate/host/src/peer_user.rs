@@ -1,15 +1,13 @@
-//! The user behind a TCP connection on this host, from the kernel's tables in /proc/net.
+//! The user behind a TCP connection on this host.
 //!
-//! TCP has no `SO_PEERCRED`. The tables name, for each socket, the user who made it.
+//! TCP has no `SO_PEERCRED`. The kernel tells, for each socket, the user who made it.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use crate::sock_diag::{tcp_socket, Found};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The state of a listening socket.
-const LISTEN: &str = "0A";
-/// The kernel writes a table in pieces, and a socket may be missed when others come and go.
-const ATTEMPTS: usize = 3;
+const LISTEN: u8 = 10;
 
 /// The owner of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,10 +33,16 @@ impl AllowedUsers {
             Ok(Some(Owner { uid, .. })) => Err(format!(
                 "user {uid} may not migrate: allow_users in the configuration names those who may"
             )),
-            // A socket that was closed has no owner any more, and the table then says root.
+            // The door itself is a socket that the kernel knows.
+            Ok(None) if !matches!(listener_owner(here), Ok(Some(_))) => {
+                Err("its user cannot be told: the kernel tells nothing about sockets \
+                     (`modprobe tcp_diag`)"
+                    .into())
+            }
+            // A socket that was closed has no owner any more, and the kernel then says root.
             Ok(None) => {
-                Err("its user cannot be told: the connection was closed at once, or comes \
-                             from another network namespace"
+                Err("its user cannot be told: the connection was closed at once, or comes from \
+                     another network namespace"
                     .into())
             }
             Err(error) => Err(format!("its user cannot be told: {error}")),
@@ -50,80 +54,30 @@ impl AllowedUsers {
 /// it.
 ///
 /// # Errors
-/// The tables cannot be read.
+/// The kernel does not tell.
 pub fn connection_owner(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Owner>> {
-    find(|entry| entry.local == own && entry.remote == other)
+    let is_it = |found: &Found| found.own == own && found.other == other;
+    Ok(tcp_socket(own, other)?.filter(is_it).and_then(Owner::of))
 }
 
 /// The owner of the socket that listens at exactly this address, or at this port of all addresses.
 ///
 /// # Errors
-/// The tables cannot be read.
+/// The kernel does not tell.
 pub(crate) fn listener_owner(address: SocketAddr) -> io::Result<Option<Owner>> {
-    find(|entry| {
-        let fits = entry.local.ip() == address.ip() || entry.local.ip().is_unspecified();
-        entry.state == LISTEN && fits && entry.local.port() == address.port()
-    })
-}
-
-fn find(wanted: impl Fn(&Entry) -> bool) -> io::Result<Option<Owner>> {
-    for _ in 0..ATTEMPTS {
-        for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
-            let file = match File::open(table) {
-                Ok(file) => file,
-                // A kernel without IPv6.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(error),
-            };
-            for line in BufReader::new(file).lines().skip(1) {
-                let entry = parse(&line?);
-                if let Some(entry) = entry.filter(|entry| entry.owner.inode > 0 && wanted(entry)) {
-                    return Ok(Some(entry.owner));
-                }
-            }
-        }
-    }
-    Ok(None)
-}
-
-/// A line of a table.
-#[derive(Debug, PartialEq)]
-struct Entry {
-    local: SocketAddr,
-    remote: SocketAddr,
-    state: String,
-    owner: Owner,
-}
-
-fn parse(line: &str) -> Option<Entry> {
-    let mut words = line.split_ascii_whitespace().skip(1);
-    let (local, remote) = (address(words.next()?)?, address(words.next()?)?);
-    let state = words.next()?.to_owned();
-    // Queues, timer, retransmits.
-    let mut words = words.skip(3);
-    let uid = words.next()?.parse().ok()?;
-    let inode = words.nth(1)?.parse().ok()?;
-    Some(Entry { local, remote, state, owner: Owner { uid, inode } })
-}
-
-/// `ADDRESS:PORT` in hexadecimal; the address is written in words of the machine's byte order. An
-/// IPv4 address in IPv6 is given as the IPv4 address.
-fn address(text: &str) -> Option<SocketAddr> {
-    let (address, port) = text.split_once(':')?;
-    let port = u16::from_str_radix(port, 16).ok()?;
-    let mut bytes = Vec::with_capacity(16);
-    for word in address.as_bytes().chunks(8) {
-        let word = std::str::from_utf8(word).ok()?;
-        bytes.extend(u32::from_str_radix(word, 16).ok()?.to_ne_bytes());
-    }
-    let address = match bytes.len() {
-        4 => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
-        16 => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical(),
-        _ => return None,
+    let nobody = match address {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
     };
-    // Unspecified is the same in both.
-    let address = if address.is_unspecified() { Ipv4Addr::UNSPECIFIED.into() } else { address };
-    Some(SocketAddr::new(address, port))
+    let is_it = |found: &Found| found.state == LISTEN && found.own.port() == address.port();
+    Ok(tcp_socket(address, nobody)?.filter(is_it).and_then(Owner::of))
+}
+
+impl Owner {
+    /// The owner of a socket that a process has.
+    fn of(found: Found) -> Option<Self> {
+        (found.inode > 0).then_some(Self { uid: found.uid, inode: found.inode })
+    }
 }
 
 #[cfg(test)]
@@ -151,7 +105,7 @@ mod tests {
         drop(client);
     }
 
-    /// The table says that a socket without a process is root's.
+    /// The kernel says that a socket without a process is root's.
     #[test]
     fn one_who_has_closed_is_not_taken_for_root() {
         let listener = TcpListener::bind("127.80.77.2:0").unwrap();
@@ -165,14 +119,44 @@ mod tests {
 
     #[test]
     fn a_connection_by_way_of_ipv6_is_known_by_its_ipv4_address() {
-        let line = "   0: 0000000000000000FFFF00000100007F:C001 0000000000000000FFFF0000024D507F:C000 \
-                    01 00000000:00000000 00:00000000 00000000   107        0 4242 1 0 20 4 30 10 -1";
-        let entry = parse(line).unwrap();
-        assert_eq!(entry.local, "127.0.0.1:49153".parse().unwrap());
-        assert_eq!(entry.remote, "127.80.77.2:49152".parse().unwrap());
-        assert_eq!(entry.owner, Owner { uid: 107, inode: 4242 });
-        for bad in ["", "0: x y", "0: 0100007F:C001 0100007F", "sl local_address rem_address st"] {
-            assert_eq!(parse(bad), None, "{bad}");
+        let listener = TcpListener::bind("127.80.77.4:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        let mapped = SocketAddr::from((Ipv4Addr::new(127, 80, 77, 4).to_ipv6_mapped(), here.port()));
+        let client = match TcpStream::connect(mapped) {
+            Ok(client) => client,
+            Err(error) => return println!("skipped: this kernel has no IPv6: {error}"),
+        };
+        assert!(client.local_addr().unwrap().is_ipv6());
+        let (_server, there) = listener.accept().unwrap();
+        assert_eq!(connection_owner(there, here).unwrap().unwrap().uid, me());
+        // One that listens at all addresses has the connections to each.
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let everywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
+        assert_eq!(listener_owner(everywhere).unwrap().unwrap().uid, me());
+        // Nobody is connected to it.
+        assert_eq!(connection_owner(everywhere, here).unwrap(), None);
+    }
+
+    /// A local user may have any number of sockets: none is looked at.
+    #[test]
+    fn the_sockets_of_others_are_not_looked_through() {
+        let listener = TcpListener::bind("127.80.77.5:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        let client = TcpStream::connect(here).unwrap();
+        let (_server, there) = listener.accept().unwrap();
+        let read = bytes_read();
+        for _ in 0..100 {
+            AllowedUsers(vec![me()]).check(here, there).unwrap();
         }
+        // A table has 150 bytes for each socket of the host, and there are 100 answers of 124.
+        assert!(bytes_read() - read < 4096, "tables are read: {} bytes", bytes_read() - read);
+        drop(client);
+    }
+
+    /// The bytes that this thread has got from read(2).
+    fn bytes_read() -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
+        line.parse().unwrap()
     }
 }
