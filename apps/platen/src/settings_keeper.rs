@@ -4,7 +4,8 @@
 //! The command sends it the former settings through a pipe before it changes any. The end of the
 //! pipe without the word that all is restored means that the command has died: the helper then
 //! connects to the monitor, which is free, waits until QEMU's migration has ended, and restores the
-//! settings.
+//! settings. After five minutes it says what it waits for, with the commands that restore the settings,
+//! and waits on until QEMU ends.
 
 use crate::say::say;
 use anyhow::{ensure, Context};
@@ -12,8 +13,9 @@ use clap::Args;
 use qmp::{Qmp, QmpError};
 use relay::UnixAddress;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{json, Map, Value};
 use std::io::{BufRead, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -23,17 +25,20 @@ use std::time::{Duration, Instant};
 pub(crate) struct KeepSettingsArgs {
     /// Monitor socket
     qmp: UnixAddress,
+    /// Seconds until it says what it waits for
+    #[arg(long, default_value_t = 300)]
+    patience: u64,
 }
 
 /// The line that makes the helper end without touching QEMU.
 const DONE: &str = "done";
 /// Time limit for an answer of the monitor.
 const MONITOR: Duration = Duration::from_secs(10);
-/// Time limit for the monitor to become free and for QEMU's migration to end.
-const SETTLES: Duration = Duration::from_secs(300);
 /// The pause behind the first attempt; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The pause of a helper that has said what it waits for.
+const LATER_PAUSE: Duration = Duration::from_secs(10);
 
 /// Migration settings of a QEMU before platen changed them.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -45,6 +50,23 @@ pub(crate) struct Former {
 impl Former {
     pub(crate) fn is_empty(&self) -> bool {
         self.capabilities.is_empty() && self.parameters.is_empty()
+    }
+
+    /// The commands that restore the settings, for a person at the monitor.
+    fn commands(&self) -> String {
+        let mut commands = Vec::new();
+        if !self.capabilities.is_empty() {
+            let list = self.capabilities.iter();
+            let list = list.map(|(name, on)| json!({ "capability": name, "state": on }));
+            let list = json!({ "capabilities": list.collect::<Vec<_>>() });
+            commands.push(json!({ "execute": "migrate-set-capabilities", "arguments": list }));
+        }
+        if !self.parameters.is_empty() {
+            let list = &self.parameters;
+            commands.push(json!({ "execute": "migrate-set-parameters", "arguments": list }));
+        }
+        let commands: Vec<_> = commands.iter().map(Value::to_string).collect();
+        commands.join(" and ")
     }
 
     /// Restores the settings, none while a migration may use them. An error names those that could
@@ -105,7 +127,7 @@ impl SettingsKeeper {
 /// Runs as the helper.
 pub(crate) fn run(args: &KeepSettingsArgs) -> anyhow::Result<()> {
     let _ = rustix::thread::set_name(c"platen");
-    let mut last = None;
+    let (socket, mut last) = (socket_of(args), None);
     for line in std::io::stdin().lock().lines() {
         let line = line.context("standard input")?;
         if line == DONE {
@@ -117,10 +139,12 @@ pub(crate) fn run(args: &KeepSettingsArgs) -> anyhow::Result<()> {
     let Some(last) = last else { return Ok(()) };
     let former: Former =
         serde_json::from_str(&last).context("this command is for platen itself")?;
-    let left = restore(args, &former).with_context(|| {
+    let left = restore(args, &former, socket).with_context(|| {
         format!(
-            "monitor {}: platen has died, and QEMU's migration settings are not as they were before: {last}",
-            args.qmp
+            "monitor {}: platen has died, and QEMU's migration settings are not as they were before. \
+             When its migration is over, restore them there by {}",
+            args.qmp,
+            former.commands()
         )
     })?;
     if left == Left::Restored {
@@ -144,17 +168,40 @@ enum Left {
 
 /// Restores the settings as soon as QEMU accepts them: not while a migration is in progress.
 /// Between two attempts the monitor, which serves one client at a time, is free for others.
-fn restore(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {
-    let until = Instant::now() + SETTLES;
-    let mut pause = FIRST_PAUSE;
+fn restore(
+    args: &KeepSettingsArgs,
+    former: &Former,
+    socket: Option<(u64, i64, i64)>,
+) -> anyhow::Result<Left> {
+    let until = Instant::now() + Duration::from_secs(args.patience);
+    let (mut pause, mut longest) = (FIRST_PAUSE, LONGEST_PAUSE);
     loop {
-        match attempt(args, former)? {
-            Left::Later(reason) => ensure!(Instant::now() < until, "{reason}"),
+        if socket_of(args) != socket {
+            return Ok(Left::Gone);
+        }
+        let reason = match attempt(args, former)? {
+            Left::Later(reason) => reason,
             left => return Ok(left),
+        };
+        if Instant::now() >= until && longest == LONGEST_PAUSE {
+            longest = LATER_PAUSE;
+            say(&format!(
+                "monitor {}: platen has died, and QEMU's migration settings are not as they were \
+                 before: {reason}. They are restored as soon as QEMU takes them; by hand, when its \
+                 migration is over: {}",
+                args.qmp,
+                former.commands()
+            ));
         }
         std::thread::sleep(pause);
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        pause = (2 * pause).min(longest);
     }
+}
+
+/// The monitor's socket: another QEMU at the same path has another one.
+fn socket_of(args: &KeepSettingsArgs) -> Option<(u64, i64, i64)> {
+    let found = std::fs::metadata(args.qmp.path()).ok()?;
+    Some((found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
 fn attempt(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {

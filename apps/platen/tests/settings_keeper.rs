@@ -11,11 +11,23 @@ use std::time::Duration;
 const WATCHDOG: Duration = Duration::from_secs(240);
 const FORMER: &str = r#"{"capabilities":[["multifd",true]],"parameters":{"downtime-limit":300,"multifd-channels":2}}"#;
 
+/// What a person has to say at the monitor instead.
+const COMMANDS: &str = concat!(
+    r#"{"arguments":{"capabilities":[{"capability":"multifd","state":true}]},"execute":"migrate-set-capabilities"}"#,
+    " and ",
+    r#"{"arguments":{"downtime-limit":300,"multifd-channels":2},"execute":"migrate-set-parameters"}"#
+);
+
 /// The helper, whose command has sent it the former settings and died.
 fn orphan(monitor: &Path) -> Child {
+    orphan_with(monitor, &[])
+}
+
+fn orphan_with(monitor: &Path, options: &[&str]) -> Child {
     let mut helper = Command::new(env!("CARGO_BIN_EXE_platen"))
         .arg("keep-settings")
         .arg(format!("unix:{}", monitor.display()))
+        .args(options)
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -142,5 +154,50 @@ fn a_migration_that_is_paused_in_postcopy_is_reported_with_the_settings() {
     let output = helper.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("paused in postcopy"), "{said}");
-    assert!(said.contains(FORMER), "{said}");
+    assert!(said.contains(COMMANDS), "{said}");
+}
+
+/// A monitor that stays busy: the helper says what can be done by hand, and does it later.
+#[test]
+fn a_helper_that_waits_long_says_the_commands_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("qmp");
+    let listener = UnixListener::bind(&monitor).unwrap();
+    let mut helper = orphan_with(&monitor, &["--patience", "0"]);
+    let mut said = BufReader::new(helper.stderr.take().unwrap()).lines();
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "active" }));
+    client.hangs_up();
+    let line = said.next().unwrap().unwrap();
+    assert!(line.contains("stays 'active'") && line.contains(COMMANDS), "{line}");
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "completed" }));
+    released(&mut client);
+    client.hear("query-migrate-capabilities", json!([{ "capability": "multifd", "state": false }]));
+    released(&mut client);
+    client.hear("migrate-set-capabilities", json!({}));
+    released(&mut client);
+    client.hear("migrate-set-parameters", json!({}));
+    client.hangs_up();
+    assert!(helper.wait().unwrap().success());
+    assert!(said.next().unwrap().unwrap().contains("as they were before"));
+}
+
+/// The VM was started again: its QEMU has settings of its own.
+#[test]
+fn another_qemu_at_the_same_path_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("qmp");
+    let listener = UnixListener::bind(&monitor).unwrap();
+    let helper = orphan(&monitor);
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "active" }));
+    let other = folder.path().join("other");
+    let another = UnixListener::bind(&other).unwrap();
+    std::fs::rename(&other, &monitor).unwrap();
+    client.hangs_up();
+    let output = helper.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    another.set_nonblocking(true).unwrap();
+    assert!(another.accept().is_err(), "it is not asked");
 }

@@ -199,8 +199,10 @@ impl<'a> Intake<'a> {
             if !is_open(self.stream.socket()) || shared.session.failure().is_some() {
                 return refuse(
                     "the source QEMU was told to cancel, and turned to postcopy at that moment: the \
-                     destination does not get the VM. Look at the source: `cont` lets a VM go on that \
-                     is in 'postmigrate'",
+                     destination does not get the VM. If the source says 'postmigrate' \
+                     (`virsh qemu-monitor-command VM --hmp info status`, `query-status` at its monitor), \
+                     let the VM go on: `virsh qemu-monitor-command VM --hmp cont`, \
+                     {\"execute\":\"cont\"} at its monitor",
                 );
             }
             std::thread::sleep(ANSWER);
