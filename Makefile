@@ -5,14 +5,15 @@
 # make memory-matrix  the same in guests of 128 to 512 MiB, beside zram (an hour; a part of proof)
 # make bench   the figures of docs/figures.md (about an hour and a half)
 # make deb     a Debian package: target/deb/platen_VERSION_ARCHITECTURE.deb
-# make packages  tests it in a fresh Debian: lintian, installation, upgrade, purge (a part of proof)
+# make rpm     an RPM package: target/rpm/platen-VERSION-1.ARCHITECTURE.rpm (needs rpmbuild)
+# make packages  tests them, the first in a fresh Debian: lintian, installation, upgrade, purge (a part of proof)
 # make check   formatting, lints and documentation, warnings as errors
 #
 # On Debian and Ubuntu these install missing packages through apt (as root, or with sudo).
 
 CARGO ?= cargo
 
-.PHONY: all build setup test proof demo demo-memory memory-matrix bench deb manuals packages check clean
+.PHONY: all build setup test proof demo demo-memory memory-matrix bench deb rpm manuals packages check clean
 
 all: build
 
@@ -50,6 +51,9 @@ manuals: build
 
 deb: manuals
 	@scripts/deb target/release target/release/manuals
+
+rpm: manuals
+	@scripts/rpm target/release target/release/manuals
 
 packages: setup manuals
 	@scripts/test-packages target/release target/release/manuals

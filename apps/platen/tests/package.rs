@@ -1,4 +1,4 @@
-//! The Debian package: what is in it. `make packages` installs it.
+//! The Debian and the RPM package: what is in them. `make packages` installs them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -92,6 +92,12 @@ fn the_package_has_programs_manuals_completions_units_and_scripts_that_fit() {
         .filter(|program| program.starts_with("/usr/bin/"))
         .collect();
     assert_eq!(programs, BTreeSet::from(["/usr/bin/platen"]));
+    // A migration goes on when a call is refused, and when another one is killed.
+    for line in ["SystemCallErrorNumber=EPERM", "OOMPolicy=continue", "KillMode=process"] {
+        assert!(unit.lines().any(|there| there == line), "{line}: {unit}");
+    }
+    // By netlink it is asked who is at a door.
+    assert!(unit.contains("AF_NETLINK"), "{unit}");
     for documented in unit.lines().filter_map(|line| line.split_once("file:///")) {
         assert!(package.at(documented.1).exists(), "{}", documented.1);
     }
@@ -147,4 +153,50 @@ fn each_command_has_a_manual_page_with_its_options_and_a_completion() {
     for path in ["zsh/vendor-completions/_platen", "fish/vendor_completions.d/platen.fish"] {
         assert!(package.text(&format!("usr/share/{path}")).contains("doctor"), "{path}");
     }
+}
+
+/// The paths of a package's files, without what differs between distributions by custom.
+fn common(files: impl Iterator<Item = String>) -> BTreeSet<String> {
+    let custom = ["/usr/share/doc/", "/usr/share/licenses/", "/usr/share/lintian/"];
+    let files = files.filter(|path| !custom.iter().any(|start| path.starts_with(start)));
+    let files = files.map(|path| {
+        let path =
+            path.replace("/usr/share/zsh/site-functions/", "/usr/share/zsh/vendor-completions/");
+        path.replace("/usr/lib/systemd/", "/lib/systemd/")
+    });
+    files.collect()
+}
+
+#[test]
+fn the_rpm_package_has_the_files_of_the_debian_package_and_scripts_that_are_read() {
+    if Command::new("rpmbuild").arg("--version").output().is_err() {
+        println!("skipped: there is no rpmbuild (Debian: rpm)");
+        return;
+    }
+    let debian = Package::make();
+    let programs = Path::new(env!("CARGO_BIN_EXE_platen")).parent().unwrap();
+    let made = output(
+        Command::new(root().join("scripts/rpm"))
+            .args([programs, &debian.folder.path().join("manuals")])
+            .env("PLATEN_RPM_OUT", debian.folder.path().join("rpm")),
+    );
+    let query =
+        |what: &[&str]| output(Command::new("rpm").arg("-qp").args(what).arg(made.trim_end()));
+    let of = |query: String| query.lines().map(String::from).collect::<Vec<_>>();
+    // With a slash at its end a path is a folder's.
+    let debian = output(Command::new("dpkg-deb").arg("-c").arg(&debian.file));
+    let debian = debian.lines().filter_map(|line| Some(line.split_once(" ./")?.1));
+    let debian = debian.filter(|path| !path.ends_with('/') && !path.is_empty());
+    let rpm = of(query(&["--qf", "[%{FILEMODES:perms} %{FILENAMES}\n]"]));
+    let rpm = rpm.iter().filter_map(|line| line.strip_prefix("-")?.split_once(' '));
+    let rpm = common(rpm.map(|(_, path)| path.to_owned()));
+    assert_eq!(rpm, common(debian.map(|path| format!("/{path}"))));
+    assert!(rpm.contains("/usr/bin/platen") && rpm.len() > 30, "{rpm:?}");
+    assert_eq!(query(&["-c"]), "/etc/platen/platen.toml\n");
+    assert_eq!(query(&["--qf", "%{VERSION}"]), env!("CARGO_PKG_VERSION"));
+    assert!(query(&["--requires"]).contains("libc.so.6"));
+    // Each script is one that sh reads.
+    let scripts = query(&["--qf", "%{PREIN}\n%{POSTIN}\n%{PREUN}\n%{POSTUN}\n"]);
+    assert!(scripts.contains("useradd") && scripts.contains("try-restart platen"), "{scripts}");
+    output(Command::new("sh").args(["-n", "-c", &scripts]));
 }
