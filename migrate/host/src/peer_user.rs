@@ -121,7 +121,8 @@ mod tests {
     fn a_connection_by_way_of_ipv6_is_known_by_its_ipv4_address() {
         let listener = TcpListener::bind("127.80.77.4:0").unwrap();
         let here = listener.local_addr().unwrap();
-        let mapped = SocketAddr::from((Ipv4Addr::new(127, 80, 77, 4).to_ipv6_mapped(), here.port()));
+        let mapped =
+            SocketAddr::from((Ipv4Addr::new(127, 80, 77, 4).to_ipv6_mapped(), here.port()));
         let client = match TcpStream::connect(mapped) {
             Ok(client) => client,
             Err(error) => return println!("skipped: this kernel has no IPv6: {error}"),
@@ -131,7 +132,8 @@ mod tests {
         assert_eq!(connection_owner(there, here).unwrap().unwrap().uid, me());
         // One that listens at all addresses has the connections to each.
         let listener = TcpListener::bind("[::]:0").unwrap();
-        let everywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
+        let everywhere =
+            SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
         assert_eq!(listener_owner(everywhere).unwrap().unwrap().uid, me());
         // Nobody is connected to it.
         assert_eq!(connection_owner(everywhere, here).unwrap(), None);

@@ -50,8 +50,7 @@ pub(crate) struct Found {
 /// The kernel refuses a socket, or an answer.
 pub(crate) fn tcp_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Found>> {
     let flags = SocketFlags::CLOEXEC;
-    let kernel =
-        socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
+    let kernel = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
     set_socket_timeout(&kernel, Timeout::Recv, Some(PATIENCE))?;
     // Takes messages of the kernel alone.
     connect(&kernel, &SocketAddrNetlink::new(0, 0))?;
