@@ -197,23 +197,34 @@ fn utc(seconds: Option<i64>) -> String {
 
 pub(crate) fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
     let mut stores: HashMap<PathBuf, Store> = HashMap::new();
+    let mut failed = Vec::new();
     for path in &args.saves {
-        let Some((store, name)) = Store::of(path)? else {
-            bail!(
-                "{} does not lie in a store: an image in one file is removed with rm",
-                path.display()
-            );
-        };
-        // A player that replaces one that died opens the save again.
-        let _lock = ImageLock::take_to_remove(&store.path(&name)?)?;
-        store.remove(&name)?;
-        say(&format!("{} is removed", path.display()));
-        stores.insert(store.folder().to_owned(), store);
+        match remove_one(path) {
+            Ok(store) => {
+                say(&format!("{} is removed", path.display()));
+                stores.insert(store.folder().to_owned(), store);
+            }
+            Err(error) => failed.push(error),
+        }
     }
-    for store in stores.values() {
-        collect_store(store)?;
+    // What the others have freed is collected whether or not all could be removed.
+    failed.extend(stores.values().filter_map(|store| collect_store(store).err()));
+    let Some(last) = failed.pop() else { return Ok(()) };
+    for error in failed {
+        say(&format!("{error:#}"));
     }
-    Ok(())
+    Err(last)
+}
+
+/// Removes one save; returns its store.
+fn remove_one(path: &Path) -> anyhow::Result<Store> {
+    let Some((store, name)) = Store::of(path)? else {
+        bail!("{} does not lie in a store: an image in one file is removed with rm", path.display());
+    };
+    // A player that replaces one that died opens the save again.
+    let _lock = ImageLock::take_to_remove(&store.path(&name)?)?;
+    store.remove(&name)?;
+    Ok(store)
 }
 
 pub(crate) fn collect(args: &CollectArgs) -> anyhow::Result<()> {
@@ -223,12 +234,15 @@ pub(crate) fn collect(args: &CollectArgs) -> anyhow::Result<()> {
 fn collect_store(store: &Store) -> anyhow::Result<()> {
     let folder = store.folder().display();
     let done = store.collect(Options::default()).with_context(|| format!("store {folder}"))?;
-    let Collected { packs, bytes: freed, rewritten, in_use, busy } = done;
+    let Collected { packs, bytes: freed, rewritten, in_use, left, busy } = done;
     if !rewritten.is_empty() {
         say(&format!("rewritten, since most of their packs was unused: {}", rewritten.join(", ")));
     }
     if !in_use.is_empty() {
         say(&format!("not rewritten, since they are in use: {}", in_use.join(", ")));
+    }
+    for (name, why) in left {
+        say(&format!("not rewritten: {}, {}", printable(&name), printable(&why)));
     }
     if busy {
         say(&format!(

@@ -3,8 +3,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::{read_dir, File};
+use std::fs::{read_dir, File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{flock, FlockOperation};
@@ -31,6 +32,9 @@ pub struct Collected {
     pub rewritten: Vec<String>,
     /// Saves that were not rewritten, because they are being restored.
     pub in_use: Vec<String>,
+    /// Saves that were not rewritten, each with the reason: damage, or an owner that this process
+    /// cannot give to a file.
+    pub left: Vec<(String, String)>,
     /// Another process saves into the store, so that unused packs stay until the next collection.
     pub busy: bool,
 }
@@ -51,16 +55,22 @@ impl Store {
         if !self.remove_unused(&mut done)? {
             return Ok(done);
         }
-        let sparse = self.sparse()?;
-        if sparse.is_empty() {
-            return Ok(done);
-        }
+        let mut sparse = self.sparse(&mut done)?;
         for name in self.names()? {
-            let uses = self.read(&name)?.iter().any(|id| sparse.contains(id));
-            if uses && !self.rewrite(&name, &sparse, options)? {
-                done.in_use.push(name);
-            } else if uses {
-                done.rewritten.push(name);
+            let packs = self.read(&name)?;
+            if !packs.iter().any(|id| sparse.contains(id)) {
+                continue;
+            }
+            match self.rewrite(&name, &sparse, options)? {
+                Rewrite::Done => done.rewritten.push(name),
+                Rewrite::InUse => done.in_use.push(name),
+                Rewrite::Left(why) => {
+                    // The save goes on naming its packs: nothing is gained by rewriting others.
+                    packs.iter().for_each(|id| {
+                        sparse.remove(id);
+                    });
+                    done.left.push((name, why));
+                }
             }
         }
         self.remove_unused(&mut done)?;
@@ -128,18 +138,24 @@ impl Store {
     }
 
     /// The packs that are to be rewritten.
-    fn sparse(&self) -> Result<HashSet<u128>, WriteError> {
+    fn sparse(&self, done: &mut Collected) -> Result<HashSet<u128>, WriteError> {
         let mut packs: HashMap<u128, Used> = HashMap::new();
+        let mut needed = HashSet::new();
         for name in self.names()? {
-            let image = match Image::open(&self.folder.join(&name)) {
-                Ok(image) if image.is_save() => image,
-                Ok(_) => continue,
-                // A damaged pack is not rewritten, nor is any other: its pages would be lost for
-                // whoever can still repair the disk.
-                Err(_) => return Ok(HashSet::new()),
-            };
-            mark(&image, &mut packs);
+            match Image::open(&self.folder.join(&name)) {
+                Ok(image) if image.is_save() => mark(&image, &mut packs),
+                Ok(_) => {}
+                // The save stays as it is, for whoever can still repair the disk, and so do all of
+                // its packs.
+                Err(damage) => {
+                    needed.extend(self.read(&name)?);
+                    if !self.is_gone(&name) {
+                        done.left.push((name, damage.chain()));
+                    }
+                }
+            }
         }
+        packs.retain(|id, _| !needed.contains(id));
         let bytes: u64 = packs.values().map(|used| used.bytes).sum();
         let unused: u64 = packs.values().map(Used::unused).sum();
         if unused * UNUSED < bytes || unused == 0 {
@@ -149,35 +165,81 @@ impl Store {
         Ok(packs.iter().filter(|(_, used)| is_sparse(used)).map(|(id, _)| *id).collect())
     }
 
-    /// Writes the save again, without the packs `sparse`; false if it is in use.
+    /// Writes the save again, without the packs `sparse`.
     fn rewrite(
         &self,
         name: &str,
         sparse: &HashSet<u128>,
         options: Options,
-    ) -> Result<bool, WriteError> {
+    ) -> Result<Rewrite, WriteError> {
         let path = self.folder.join(name);
         let io = |source| WriteError::Io { what: "rewrite", path: path.clone(), source };
         let damaged = |source| WriteError::Save { name: name.to_owned(), source };
         let file = File::options().read(true).write(true).open(&path).map_err(io)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
-            return Ok(false);
+            return Ok(Rewrite::InUse);
         }
-        let image = Image::open(&path).map_err(damaged)?;
+        let image = match Image::open(&path) {
+            Ok(image) => image,
+            Err(damage) => return Ok(Rewrite::Left(damage.chain())),
+        };
         // The copy takes long, and needs no lock: the save names its packs.
         flock(&file, FlockOperation::Unlock).map_err(|errno| io(errno.into()))?;
         let options = Options { unit_bytes: image.shape().unit_bytes(), ..options };
-        let mut writer = Writer::into_store(self, &path, None, sparse.clone(), options)?;
+        let mut without = sparse.clone();
+        self.add_foreign(&file, &image, &mut without).map_err(io)?;
+        let mut writer = Writer::into_store(self, &path, None, without, options)?;
         writer.keep_identity(&image);
-        copy(&image, &mut writer, &damaged)?;
+        match copy(&image, &mut writer, &damaged) {
+            Err(WriteError::Save { source, .. }) => return Ok(Rewrite::Left(source.chain())),
+            copied => copied?,
+        }
         let finished = writer.finish(image.state())?;
+        match finished.take_access(&file) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Ok(Rewrite::Left(format!("cannot keep its owner and mode: {error}")));
+            }
+            set => set.map_err(io)?,
+        }
         // A restore may have begun, or another process has removed or replaced the save.
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
-            return Ok(false);
+            return Ok(Rewrite::InUse);
         }
         finished.replace()?;
-        Ok(true)
+        Ok(Rewrite::Done)
     }
+
+    /// Adds to `without` the packs that users of the save may not be able to read: those with
+    /// another owner, group or mode, unless the save names them already.
+    fn add_foreign(
+        &self,
+        save: &File,
+        image: &Image,
+        without: &mut HashSet<u128>,
+    ) -> io::Result<()> {
+        let access = |of: &Metadata| (of.uid(), of.gid(), of.mode());
+        let of_save = access(&save.metadata()?);
+        let named: HashSet<u128> = image.pack_refs().iter().map(|pack| pack.id).collect();
+        for entry in read_dir(self.folder.join(PACKS))? {
+            let entry = entry?;
+            let Some(id) = pack_id(&entry.file_name()) else { continue };
+            // A pack that another process has removed meanwhile is not shared either.
+            if !named.contains(&id) && entry.metadata().map(|of| access(&of)).ok() != Some(of_save)
+            {
+                without.insert(id);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What became of a save that was to be rewritten.
+enum Rewrite {
+    Done,
+    /// It is being restored, or another process has replaced or removed it.
+    InUse,
+    /// It stays as it is, for this reason.
+    Left(String),
 }
 
 /// Passes every page of `image` to `writer`.

@@ -1,6 +1,6 @@
 //! The operations that change a store on disk, each a step at which a test can end the writer.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -24,47 +24,51 @@ pub(crate) enum Step {
 }
 
 pub(crate) fn write(mut file: &File, bytes: &[u8]) -> io::Result<()> {
-    step(Step::Write, file, None)?;
+    step(Step::Write, || file.metadata(), None)?;
     file.write_all(bytes)
 }
 
 pub(crate) fn sync(file: &File) -> io::Result<()> {
-    step(Step::Sync, file, None)?;
+    step(Step::Sync, || file.metadata(), None)?;
     file.sync_all()
 }
 
 /// Links the open file `from`, which `open` names, to `to`.
 pub(crate) fn link(from: &File, open: &Path, flags: AtFlags, to: &Path) -> io::Result<()> {
-    step(Step::Link, from, Some(to))?;
+    step(Step::Link, || from.metadata(), Some(to))?;
     Ok(linkat(CWD, open, CWD, to, flags)?)
 }
 
 pub(crate) fn rename(of: &File, from: &Path, to: &Path) -> io::Result<()> {
-    step(Step::Rename, of, Some(to))?;
+    step(Step::Rename, || of.metadata(), Some(to))?;
     std::fs::rename(from, to)
 }
 
 pub(crate) fn unlink(path: &Path) -> io::Result<()> {
-    step(Step::Unlink, &File::open(path)?, Some(path))?;
+    step(Step::Unlink, || path.symlink_metadata(), Some(path))?;
     std::fs::remove_file(path)
 }
 
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = File::open(path)?;
-    step(Step::SyncFolder, &folder, Some(path))?;
+    step(Step::SyncFolder, || folder.metadata(), Some(path))?;
     folder.sync_all()
 }
 
 #[cfg(not(test))]
 #[expect(clippy::unnecessary_wraps, reason = "tests make it fail")]
-fn step(_: Step, _: &File, _: Option<&Path>) -> io::Result<()> {
+fn step(_: Step, _: impl FnOnce() -> io::Result<Metadata>, _: Option<&Path>) -> io::Result<()> {
     Ok(())
 }
 
 #[cfg(test)]
-fn step(kind: Step, file: &File, path: Option<&Path>) -> io::Result<()> {
+fn step(
+    kind: Step,
+    of: impl FnOnce() -> io::Result<Metadata>,
+    path: Option<&Path>,
+) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt;
-    steps::step(kind, file.metadata()?.ino(), path)
+    steps::step(kind, of()?.ino(), path)
 }
 
 /// The tests' hook: a log of steps, and the step at which the thread's writer dies.

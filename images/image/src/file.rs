@@ -3,10 +3,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{fchown, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{open, renameat_with, AtFlags, Mode, OFlags, RenameFlags, CWD};
+use rustix::fs::{
+    fgetxattr, fsetxattr, open, renameat_with, AtFlags, Mode, OFlags, RenameFlags, XattrFlags, CWD,
+};
 use rustix::io::Errno;
 
 use crate::disk;
@@ -35,11 +38,7 @@ impl NewFile {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file of this name exists"));
         }
         let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
-        let parent = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        Self::create_in(parent, &name.to_string_lossy())
+        Self::create_in(parent_of(path), &name.to_string_lossy())
     }
 
     /// Creates a file in `folder`. `name` helps to recognise its temporary name.
@@ -65,6 +64,27 @@ impl NewFile {
     /// Makes the written bytes durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         disk::sync(&self.file)
+    }
+
+    /// Gives the file owner, group, mode and access control list of `former`, durably.
+    ///
+    /// # Errors
+    ///
+    /// `PermissionDenied`: this process may not give the file that owner.
+    pub(crate) fn take_access(&self, former: &File) -> io::Result<()> {
+        let (is, was) = (self.file.metadata()?, former.metadata()?);
+        if (is.uid(), is.gid()) != (was.uid(), was.gid()) {
+            fchown(&self.file, Some(was.uid()), Some(was.gid()))?;
+        }
+        self.file.set_permissions(was.permissions())?;
+        let mut list = vec![0; MAX_ACL];
+        match fgetxattr(former, ACL, &mut list) {
+            Ok(len) => fsetxattr(&self.file, ACL, &list[..len], XattrFlags::empty())?,
+            // The file, or its file system, has no list.
+            Err(Errno::NODATA | Errno::NOTSUP) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        self.sync()
     }
 
     /// Gives the file, which is durable, the name `path` in its folder, durably. Fails if the name
@@ -114,6 +134,14 @@ impl NewFile {
     }
 }
 
+/// The folder that `path` lies in.
+pub(crate) fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// A temporary name in `folder`.
 fn temporary(folder: &Path, name: &str) -> PathBuf {
     // Relaxed: only the number counts.
@@ -128,5 +156,10 @@ impl Drop for NewFile {
         }
     }
 }
+
+/// Name of the extended attribute that holds the access control list.
+const ACL: &str = "system.posix_acl_access";
+/// Maximum length of an extended attribute, bytes (`XATTR_SIZE_MAX`).
+const MAX_ACL: usize = 64 << 10;
 
 const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC);

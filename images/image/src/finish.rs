@@ -166,6 +166,11 @@ impl Finished {
         Ok(self.summary)
     }
 
+    /// Gives all files owner and mode of the file that the save is to replace.
+    pub(crate) fn take_access(&self, former: &File) -> io::Result<()> {
+        self.files.iter().try_for_each(|(new, _)| new.take_access(former))
+    }
+
     /// Puts the save in the place of the file that has its name, durably.
     pub(crate) fn replace(mut self) -> Result<Summary, WriteError> {
         let save = self.files.pop();

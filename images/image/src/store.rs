@@ -25,7 +25,7 @@ use rustix::fs::{flock, FlockOperation};
 use rustix::io::Errno;
 
 use crate::disk;
-use crate::file::NewFile;
+use crate::file::{parent_of, NewFile};
 use crate::layout::STORE_VERSION;
 use crate::pack::{PackRef, PACKS};
 use crate::save::Parts;
@@ -74,7 +74,13 @@ impl Store {
             Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
             made => made,
         };
+        let existed = folder.is_dir();
         make(folder).map_err(error)?;
+        // An existing folder may lie in one that this user cannot read, and is durable as it is.
+        match disk::sync_folder(parent_of(folder)) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && existed => {}
+            synced => synced.map_err(error)?,
+        }
         let path = folder.join(STORE_FILE);
         let new = NewFile::create(&path).map_err(error)?;
         make(&folder.join(PACKS)).map_err(error)?;
@@ -127,11 +133,7 @@ impl Store {
     ///
     /// As [`Store::open`].
     pub fn of(path: &Path) -> Result<Option<(Self, String)>, WriteError> {
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let Some(store) = Self::open(folder)? else { return Ok(None) };
+        let Some(store) = Self::open(parent_of(path))? else { return Ok(None) };
         let name = path.file_name().unwrap_or_default();
         let Some(plain) = name.to_str() else {
             return Err(WriteError::Name { name: name.to_string_lossy().into_owned() });

@@ -79,8 +79,12 @@ fn a_save_that_is_being_restored_is_not_removed_and_a_damaged_pack_ends_the_rest
     let player = restore.player();
     fails(folder, &["image", "rm", &two], "is in use by process");
     fails(folder, &["image", "rm", &two], &format!("{player} (platen)"));
-    // Its packs stay, although the save that made them goes.
-    works(folder, &["image", "rm", &one]);
+    // Its packs stay, although the save that made them goes. The save in use keeps no other save,
+    // and no pack of another, in the store.
+    let alone = format!("{store}/packs/{:032x}", 7);
+    fs::write(&alone, b"a pack that no save names").unwrap();
+    fails(folder, &["image", "rm", &two, &one], "is in use by process");
+    assert!(!Path::new(&one).exists() && !Path::new(&alone).exists());
     works(folder, &["image", "verify", &two]);
     drop(restore);
     kill(player, &two);

@@ -222,3 +222,18 @@ fn in_the_order_that_a_disk_needs(store: &Store, log: &[Entry]) {
         }
     }
 }
+
+#[test]
+fn a_new_store_is_durable_before_it_can_be_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    steps::begin(usize::MAX);
+    Store::create(&path).unwrap();
+    let log = steps::end();
+    let at = |step: Step, of: &Path| {
+        log.iter().position(|(kind, _, path)| *kind == step && path.as_deref() == Some(of))
+    };
+    let named = at(Step::Link, &path.join(super::STORE_FILE)).unwrap();
+    let parent = at(Step::SyncFolder, folder.path()).expect("the name of the folder itself");
+    assert!(parent < named, "{log:?}");
+}
