@@ -16,21 +16,26 @@ use crate::store::Store;
 use crate::unit_file::Sealing;
 use crate::{Block, RamBlock, Summary, UnitEntry, WriteError};
 
-/// How the slots of a file that is being written get their final numbers.
+/// The final place of a unit: the number of its file among those that are being written, and its
+/// number there.
+pub(crate) type Place = (usize, u64);
+
+/// How the slots of files that are being written get their final numbers.
 pub(crate) struct OwnSlots {
     /// The first of them.
     pub(crate) first: u64,
-    /// Final number of each unit, in the order in which their filling began.
-    pub(crate) numbers: Vec<u64>,
+    /// Final place of each unit, in the order in which their filling began.
+    pub(crate) places: Vec<Place>,
     pub(crate) unit_pages: u64,
 }
 
 impl OwnSlots {
-    /// The final number of a slot, counted from 0; `None` for a slot of another pack.
-    pub(crate) fn number(&self, slot: u64) -> Option<u64> {
+    /// The file of a slot and its final number there; `None` for a slot that the store had.
+    pub(crate) fn place(&self, slot: u64) -> Option<(usize, u64)> {
         let slot = slot.checked_sub(self.first)?;
         let unit = usize::try_from(slot / self.unit_pages).expect("a unit in memory");
-        Some(self.numbers[unit] * self.unit_pages + slot % self.unit_pages)
+        let (file, number) = self.places[unit];
+        Some((file, number * self.unit_pages + slot % self.unit_pages))
     }
 }
 
@@ -39,33 +44,39 @@ pub(crate) struct Table {
     pub(crate) refs: Vec<PackRef>,
     /// First slot of each pack in the table, by its number among those shared with.
     first: HashMap<usize, u64>,
-    /// First slot of the save's own pack.
-    pub(crate) own: u64,
+    /// First slot of each of the save's own packs.
+    own: Vec<u64>,
 }
 
 impl Table {
     pub(crate) fn new(
         sharing: &Sharing,
         used: &BTreeSet<usize>,
-        own: Option<PackRef>,
+        own: &[NewPack],
         unit_pages: u64,
     ) -> Self {
-        let shared = used.iter().map(|&pack| (sharing.refs()[pack], Some(pack)));
-        let mut packs: Vec<_> = shared.chain(own.map(|own| (own, None))).collect();
+        let shared = used.iter().map(|&pack| (sharing.refs()[pack], Ok(pack)));
+        let own_packs = own.iter().enumerate().map(|(nth, pack)| (pack.of, Err(nth)));
+        let mut packs: Vec<_> = shared.chain(own_packs).collect();
         packs.sort_by_key(|(of, _)| of.id);
-        let mut this = Self { refs: Vec::new(), first: HashMap::new(), own: 0 };
+        let mut this = Self { refs: Vec::new(), first: HashMap::new(), own: vec![0; own.len()] };
         let mut slots = 0;
         for (of, pack) in packs {
             match pack {
-                Some(pack) => {
+                Ok(pack) => {
                     this.first.insert(pack, slots);
                 }
-                None => this.own = slots,
+                Err(nth) => this.own[nth] = slots,
             }
             slots += of.units * unit_pages;
             this.refs.push(of);
         }
         this
+    }
+
+    /// Number in the table of a slot of the save's own pack `nth`.
+    pub(crate) fn own_slot(&self, (nth, slot): (usize, u64)) -> u64 {
+        self.own[nth] + slot
     }
 
     /// Number in the table of a slot of a pack that is shared with.
@@ -80,9 +91,10 @@ pub(crate) fn used(
     sharing: &Sharing,
     blocks: &[(RamBlock, PageMap)],
     own: &OwnSlots,
-    bases: &BTreeSet<usize>,
+    packs: &[NewPack],
 ) -> BTreeSet<usize> {
-    let mut used = bases.clone();
+    let mut used: BTreeSet<usize> =
+        packs.iter().flat_map(|pack| &pack.base_packs).copied().collect();
     // Neighbouring pages mostly lie in one unit.
     let mut last = None;
     for slot in blocks.iter().flat_map(|(_, map)| map.slots()).filter(|&slot| slot < own.first) {
@@ -95,10 +107,43 @@ pub(crate) fn used(
     used
 }
 
+/// Maximum number of pages in a pack that is written: 32 GiB. The writer holds their hashes in
+/// memory, 128 MiB, until the pack is complete.
+pub(crate) const PACK_PAGES: usize = 8 << 20;
+// A pack exceeds its maximum by less than two units.
+const _: () = assert!((PACK_PAGES as u64 + 1024) * size_of::<PageHash>() as u64 <= MAX_INDEX);
+
+/// The hashes and base pages of a pack that is being written.
+#[derive(Default)]
+pub(crate) struct PackPages {
+    /// Hash of each page, in the order of units and pages.
+    pub(crate) hashes: Vec<PageHash>,
+    /// Base pages of each unit with differences.
+    bases: Vec<(u64, Vec<Base>)>,
+}
+
+impl PackPages {
+    /// Adds unit `number`, the next one.
+    pub(crate) fn add(&mut self, number: u64, hashes: &[PageHash], bases: Vec<Base>) {
+        self.hashes.extend_from_slice(hashes);
+        if !bases.is_empty() {
+            self.bases.push((number, bases));
+        }
+    }
+
+    /// The packs of the base pages.
+    fn base_packs(&self, sharing: &Sharing) -> BTreeSet<usize> {
+        let bases = self.bases.iter().flat_map(|(_, bases)| bases);
+        bases.map(|base| sharing.pack_of(base.slot)).collect()
+    }
+}
+
 /// A pack that is complete.
 pub(crate) struct NewPack {
     pub(crate) of: PackRef,
     pub(crate) bytes: u64,
+    /// The packs that hold the base pages of its differences, by their number in the store.
+    pub(crate) base_packs: BTreeSet<usize>,
     new: NewFile,
 }
 
@@ -108,33 +153,26 @@ impl NewPack {
         sharing: &Sharing,
         units: Vec<UnitEntry>,
         file: Sealing,
-        filled: Vec<(Vec<PageHash>, Vec<Base>)>,
-        bases: &BTreeSet<usize>,
+        pages: PackPages,
         unit_pages: u64,
     ) -> Result<Self, WriteError> {
-        let table = Table::new(sharing, bases, None, unit_pages);
-        let (mut hashes, mut differences) = (Vec::new(), HashMap::new());
-        for ((of_unit, mut bases), number) in filled.into_iter().zip(0..) {
-            hashes.extend(of_unit);
+        let base_packs = pages.base_packs(sharing);
+        let table = Table::new(sharing, &base_packs, &[], unit_pages);
+        let mut differences = HashMap::new();
+        for (number, mut bases) in pages.bases {
             for base in &mut bases {
                 base.slot = table.slot(sharing, base.slot);
             }
-            if !bases.is_empty() {
-                differences.insert(number, bases.into());
-            }
-        }
-        let hashes = hashes.concat();
-        if hashes.len() as u64 > MAX_INDEX {
-            return Err(WriteError::TooLong { what: "the number of new pages" });
+            differences.insert(number, bases.into());
         }
         // Two packs with the same pages have different names: one of them may be damaged.
         let nonce = random()?;
         let count = units.len() as u64;
         let index = PackIndex { nonce, bases: table.refs, units, differences };
         let index = index.to_bytes().ok_or(WriteError::TooLong { what: "the index" })?;
-        let (new, trailer) = file.seal(Form::Pack, &hashes, &index)?;
+        let (new, trailer) = file.seal(Form::Pack, pages.hashes.as_flattened(), &index)?;
         let of = PackRef { id: trailer.hash, units: count };
-        Ok(Self { of, bytes: trailer.file_len, new })
+        Ok(Self { of, bytes: trailer.file_len, base_packs, new })
     }
 
     /// The file, and the path that it is to get.
@@ -205,13 +243,4 @@ fn name(path: &Path, source: io::Error) -> WriteError {
 pub(crate) fn block((of, map): (RamBlock, PageMap), number: impl Fn(u64) -> u64) -> Block {
     let RamBlock { name, host_page, .. } = of;
     Block { name, pages: map.pages(), host_page, extents: map.extents(number) }
-}
-
-/// The packs of base pages.
-pub(crate) fn base_packs(
-    sharing: &Sharing,
-    filled: &[(Vec<PageHash>, Vec<Base>)],
-) -> BTreeSet<usize> {
-    let bases = filled.iter().flat_map(|(_, bases)| bases);
-    bases.map(|base| sharing.pack_of(base.slot)).collect()
 }

@@ -35,8 +35,8 @@
 //! # Limits
 //!
 //! 16 TiB of RAM in 4096 blocks, an index of 1 GiB, a state of 512 MiB. A writer holds 8 bytes per
-//! guest page and about `2 * (threads * 5 + 3)` units in memory, and in a store about 40 bytes per
-//! page of the 200 largest packs, of 16 Mi pages at most; an open image holds its index and state.
+//! guest page and about `2 * (threads * 5 + 3)` units in memory, and in a store at most 1.3 GiB of
+//! hashes (`docs/image.md`, "Memory of a writer"); an open image holds its index and state.
 
 mod collect;
 mod compress;

@@ -5,7 +5,7 @@ use std::fs::File;
 
 use crate::index::UnitEntry;
 use crate::layout::Trailer;
-use crate::pack::{Base, Pack, PackRef, PageHash};
+use crate::pack::{Base, Pack, PackRef};
 use crate::part::part;
 use crate::{Content, Damage, Extent, Shape};
 
@@ -153,13 +153,12 @@ pub(crate) fn open_all(
 }
 
 impl OpenPack {
-    /// Reads the hashes of all pages, in the order of units and pages.
-    pub(crate) fn hashes(&self) -> Result<Vec<PageHash>, Damage> {
+    /// Reads the hashes of all pages, of 16 bytes each, in the order of units and pages.
+    pub(crate) fn hashes(&self) -> Result<Vec<u8>, Damage> {
         let of = self.trailer.first;
         let named = |damage| Damage::Pack { id: self.id, damage: Box::new(damage) };
         let damage = Damage::Hashes { offset: of.offset, end: of.offset + of.len };
         let bytes = part(&self.file, of, "the hashes of pages").map_err(named)?;
-        let bytes = bytes.ok_or_else(|| named(damage))?;
-        Ok(bytes.chunks_exact(16).map(|hash| hash.try_into().expect("16 bytes")).collect())
+        bytes.ok_or_else(|| named(damage))
     }
 }

@@ -14,9 +14,9 @@ use crate::{Block, Content, Damage, Image, RamBlock, Shape, Units};
 
 /// Maximum number of packs that a save shares pages with: a restore opens all of them.
 const MAX_PACKS: usize = 200;
-/// Maximum number of pages that a save looks for in the store: 64 GiB. Each takes about 40 bytes of
-/// memory.
-const MAX_PAGES: u64 = 16 << 20;
+/// Maximum number of pages of the store that a save finds by their hash, and of its own: 56 GiB of
+/// each. As many fill a hash table of 16 Mi buckets, which takes 400 MiB.
+const MAX_PAGES: u64 = (16 << 20) / 8 * 7;
 /// A page is stored as a difference while at most one in this many of its words has changed. Crate
 /// `delta` measures the same limit.
 const CHANGED: usize = 2;
@@ -27,7 +27,11 @@ pub(crate) struct Sharing {
     /// The packs, as an image without blocks.
     packs: Image,
     refs: Vec<PackRef>,
-    known: HashMap<PageHash, u64>,
+    /// The slots of the store's pages, by hash.
+    stored: HashMap<PageHash, u64>,
+    /// The slots of the save's own pages, by hash, and their maximum number.
+    own: HashMap<PageHash, u64>,
+    max_own: u64,
     /// Whether the stored bytes of each unit match their checksum; `None` until they are read.
     sound: Vec<Option<bool>>,
     units: Units,
@@ -96,11 +100,11 @@ impl Sharing {
         });
         packs.sort_by_key(|(id, _)| *id);
         let packs = Packs::new(packs, shape);
-        let mut known = HashMap::new();
+        let mut stored = HashMap::new();
         for pack in &packs.packs {
             let hashes = pack.hashes().inspect_err(|_| damaged += 1).unwrap_or_default();
-            known.reserve(hashes.len());
-            let mut hashes = hashes.iter();
+            let mut hashes = hashes.chunks_exact(size_of::<PageHash>());
+            stored.reserve(hashes.len());
             for unit in pack.first..pack.first + pack.units {
                 let entry = packs.units[usize::try_from(unit).expect("a unit in memory")];
                 let usable = !matches!(packs.differences.get(&unit), Some(None));
@@ -108,7 +112,7 @@ impl Sharing {
                     (unit * shape.unit_pages()..).zip(hashes.by_ref().take(entry.pages as usize))
                 {
                     if usable {
-                        known.insert(*hash, slot);
+                        stored.insert(hash.try_into().expect("the length of a hash"), slot);
                     }
                 }
             }
@@ -117,7 +121,9 @@ impl Sharing {
         let file = File::open(folder).map_err(io)?;
         let packs = Image::of_packs(file, shape, packs);
         let parent = parent.map(|parts| Parent::over(parts, packs.packs(), shape));
-        Ok(Self { key, packs, refs, known, sound, units: Units::new(), parent, damaged })
+        let (own, units) = (HashMap::new(), Units::new());
+        let max_own = MAX_PAGES;
+        Ok(Self { key, packs, refs, stored, own, max_own, sound, units, parent, damaged })
     }
 
     /// Number of units in the packs.
@@ -162,11 +168,11 @@ impl Sharing {
 
     /// The slot of a page with this hash, if its unit is sound.
     pub(crate) fn find(&mut self, hash: &PageHash) -> Option<u64> {
-        let slot = *self.known.get(hash)?;
-        let unit = slot / self.packs.shape().unit_pages();
-        if unit >= self.units() {
-            return Some(slot);
+        if let Some(slot) = self.own.get(hash) {
+            return Some(*slot);
         }
+        let slot = *self.stored.get(hash)?;
+        let unit = slot / self.packs.shape().unit_pages();
         if !self.is_sound(unit) {
             return None;
         }
@@ -193,9 +199,16 @@ impl Sharing {
         sound
     }
 
-    /// Adds a page of the save itself.
+    /// Adds a page of the save itself. Beyond the maximum number, equal pages are stored again.
     pub(crate) fn add(&mut self, hash: PageHash, slot: u64) {
-        self.known.insert(hash, slot);
+        if (self.own.len() as u64) < self.max_own {
+            self.own.insert(hash, slot);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_max_own(&mut self, pages: u64) {
+        self.max_own = pages;
     }
 
     /// Writes the difference of `bytes` from the parent's page to `out`, and returns the slot of

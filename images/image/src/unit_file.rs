@@ -25,7 +25,9 @@ pub(crate) struct UnitFile {
     order: Reorder<Encoded>,
     plain: Arc<Arena>,
     stored: Arc<Arena>,
+    /// Units submitted so far, those of the files before this one included, and their number.
     submitted: u64,
+    before: u64,
     units: Vec<UnitEntry>,
 }
 
@@ -52,6 +54,7 @@ impl UnitFile {
             plain: arena(unit_bytes)?,
             stored: arena(room(unit_bytes))?,
             submitted: 0,
+            before: 0,
             units: Vec::new(),
         })
     }
@@ -90,7 +93,7 @@ impl UnitFile {
         while let Some(encoded) = self.results.pop() {
             self.arrived(encoded)?;
         }
-        Ok(number)
+        Ok(number - self.before)
     }
 
     /// Calls `take` until it gives a slot; collects units in between.
@@ -116,7 +119,7 @@ impl UnitFile {
         self.order.insert(encoded.number, encoded).expect("numbered here, and window for all");
         while let Some(encoded) = self.order.pop() {
             if let Err(error) = encoded.verdict {
-                return Err(WriteError::Unit { unit: encoded.number, error });
+                return Err(WriteError::Unit { unit: encoded.number - self.before, error });
             }
             let len = u32::try_from(encoded.len).expect("a unit is short");
             let (offset, pages, checksum) = (self.out.at, encoded.pages, encoded.checksum);
@@ -127,13 +130,27 @@ impl UnitFile {
         Ok(())
     }
 
+    /// Waits for all units of this file and goes on with the file `new`; returns the units and the
+    /// file that they are in.
+    pub(crate) fn next(&mut self, new: NewFile) -> Result<(Vec<UnitEntry>, Sealing), WriteError> {
+        self.wait()?;
+        self.before = self.submitted;
+        let next = Sealing::new(new, &self.out.path);
+        Ok((std::mem::take(&mut self.units), std::mem::replace(&mut self.out, next)))
+    }
+
     /// Waits for all units and ends the threads; returns the units and the file.
     pub(crate) fn finish(mut self) -> Result<(Vec<UnitEntry>, Sealing), WriteError> {
-        while (self.units.len() as u64) < self.submitted {
-            self.collect()?;
-        }
+        self.wait()?;
         self.pool.join();
         Ok((self.units, self.out))
+    }
+
+    fn wait(&mut self) -> Result<(), WriteError> {
+        while (self.units.len() as u64) < self.submitted - self.before {
+            self.collect()?;
+        }
+        Ok(())
     }
 }
 

@@ -9,7 +9,9 @@ use pages::Slot;
 
 use crate::extents::Content;
 use crate::file::NewFile;
-use crate::finish::{base_packs, block, random, used, Finished, NewPack, OwnSlots, Table};
+use crate::finish::{
+    block, random, used, Finished, NewPack, OwnSlots, PackPages, Place, Table, PACK_PAGES,
+};
 use crate::layout::{header, Form, MAX_BLOCKS, MAX_RAM};
 use crate::map::PageMap;
 use crate::pack::{Base, PageHash, PACKS};
@@ -28,10 +30,8 @@ pub struct Writer {
     target: Option<Target>,
     /// The units that are being filled: one with pages, one with differences.
     filling: [Option<Fill>; 2],
-    /// Final numbers of the units, in the order in which their filling began.
-    numbers: Vec<u64>,
-    /// Hashes and base pages of each unit, in final order. Empty for an image in one file.
-    filled: Vec<(Vec<PageHash>, Vec<Base>)>,
+    /// Final places of the units, in the order in which their filling began.
+    places: Vec<Place>,
     /// Room for a difference.
     difference: Vec<u8>,
     summary: Summary,
@@ -44,6 +44,11 @@ struct Target {
     without: HashSet<u128>,
     identity: u128,
     sharing: Sharing,
+    /// Packs of this save that are complete, and the pages of the one that is being written.
+    packs: Vec<NewPack>,
+    pages: PackPages,
+    /// Maximum number of pages in a pack.
+    pack_pages: usize,
     /// Keeps packs that this save may refer to from being removed.
     lock: File,
 }
@@ -53,7 +58,7 @@ struct Fill {
     slot: Slot,
     /// Bytes in it.
     filled: usize,
-    /// Index of its final number.
+    /// Index of its final place.
     number: usize,
     hashes: Vec<PageHash>,
     bases: Vec<Base>,
@@ -106,13 +111,23 @@ impl Writer {
             .map_err(|source| io("create", path, source))?;
         let parent = parent.map(Into::into);
         let (store, identity) = (store.clone(), random().map(u128::from_ne_bytes)?);
-        let target = Target { store, parent, without, identity, sharing, lock };
+        let (packs, pages, pack_pages) = (Vec::new(), PackPages::default(), PACK_PAGES);
+        let target =
+            Target { store, parent, without, identity, sharing, packs, pages, pack_pages, lock };
         Self::over(new, path, options, Some(target))
     }
 
     /// Makes this save another file of the VM of `image`.
     pub(crate) fn keep_identity(&mut self, image: &Image) {
         self.target.as_mut().expect("a save of a store").identity = image.identity();
+    }
+
+    /// Sets the maximum number of pages in a pack, and of own pages that are found by their hash.
+    #[cfg(test)]
+    pub(crate) fn limit(&mut self, pages: usize) {
+        let target = self.target.as_mut().expect("a save of a store");
+        target.pack_pages = pages;
+        target.sharing.set_max_own(pages as u64);
     }
 
     fn over(
@@ -129,8 +144,7 @@ impl Writer {
             blocks: None,
             target,
             filling: [None, None],
-            numbers: Vec::new(),
-            filled: Vec::new(),
+            places: Vec::new(),
             difference: vec![0; pages::PAGE_SIZE],
             summary: Summary::default(),
         })
@@ -276,8 +290,8 @@ impl Writer {
             }
         }
         if self.filling[kind].is_none() {
-            let (slot, number) = (self.file.buffer()?, self.numbers.len());
-            self.numbers.push(u64::MAX);
+            let (slot, number) = (self.file.buffer()?, self.places.len());
+            self.places.push((usize::MAX, u64::MAX));
             let fill = Fill { slot, filled: 0, number, hashes: Vec::new(), bases: Vec::new() };
             self.filling[kind] = Some(fill);
         }
@@ -293,7 +307,24 @@ impl Writer {
         if fill.filled == self.shape.unit_bytes() {
             self.submit(kind)?;
         }
+        if self.target.as_ref().is_some_and(|of| of.pages.hashes.len() >= of.pack_pages) {
+            self.end_pack()?;
+        }
         Ok(slot)
+    }
+
+    /// Completes the pack that is being written, and begins another one.
+    fn end_pack(&mut self) -> Result<(), WriteError> {
+        self.submit(PAGES)?;
+        self.submit(DIFFERENCES)?;
+        let target = self.target.as_mut().expect("a save of a store");
+        let new = NewFile::create_in(&target.store.folder().join(PACKS), "new")
+            .map_err(|source| io("create", &self.path, source))?;
+        let (units, file) = self.file.next(new)?;
+        let pages = std::mem::take(&mut target.pages);
+        let unit_pages = self.shape.unit_pages();
+        target.packs.push(NewPack::finish(&target.sharing, units, file, pages, unit_pages)?);
+        self.file.begin(Form::Pack, self.shape)
     }
 
     /// Ends the unit of this kind, if one is being filled.
@@ -301,17 +332,23 @@ impl Writer {
         let Some(Fill { slot, filled, number, hashes, bases }) = self.filling[kind].take() else {
             return Ok(());
         };
-        self.numbers[number] = self.file.submit(slot, filled, self.shape.page_size())?;
-        if self.target.is_some() {
-            self.filled.push((hashes, bases));
+        let nth = self.file.submit(slot, filled, self.shape.page_size())?;
+        let mut file = 0;
+        if let Some(target) = &mut self.target {
+            file = target.packs.len();
+            target.pages.add(nth, &hashes, bases);
         }
+        self.places[number] = (file, nth);
         Ok(())
     }
 
     /// Counts so far. `file_bytes` covers only the units that are written.
     pub fn summary(&self) -> Summary {
-        let damaged = self.target.as_ref().map_or(0, |target| target.sharing.damaged);
-        Summary { file_bytes: self.file.len(), damaged, ..self.summary }
+        let target = self.target.as_ref();
+        let damaged = target.map_or(0, |target| target.sharing.damaged);
+        let packs = target.into_iter().flat_map(|target| &target.packs);
+        let complete: u64 = packs.map(|pack| pack.bytes).sum();
+        Summary { file_bytes: complete + self.file.len(), damaged, ..self.summary }
     }
 
     /// Writes everything and makes it durable. The image is not linked to its path yet.
@@ -331,11 +368,12 @@ impl Writer {
         let blocks = self.blocks.take().expect("set above");
         summary.unsent = blocks.iter().map(|(_, map)| map.unsent()).sum();
         let unit_pages = self.shape.unit_pages();
-        let own = OwnSlots { first: self.own(), numbers: self.numbers, unit_pages };
+        let own = OwnSlots { first: self.own(), places: self.places, unit_pages };
         let (units, file) = self.file.finish()?;
         let too_long = WriteError::TooLong { what: "the index" };
-        let Some(Target { store, sharing, lock, identity, .. }) = self.target else {
-            let number = |slot| own.number(slot).expect("this file has all slots");
+        let Some(Target { store, sharing, lock, identity, mut packs, pages, .. }) = self.target
+        else {
+            let number = |slot| own.place(slot).expect("this file has all slots").1;
             let blocks = blocks.into_iter().map(|entry| block(entry, number)).collect();
             let index = Index { slots: summary.slots, units, blocks };
             let index = index.to_bytes().ok_or(too_long)?;
@@ -343,16 +381,14 @@ impl Writer {
             summary.file_bytes = trailer.file_len;
             return Ok(Finished { files: vec![(new, self.path)], summary, _lock: None });
         };
-        let bases = base_packs(&sharing, &self.filled);
         // A save without new pages has no pack of its own.
-        let pack = match self.filled.is_empty() {
-            true => None,
-            false => Some(NewPack::finish(&sharing, units, file, self.filled, &bases, unit_pages)?),
-        };
-        let used = used(&sharing, &blocks, &own, &bases);
-        let table = Table::new(&sharing, &used, pack.as_ref().map(|pack| pack.of), unit_pages);
-        let number = |slot| match own.number(slot) {
-            Some(number) => table.own + number,
+        if !pages.hashes.is_empty() {
+            packs.push(NewPack::finish(&sharing, units, file, pages, unit_pages)?);
+        }
+        let used = used(&sharing, &blocks, &own, &packs);
+        let table = Table::new(&sharing, &used, &packs, unit_pages);
+        let number = |slot| match own.place(slot) {
+            Some(place) => table.own_slot(place),
             None => table.slot(&sharing, slot),
         };
         let blocks = blocks.into_iter().map(|entry| block(entry, number)).collect();
@@ -364,8 +400,8 @@ impl Writer {
         let mut save = Sealing::new(new, &self.path);
         save.append(&header(Form::Save, self.shape))?;
         let (new, trailer) = save.seal(Form::Save, &state, &index)?;
-        summary.file_bytes = trailer.file_len + pack.as_ref().map_or(0, |pack| pack.bytes);
-        let mut files: Vec<_> = pack.into_iter().map(|pack| pack.named(&store)).collect();
+        summary.file_bytes = trailer.file_len + packs.iter().map(|pack| pack.bytes).sum::<u64>();
+        let mut files: Vec<_> = packs.into_iter().map(|pack| pack.named(&store)).collect();
         files.push((new, self.path));
         Ok(Finished { files, summary, _lock: Some(lock) })
     }

@@ -42,6 +42,8 @@ fn run(store: &Store, op: &Op) -> Result<(), WriteError> {
     match op {
         Op::Save(name, parent, ram) => {
             let mut writer = Writer::create_in(store, name, *parent, options())?;
+            // Each save has several packs.
+            writer.limit(24);
             let len = (ram.len() * PAGE) as u64;
             writer.blocks(PAGE, &[RamBlock { name: "ram".into(), len, host_page: 0 }])?;
             for (number, bytes) in ram.iter().enumerate() {
@@ -221,6 +223,46 @@ fn in_the_order_that_a_disk_needs(store: &Store, log: &[Entry]) {
             (step, None) => panic!("{step:?} without a path"),
         }
     }
+}
+
+/// A save of more pages than the hashes of one pack may have has several packs, and memory for the
+/// hashes of one.
+#[test]
+fn a_save_of_any_size_is_written_in_packs_of_a_bounded_size() {
+    const MOST: usize = 40;
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(&folder.path().join("store")).unwrap();
+    let mut ram: Ram = (0..300).map(page).collect();
+    // Equal pages, near and far.
+    ram[290] = ram[289].clone();
+    ram[291] = ram[0].clone();
+    for (name, parent) in [("one", None), ("two", Some("one"))] {
+        if parent.is_some() {
+            // The second save has new pages, and differences from all packs of the first.
+            for (at, bytes) in ram.iter_mut().enumerate().step_by(3) {
+                match at % 2 {
+                    0 => *bytes = page(at as u64 + 70_000),
+                    _ => bytes[8] ^= 1,
+                }
+            }
+        }
+        let mut writer = Writer::create_in(&store, name, parent, options()).unwrap();
+        writer.limit(MOST);
+        let len = (ram.len() * PAGE) as u64;
+        writer.blocks(PAGE, &[RamBlock { name: "ram".into(), len, host_page: 0 }]).unwrap();
+        for (number, bytes) in ram.iter().enumerate() {
+            writer.page(0, number as u64, bytes).unwrap();
+        }
+        let written = writer.summary().file_bytes;
+        let summary = writer.finish(&State::default()).unwrap().link().unwrap();
+        assert!(summary.file_bytes > written, "{name}: {summary:?}");
+        is_whole(&store, name, &ram);
+        let packs = store.info(name).unwrap().packs;
+        assert!(packs.len() > 2 && packs.iter().all(|pack| pack.units <= 5), "{packs:?}");
+    }
+    store.remove("one").unwrap();
+    store.collect(options()).unwrap();
+    is_whole(&store, "two", &ram);
 }
 
 #[test]
