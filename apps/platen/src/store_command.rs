@@ -219,7 +219,10 @@ pub(crate) fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
 /// Removes one save; returns its store.
 fn remove_one(path: &Path) -> anyhow::Result<Store> {
     let Some((store, name)) = Store::of(path)? else {
-        bail!("{} does not lie in a store: an image in one file is removed with rm", path.display());
+        bail!(
+            "{} does not lie in a store: an image in one file is removed with rm",
+            path.display()
+        );
     };
     // A player that replaces one that died opens the save again.
     let _lock = ImageLock::take_to_remove(&store.path(&name)?)?;
