@@ -85,6 +85,9 @@ enum Command {
     Host(host::HostArgs),
     /// List the migrations that this host carries now
     List(host::ListArgs),
+    /// Watch the migrations of this host on a terminal: progress, ratio, rates, share of the network,
+    /// expected end. q quits
+    Top(host::TopArgs),
     /// Follow the migrations of this host: a line for each change of a migration's phase, until
     /// interrupted
     Events(host::EventsArgs),
@@ -146,6 +149,7 @@ pub fn platen() -> ExitCode {
         Command::Receive(args) => receive::run(&args),
         Command::Host(args) => host::run(&args),
         Command::List(args) => host::list(&args),
+        Command::Top(args) => host::top(&args),
         Command::Events(args) => host::events(&args),
         Command::Doctor(args) => host::doctor(&args),
         Command::Config(args) => host::config(&args),

@@ -74,6 +74,10 @@ pub struct Record {
     pub plain: u64,
     /// Bytes on the network so far.
     pub transferred: u64,
+    /// Bytes of the VM's RAM; 0 until the stream has said.
+    pub ram: u64,
+    /// Bytes of RAM that were sent, again for those that were sent again.
+    pub ram_sent: u64,
     /// `completed`, `unconfirmed`, `forwarded` or `failed`.
     pub status: Option<Status>,
     /// Why it failed.

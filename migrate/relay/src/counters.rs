@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counters {
     /// Plain bytes read from the source QEMU, or written to the destination's.
     pub plain: AtomicU64,
+    /// Bytes of the VM's RAM; 0 until the stream has said.
+    pub ram: AtomicU64,
     /// Non-zero pages seen in the stream.
     pub normal: AtomicU64,
     /// Zero pages seen in the stream.
@@ -27,6 +29,17 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Takes the size of the RAM from a stream that has said it: only the main one does.
+    pub(crate) fn ram_is(&self, bytes: u64) {
+        self.ram.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of RAM whose pages were seen, again for those that were seen again.
+    pub fn ram_seen(&self, page_size: u32) -> u64 {
+        let seen = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (seen(&self.normal) + seen(&self.duplicate)).saturating_mul(page_size.into())
+    }
+
     pub(crate) fn compressed(&self, pages: u64, plain: usize, size: usize) {
         self.compressed_pages.fetch_add(pages, Ordering::Relaxed);
         self.compressed_plain.fetch_add(plain as u64, Ordering::Relaxed);

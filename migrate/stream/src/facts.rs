@@ -73,6 +73,8 @@ pub struct Facts {
     pub packets: u64,
     /// Multifd: device-state packets (flag 0x40) whose header was seen.
     pub device_packets: u64,
+    /// Main: bytes of RAM that the block table lists; 0 until it begins.
+    pub ram: u64,
     /// Non-zero pages announced: page records on main, `normal_pages` of packets.
     pub normal: u64,
     /// Zero pages announced: zero records on main, `zero_pages` of packets.
@@ -100,6 +102,7 @@ impl Facts {
             vm_stopped_hint: false,
             barriers: 0,
             syncs: 0,
+            ram: 0,
             tail: false,
             tail_at: 0,
             opaque: false,

@@ -58,6 +58,9 @@ impl Host for Receiving {
         let progress = |record: &mut Record| {
             record.plain = destination.counters().plain.load(Ordering::Relaxed);
             record.transferred = destination.session().bytes_in.load(Ordering::Relaxed);
+            record.ram = destination.counters().ram.load(Ordering::Relaxed);
+            record.ram_sent =
+                destination.counters().ram_seen(self.carriage.settings.config.page_size);
             let begun = destination.has_begun();
             // QEMU has all it needs: the next VM may have its port.
             let over = destination.is_confirmed() || destination.session().failure().is_some();

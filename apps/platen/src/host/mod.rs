@@ -20,6 +20,7 @@ mod settings;
 mod source;
 mod status;
 mod switchboard;
+mod top;
 
 use crate::args::OnOff;
 use crate::say::show;
@@ -76,6 +77,13 @@ pub(crate) struct ListArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// Arguments of `platen top`.
+#[derive(Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
 }
 
 /// Arguments of `platen events`.
@@ -145,6 +153,10 @@ pub(crate) fn run(args: &HostArgs) -> anyhow::Result<ExitCode> {
 
 pub(crate) fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
     status::list(&args.service, args.json)
+}
+
+pub(crate) fn top(args: &TopArgs) -> anyhow::Result<ExitCode> {
+    top::run(&args.service)
 }
 
 pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {

@@ -51,6 +51,8 @@ pub(super) fn run(
     let progress = |record: &mut Record| {
         record.plain = source.counters().plain.load(Ordering::Relaxed);
         record.transferred = source.session().bytes_out.load(Ordering::Relaxed);
+        record.ram = source.counters().ram.load(Ordering::Relaxed);
+        record.ram_sent = source.counters().ram_seen(config.page_size);
         let over = handle.is_over();
         record.phase = if over { Phase::Ending } else { Phase::Active };
         // The relay accepts nothing any more: what comes now is another migration's.

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(super) const STATUS: &str = "status";
-const LIST: &str = "list";
+pub(super) const LIST: &str = "list";
 
 /// The control socket of the service.
 pub(super) fn socket(run_dir: &Path) -> PathBuf {

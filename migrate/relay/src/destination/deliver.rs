@@ -404,6 +404,7 @@ impl Delivery<'_> {
         let facts = self.tokeniser.facts();
         let counters = &self.shared.counters;
         counters.plain.fetch_add(len as u64, Ordering::Relaxed);
+        counters.ram_is(facts.ram);
         counters.normal.fetch_add(facts.normal - self.seen.0, Ordering::Relaxed);
         counters.duplicate.fetch_add(facts.duplicate - self.seen.1, Ordering::Relaxed);
         self.seen = (facts.normal, facts.duplicate);

@@ -162,6 +162,7 @@ impl<'a> Intake<'a> {
         let (facts, counters) = (self.tokeniser.facts(), &self.shared.counters);
         let (normal, duplicate) = self.counted;
         counters.plain.fetch_add(len as u64, Ordering::Relaxed);
+        counters.ram_is(facts.ram);
         counters.normal.fetch_add(facts.normal - normal, Ordering::Relaxed);
         counters.duplicate.fetch_add(facts.duplicate - duplicate, Ordering::Relaxed);
         self.shared.submitter.pass_by(facts.duplicate - duplicate);

@@ -116,6 +116,7 @@ impl Main {
         let flags = value & mask;
         if flags == FLAG_MEM_SIZE && self.section == Section::Start {
             self.table_left = value & !mask;
+            facts.ram = self.table_left;
             return self.next(if self.table_left == 0 {
                 State::Record
             } else {

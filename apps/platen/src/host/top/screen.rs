@@ -1,0 +1,95 @@
+//! A terminal that is drawn on as a whole.
+
+use anyhow::Context;
+use console::Term;
+use nix::sys::termios::{cfmakeraw, tcgetattr, tcsetattr, SetArg, Termios};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use std::io::Write;
+use std::time::Duration;
+
+/// Another screen, from which what was there before comes back; no cursor, no line that goes on in
+/// the next row.
+const BEGIN: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+const END: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+const HOME: &str = "\x1b[H";
+const CLEAR_LINE: &str = "\x1b[K";
+const CLEAR_BELOW: &str = "\x1b[J";
+
+/// What a person wants.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    /// q, Esc, Ctrl-C, Ctrl-D.
+    Quit,
+    /// Any other key, or another size of the terminal.
+    Other,
+}
+
+/// The terminal, which is as it was when this is dropped.
+pub(super) struct Screen {
+    before: Termios,
+}
+
+impl Screen {
+    pub(super) fn open() -> anyhow::Result<Self> {
+        let stdin = rustix::stdio::stdin();
+        let before = tcgetattr(stdin).context("the terminal")?;
+        let screen = Self { before };
+        let mut raw = screen.before.clone();
+        // Keys come at once, and Ctrl-C is one of them.
+        cfmakeraw(&mut raw);
+        tcsetattr(stdin, SetArg::TCSANOW, &raw).context("the terminal")?;
+        write(BEGIN)?;
+        Ok(screen)
+    }
+
+    /// Columns and rows.
+    pub(super) fn size(&self) -> (usize, usize) {
+        // 24 and 80 for a terminal that does not know its size.
+        let (rows, columns) = Term::stdout().size();
+        (columns.into(), rows.into())
+    }
+
+    /// Draws these lines, in one write, so that nothing flickers.
+    pub(super) fn draw(&self, lines: &[String]) -> anyhow::Result<()> {
+        let lines: Vec<_> = lines.iter().map(|line| format!("{CLEAR_LINE}{line}")).collect();
+        write(&format!("{HOME}{}{CLEAR_BELOW}", lines.join("\r\n")))
+    }
+
+    /// Waits for a key.
+    pub(super) fn key(&self, patience: Duration) -> anyhow::Result<Option<Key>> {
+        let stdin = rustix::stdio::stdin();
+        let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+        let wait = Timespec {
+            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(patience.subsec_nanos()),
+        };
+        match poll(&mut fds, Some(&wait)) {
+            Ok(0) => return Ok(None),
+            // Another size of the terminal, or an end.
+            Err(Errno::INTR) => return Ok(Some(Key::Other)),
+            ready => ready.context("the terminal")?,
+        };
+        let mut bytes = [0; 64];
+        Ok(Some(match rustix::io::read(stdin, &mut bytes) {
+            // The terminal has gone.
+            Ok(0) | Err(Errno::IO) => Key::Quit,
+            // Esc alone: with more behind it is an arrow or the like.
+            Ok(1) if [b'q', b'Q', 0x1b, 3, 4].contains(&bytes[0]) => Key::Quit,
+            Ok(_) | Err(Errno::INTR | Errno::AGAIN) => Key::Other,
+            Err(error) => return Err(error).context("the terminal"),
+        }))
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = write(END);
+        let _ = tcsetattr(rustix::stdio::stdin(), SetArg::TCSANOW, &self.before);
+    }
+}
+
+fn write(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("the terminal")
+}
