@@ -68,7 +68,7 @@ fn question(own: SocketAddr, other: SocketAddr) -> [u8; QUESTION] {
         bytes[at..at + field.len()].copy_from_slice(field);
         at += field.len();
     };
-    put(&(QUESTION as u32).to_ne_bytes());
+    put(&u32::try_from(QUESTION).expect("72 bytes").to_ne_bytes());
     put(&BY_FAMILY.to_ne_bytes());
     put(&REQUEST.to_ne_bytes());
     // Sequence number and port: the kernel sets the latter.

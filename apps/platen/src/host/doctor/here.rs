@@ -4,10 +4,10 @@ use super::super::settings::Settings;
 use super::super::status::{self, HostStatus, STATUS};
 use super::super::ServiceArgs;
 use super::Finding;
-use host::now;
+use host::{connection_owner, now};
 use nix::unistd::User;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -21,7 +21,8 @@ pub(super) fn check(args: &ServiceArgs, settings: &Settings) -> Vec<Finding> {
     let status = status::ask(args, STATUS).map(|(_, status)| status);
     let service = User::from_name(SERVICE_USER).ok().flatten();
     let key = settings.config.tls_dir.join(tls::KEY_FILE);
-    let mut findings = vec![users(&settings.config.allow_users), certificate(settings)];
+    let users = users(&settings.config.allow_users);
+    let mut findings = vec![users, sockets(), certificate(settings)];
     findings.extend(service.and_then(|user| key_of(&key, user.uid.as_raw(), user.gid.as_raw())));
     findings.extend(run_dir(&settings.config.run_dir));
     findings.push(served(status.as_ref()));
@@ -45,6 +46,25 @@ fn users(allowed: &[String]) -> Finding {
         return Finding::warn(CHECK, found, advice);
     }
     Finding::ok(CHECK, format!("a door takes root, the service and {}", known.join(", ")))
+}
+
+/// Whether the kernel tells who has made a connection, as it has to for each one to a door.
+fn sockets() -> Finding {
+    const CHECK: &str = "sockets";
+    let owner = || -> std::io::Result<_> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let client = TcpStream::connect(listener.local_addr()?)?;
+        connection_owner(client.local_addr()?, client.peer_addr()?)
+    };
+    let advice = "modprobe tcp_diag: without it every connection to a door is reset";
+    match owner() {
+        Ok(Some(_)) => Finding::ok(CHECK, "the kernel tells who makes a connection"),
+        Ok(None) => Finding::fail(CHECK, "the kernel does not tell who makes a connection", advice),
+        Err(error) => {
+            let found = format!("the kernel does not tell who makes a connection: {error}");
+            Finding::fail(CHECK, found, advice)
+        }
+    }
 }
 
 fn certificate(settings: &Settings) -> Finding {
@@ -219,6 +239,7 @@ mod tests {
     fn users_keys_and_folders_are_looked_at() {
         assert_eq!(users(&["nobody-of-that-name".into()]).verdict, Verdict::Warn);
         assert_eq!(users(&["root".into(), "x".into()]).verdict, Verdict::Ok);
+        assert_eq!(sockets().verdict, Verdict::Ok);
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("key.pem");
         fs::write(&key, "").unwrap();

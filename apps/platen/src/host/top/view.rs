@@ -4,9 +4,12 @@ use super::super::status::HostStatus;
 use super::rates::{Rate, Rates};
 use crate::say::printable;
 use host::{Phase, Record, Role, Status};
+use std::time::Duration;
 
 /// Migrations that have ended, of which the last are shown.
 const ENDED: usize = 5;
+/// The longest time that is foretold: a rate of nearly 0 tells nothing.
+const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// What is shown.
 pub(super) struct View<'a> {
@@ -125,10 +128,10 @@ fn line(record: &Record, rate: Option<Rate>, total: f64, now: u64) -> String {
 fn left(record: &Record, rate: Option<Rate>) -> Option<u64> {
     let rate = rate?.ram;
     let bytes = record.ram.checked_sub(record.ram_sent).filter(|left| *left > 0)?;
-    let seconds = bytes as f64 / rate;
-    let is_known = record.phase == Phase::Active && (0.0..86_400.0 * 100.0).contains(&seconds);
-    // In range, as just checked.
-    is_known.then_some(seconds.ceil() as u64)
+    // An error is a rate of 0.
+    let left = Duration::try_from_secs_f64((bytes as f64 / rate).ceil()).ok()?;
+    let is_known = record.phase == Phase::Active && left < LONGEST;
+    is_known.then_some(left.as_secs())
 }
 
 fn vm(record: &Record) -> &str {
@@ -180,7 +183,7 @@ fn fitted(line: &str, columns: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     fn record(id: &str) -> Record {
         Record {
