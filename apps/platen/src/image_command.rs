@@ -9,7 +9,7 @@ use crate::store_command::{
 };
 use anyhow::{bail, ensure, Context};
 use clap::{Args, Subcommand};
-use image::{verify_but, Content, Image, Options, State, Store};
+use image::{verify_but, Content, HotSet, Image, Options, State, Store};
 use player::{plain, PlainOptions, Reader};
 use recorder::{record, Ending};
 use serde_json::{json, Value};
@@ -43,7 +43,7 @@ enum Command {
     Init(InitArgs),
     /// List the saves of a store
     List(ListArgs),
-    /// Remove saves of a store, and the pages that no other save uses
+    /// Remove images, and from their stores the pages that no other save uses
     Rm(RemoveArgs),
     /// Remove the pages of a store that no save uses, as `rm` does
     Gc(CollectArgs),
@@ -111,6 +111,11 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
 fn info(args: &InfoArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
     let (state, index) = (image.state(), image.index());
+    // A damaged hot set costs the image nothing.
+    let (hot, hot_error) = match HotSet::read(&args.image, &image) {
+        Ok(set) => (set.pages().len(), None),
+        Err(damage) => (0, Some(damage.chain())),
+    };
     // The facts may be empty, or of another version of platen.
     let facts: Value = serde_json::from_slice(&state.facts).unwrap_or_else(|_| json!({}));
     let blocks: Vec<_> = index
@@ -134,7 +139,7 @@ fn info(args: &InfoArgs) -> anyhow::Result<()> {
         "image-bytes": image.file_len(), "page-size": image.shape().page_size(),
         "unit-bytes": image.shape().unit_bytes(), "units": index.units.len(),
         "pages": index.pages(), "packs": image.pack_refs().len(), "device-bytes": state.devices.len(), "blocks": blocks,
-        "facts": facts,
+        "hot-pages": hot, "hot-error": hot_error, "facts": facts,
     });
     if args.json {
         return show(&format!("{report}\n"));
@@ -159,6 +164,10 @@ fn info(args: &InfoArgs) -> anyhow::Result<()> {
     );
     if image.is_save() {
         lines += &format!("  its units lie in {} packs of its store\n", image.pack_refs().len());
+    }
+    match &hot_error {
+        None => lines += &format!("  {hot} pages that earlier restores asked for\n"),
+        Some(error) => lines += &format!("  hot set ignored: {}\n", printable(error)),
     }
     for block in &blocks {
         let name = text(&block["name"]);

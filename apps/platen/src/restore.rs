@@ -5,6 +5,7 @@ use crate::restore_fit::{
     is_preallocated, machine_differs, refuse_another_image, was_paused, why_not_instant,
 };
 use crate::restore_load::load;
+use crate::restore_player::PlayerOptions;
 use crate::restore_source::Source;
 use crate::restore_supervisor::Supervisor;
 use crate::saved_vm::{write_json, PLAIN};
@@ -59,6 +60,10 @@ pub(crate) struct RestoreArgs {
     /// limit. What it asks for is not limited
     #[arg(long, value_name = "SIZE", default_value = "0")]
     push_rate: Size,
+    /// Neither send the pages that earlier restores of this image asked for before the VM runs, nor
+    /// note those that this one asks for
+    #[arg(long)]
+    no_hot_set: bool,
     /// Write the report to this file as one line of JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -90,9 +95,10 @@ fn threads(args: &RestoreArgs) -> usize {
     args.decompress_threads.map_or(Options::default().threads, usize::from)
 }
 
-fn options(args: &RestoreArgs) -> PlayOptions {
+fn options(args: &RestoreArgs) -> PlayerOptions {
     let rate = Some(args.push_rate.0).filter(|&rate| rate > 0);
-    PlayOptions { threads: threads(args), rate }
+    let play = PlayOptions { threads: threads(args), rate };
+    PlayerOptions { play, hot_set: !args.no_hot_set }
 }
 
 fn connect_monitor(args: &RestoreArgs) -> anyhow::Result<Qmp> {

@@ -3,11 +3,11 @@
 
 use crate::image_command::open;
 use crate::image_lock::ImageLock;
-use crate::say::show;
+use crate::say::{printable, say, show};
 use anyhow::Context;
 use clap::Args;
-use image::Image;
-use player::{play, resume, Event, PlayError, PlayOptions, Played};
+use image::{HotSet, Image};
+use player::{Event, HotLimits, PlayError, PlayOptions, Played, Player};
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
@@ -33,7 +33,21 @@ pub(crate) struct PlayArgs {
     /// Go on where another player has stopped
     #[arg(long)]
     resume: bool,
+    /// Neither use nor write the hot set
+    #[arg(long)]
+    no_hot_set: bool,
 }
+
+/// Options of a player's process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlayerOptions {
+    pub(crate) play: PlayOptions,
+    /// Use and write the image's hot set.
+    pub(crate) hot_set: bool,
+}
+
+/// Limits of the pages that are sent before the VM runs. docs/saved-vms.md has the figures.
+const HOT: HotLimits = HotLimits { bytes: 256 << 10, time: Duration::from_millis(100) };
 
 /// Time limit for QEMU to listen.
 const LISTENS: Duration = Duration::from_secs(60);
@@ -43,42 +57,90 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let _ = rustix::thread::set_name(c"platen");
     let image = match open(&args.image) {
         Ok(image) => image,
-        Err(error) => return fail(true, &format!("{error:#}")),
+        Err(error) => return fail(Failed::Untouched, &format!("{error:#}")),
     };
     if identity_of(&image) != args.identity {
         // Its pages would be wrong ones.
         let text = format!("image {} was replaced by another one", args.image.display());
-        return fail(true, &text);
+        return fail(Failed::Untouched, &text);
     }
+    let mut set = HotSet::default();
+    let is_hot = !args.no_hot_set && !args.resume;
+    if is_hot {
+        set = HotSet::read(&args.image, &image).unwrap_or_else(|damage| {
+            let path = HotSet::path(&args.image);
+            say(&format!("{} is ignored: {}", path.display(), printable(&damage.chain())));
+            HotSet::default()
+        });
+    }
+    let options = PlayOptions { threads: args.threads, rate: args.rate };
+    // Before the connection: a damaged unit then costs QEMU nothing.
+    let player = Player::new(&image, options).and_then(|mut player| {
+        player.prepare(&set, HOT)?;
+        Ok(player)
+    });
+    let player = match player {
+        Ok(player) => player,
+        Err(error) => return fail(Failed::of(&error, true), &format!("{:#}", Chain(&error))),
+    };
     let socket = match connect(&args.socket) {
         Ok(socket) => socket,
-        Err(error) => return fail(false, &format!("{error:#}")),
+        Err(error) => return fail(Failed::Otherwise, &format!("{error:#}")),
     };
     let mut on = |event: Event| {
         let name = if event == Event::Running { "running" } else { "loaded" };
         // The guest needs its pages even if nobody reads this output.
         let _ = show(&format!("{}\n", json!({ "event": name })));
     };
-    let of = if args.resume { resume } else { play };
-    let options = PlayOptions { threads: args.threads, rate: args.rate };
-    let played = of(&image, socket, options, &mut on);
-    match &played {
-        Ok(played) => {
-            let _ = show(&format!("{}\n", report(played)));
-            Ok(ExitCode::SUCCESS)
+    let played = match args.resume {
+        true => player.resume(socket, &mut on),
+        false => player.play(socket, &mut on),
+    };
+    let played = match played {
+        Ok(played) => played,
+        Err(error) => return fail(Failed::of(&error, false), &format!("{:#}", Chain(&error))),
+    };
+    if is_hot && set.add(&played.asked) {
+        if let Err(error) = set.write(&args.image, &image) {
+            let error = anyhow::Error::from(error);
+            say(&format!("the next restore cannot know what the VM asked for: {error:#}"));
         }
-        Err(error) => fail(matches!(error, PlayError::Image(_)), &format!("{:#}", Chain(error))),
     }
+    let _ = show(&format!("{}\n", report(&played)));
+    Ok(ExitCode::SUCCESS)
 }
 
 fn identity_of(image: &Image) -> String {
     format!("{:032x}", image.identity())
 }
 
-/// Reports the error that ends the player. `damaged`: a copy of the image may be sound.
-fn fail(damaged: bool, error: &str) -> anyhow::Result<ExitCode> {
-    let _ =
-        show(&format!("{}\n", json!({ "event": "failed", "damaged": damaged, "error": error })));
+/// What an error that ends the player leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failed {
+    /// The image is damaged, and QEMU has received nothing: it waits for a player.
+    Untouched,
+    /// The image is damaged. A copy of it may be sound.
+    Damaged,
+    Otherwise,
+}
+
+impl Failed {
+    fn of(error: &PlayError, untouched: bool) -> Self {
+        match error {
+            PlayError::Image(_) if untouched => Self::Untouched,
+            PlayError::Image(_) => Self::Damaged,
+            _ => Self::Otherwise,
+        }
+    }
+}
+
+/// Reports the error that ends the player.
+fn fail(failed: Failed, error: &str) -> anyhow::Result<ExitCode> {
+    let event = json!({
+        "event": "failed", "damaged": failed != Failed::Otherwise,
+        "untouched": failed == Failed::Untouched, "error": error,
+    });
+    let _ = show(&format!("{event}\n"));
     Ok(ExitCode::FAILURE)
 }
 
@@ -102,7 +164,7 @@ fn report(played: &Played) -> Value {
     json!({
         "event": "done", "running-ms": ms(played.running), "loaded-ms": ms(played.loaded),
         "requests": played.requests, "crossed": played.crossed, "pages": played.pages,
-        "zeros": played.zeros, "bytes": played.bytes,
+        "zeros": played.zeros, "hot": played.hot, "bytes": played.bytes,
         "served-p50-ms": ms(played.served_median), "served-p99-ms": ms(played.served_p99),
         "cpu-s": crate::report::process_cpu(),
     })
@@ -126,30 +188,33 @@ pub(crate) fn connect(path: &Path) -> anyhow::Result<UnixStream> {
     }
 }
 
-/// A running player.
-pub(crate) struct Player {
+/// The process of a player.
+pub(crate) struct PlayerProcess {
     child: Child,
     lines: BufReader<ChildStdout>,
 }
 
-impl Player {
+impl PlayerProcess {
     /// Starts a player from this executable. It holds `lock` until it ends.
     pub(crate) fn start(
         path: &Path,
         image: &Image,
         lock: &ImageLock,
         socket: &Path,
-        options: PlayOptions,
+        options: PlayerOptions,
         resume: bool,
     ) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("platen").arg("play").arg(path).arg(identity_of(image));
-        command.arg(socket).arg(options.threads.to_string());
-        if let Some(rate) = options.rate {
+        command.arg(socket).arg(options.play.threads.to_string());
+        if let Some(rate) = options.play.rate {
             command.args(["--rate", &rate.to_string()]);
         }
         if resume {
             command.arg("--resume");
+        }
+        if !options.hot_set {
+            command.arg("--no-hot-set");
         }
         // An interrupt at the terminal is for `restore` only. The player continues alone, since the
         // guest would stop without it.

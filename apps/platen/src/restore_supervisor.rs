@@ -1,12 +1,11 @@
 //! Supervises the players of a restore in which the VM runs while its RAM is loaded.
 
 use crate::restore_fit::{socket_name, was_paused};
-use crate::restore_player::{ended, Player};
+use crate::restore_player::{ended, PlayerOptions, PlayerProcess};
 use crate::restore_source::Source;
 use crate::saved_vm::wait_started;
 use crate::say::say;
 use anyhow::{bail, Context};
-use player::PlayOptions;
 use qmp::Qmp;
 use relay::UnixAddress;
 use serde_json::{json, Value};
@@ -27,7 +26,7 @@ pub(crate) struct Supervisor<'a> {
     address: &'a UnixAddress,
     qmp: &'a mut Qmp,
     dir: tempfile::TempDir,
-    options: PlayOptions,
+    options: PlayerOptions,
     socket: PathBuf,
     /// The image and its copies; the first one is in use.
     images: VecDeque<Source<'a>>,
@@ -42,7 +41,7 @@ impl<'a> Supervisor<'a> {
         address: &'a UnixAddress,
         qmp: &'a mut Qmp,
         images: VecDeque<Source<'a>>,
-        options: PlayOptions,
+        options: PlayerOptions,
         dir: tempfile::TempDir,
     ) -> Self {
         let socket = dir.path().join(socket_name(&images[0].image, 0));
@@ -111,7 +110,8 @@ impl<'a> Supervisor<'a> {
         let mut running_ms = None;
         loop {
             let Source { path, image, lock } = &self.images[0];
-            let mut player = Player::start(path, image, lock, &self.socket, self.options, resume)?;
+            let mut player =
+                PlayerProcess::start(path, image, lock, &self.socket, self.options, resume)?;
             say(&format!("player {} begins", player.pid()));
             let (mut done, mut failed) = (None, None);
             while let Some(event) = player.event() {
@@ -148,6 +148,12 @@ impl<'a> Supervisor<'a> {
                 None => ended(status),
             };
             let started = running_ms.is_some() || resume;
+            let is_untouched = failed.as_ref().is_some_and(|event| event["untouched"] == true);
+            if !started && is_untouched && self.images.len() > 1 {
+                self.images.pop_front();
+                say(&format!("{why}; another begins from {}", self.images[0].path.display()));
+                continue;
+            }
             self.deaths += 1;
             if !started {
                 bail!(

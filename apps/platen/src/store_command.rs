@@ -1,11 +1,12 @@
 //! `platen image init`, `list`, `rm` and `gc`: stores, in which saves share their pages.
 
+use crate::image_command::open;
 use crate::image_lock::ImageLock;
 use crate::saved_vm::bytes;
 use crate::say::{printable, say, show};
-use anyhow::{bail, Context};
+use anyhow::Context;
 use clap::Args;
-use image::{Collected, Options, SaveInfo, Store, Summary, Writer};
+use image::{remove_image, Collected, Options, SaveInfo, Store, Summary, Writer};
 use serde_json::{json, Value};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ pub(crate) struct ListArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct RemoveArgs {
-    /// Saves to remove, as STORE/NAME
+    /// Saves to remove, as STORE/NAME, or images in one file
     #[arg(value_name = "SAVE", required = true)]
     saves: Vec<PathBuf>,
 }
@@ -202,7 +203,7 @@ pub(crate) fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
         match remove_one(path) {
             Ok(store) => {
                 say(&format!("{} is removed", path.display()));
-                stores.insert(store.folder().to_owned(), store);
+                stores.extend(store.map(|store| (store.folder().to_owned(), store)));
             }
             Err(error) => failed.push(error),
         }
@@ -216,18 +217,19 @@ pub(crate) fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
     Err(last)
 }
 
-/// Removes one save; returns its store.
-fn remove_one(path: &Path) -> anyhow::Result<Store> {
+/// Removes one image or save; returns the store that it was in.
+fn remove_one(path: &Path) -> anyhow::Result<Option<Store>> {
     let Some((store, name)) = Store::of(path)? else {
-        bail!(
-            "{} does not lie in a store: an image in one file is removed with rm",
-            path.display()
-        );
+        // Nothing but an image is removed.
+        let _ = open(path)?;
+        let _lock = ImageLock::take_to_remove(path)?;
+        remove_image(path)?;
+        return Ok(None);
     };
     // A player that replaces one that died opens the save again.
     let _lock = ImageLock::take_to_remove(&store.path(&name)?)?;
     store.remove(&name)?;
-    Ok(store)
+    Ok(Some(store))
 }
 
 pub(crate) fn collect(args: &CollectArgs) -> anyhow::Result<()> {

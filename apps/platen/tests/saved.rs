@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use qmp::Qmp;
 use serde_json::{json, Value};
 
+#[path = "saved/hot.rs"]
+mod hot;
 #[path = "saved/store.rs"]
 mod store;
 

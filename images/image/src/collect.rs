@@ -12,6 +12,7 @@ use rustix::fs::{flock, FlockOperation};
 
 use crate::disk;
 use crate::file::PARTIAL;
+use crate::hot::image_name;
 use crate::pack::PACKS;
 use crate::sharing::pack_id;
 use crate::store::{is_at, Store};
@@ -77,8 +78,8 @@ impl Store {
         Ok(done)
     }
 
-    /// Removes packs that no save names, and the temporary files of processes that have died; false
-    /// if the store is in use.
+    /// Removes packs that no save names, hot sets of saves that do not exist, and the temporary files
+    /// of processes that have died; false if the store is in use.
     fn remove_unused(&self, done: &mut Collected) -> Result<bool, WriteError> {
         let Some(_lock) = self.try_lock(FlockOperation::NonBlockingLockExclusive)? else {
             done.busy = true;
@@ -106,7 +107,11 @@ impl Store {
                 let entry = entry.map_err(read)?;
                 let (name, path) = (entry.file_name(), entry.path());
                 let pack = pack_id(&name).filter(|_| folder == &packs);
-                if is_partial(&name) {
+                let is_left = match image_name(&name.to_string_lossy()) {
+                    Some(save) if folder == &self.folder => self.is_gone(save),
+                    _ => is_partial(&name),
+                };
+                if is_left {
                     disk::unlink(&path).map_err(|source| error(&path, source))?;
                 } else if pack.is_some_and(|id| !named.contains(&id)) {
                     let len = entry.metadata().map_or(0, |metadata| metadata.len());

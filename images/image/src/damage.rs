@@ -132,6 +132,12 @@ pub enum Damage {
         /// Plain bytes by the index.
         expected: u64,
     },
+    /// The hot set is damaged, or of another image. A restore works without it.
+    #[error("the hot set: {what}")]
+    HotSet {
+        /// The defect.
+        what: &'static str,
+    },
     /// A pack of the store is damaged or missing.
     #[error("pack {id:032x} of its store")]
     Pack {

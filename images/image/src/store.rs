@@ -29,7 +29,7 @@ use crate::file::{parent_of, NewFile};
 use crate::layout::STORE_VERSION;
 use crate::pack::{PackRef, PACKS};
 use crate::save::Parts;
-use crate::{Damage, Shape, State, WriteError};
+use crate::{Damage, HotSet, Shape, State, WriteError};
 
 /// Name of the file that makes a folder a store.
 pub const STORE_FILE: &str = "platen-store";
@@ -205,15 +205,14 @@ impl Store {
         })
     }
 
-    /// Removes the save `name`, durably. Its packs stay until [`Store::collect`].
+    /// Removes the save `name` durably, and its hot set. Its packs stay until [`Store::collect`].
     ///
     /// # Errors
     ///
     /// There is no such save; errors of the file system.
     pub fn remove(&self, name: &str) -> Result<(), WriteError> {
         let path = self.path(name)?;
-        let removed = disk::unlink(&path).and_then(|()| disk::sync_folder(&self.folder));
-        removed.map_err(|source| WriteError::Io { what: "remove", path, source })
+        remove_image(&path)
     }
 
     pub(crate) fn error(&self, source: Damage) -> WriteError {
@@ -248,6 +247,23 @@ impl Store {
             Err(errno) => Err(error(errno.into())),
         }
     }
+}
+
+/// Removes the image at `path` durably, and its hot set.
+///
+/// # Errors
+///
+/// There is no such file; errors of the file system.
+pub fn remove_image(path: &Path) -> Result<(), WriteError> {
+    let hot_set = HotSet::path(path);
+    let removed = disk::unlink(path).and_then(|()| {
+        match disk::unlink(&hot_set) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        disk::sync_folder(parent_of(path))
+    });
+    removed.map_err(|source| WriteError::Io { what: "remove", path: path.to_owned(), source })
 }
 
 /// Whether `path` still names the open file.

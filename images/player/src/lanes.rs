@@ -1,5 +1,6 @@
 //! Threads that read and decode units ahead of their use, in order.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -48,13 +49,15 @@ impl Unit {
     }
 }
 
-/// Reads units ahead, in order, each once.
+/// Reads units ahead, in order, each once; some of them first.
 pub(crate) struct Ahead {
     image: Arc<Image>,
     lanes: Arc<Pool<Decode>>,
     results: Arc<Results<Decoded>>,
     order: Reorder<Decoded>,
     arena: Arc<Arena>,
+    /// The units to submit before all others.
+    first: VecDeque<u64>,
     /// The next unit to submit, and the number of units.
     next: u64,
     end: u64,
@@ -76,11 +79,17 @@ impl Ahead {
             results: Results::new(slots),
             order: Reorder::new(slots),
             arena,
+            first: VecDeque::new(),
             next: 0,
             end: image.index().units.len() as u64,
             asked: 0,
             given: 0,
         })
+    }
+
+    /// Puts `units` before all others.
+    pub(crate) fn begin_with(&mut self, units: impl IntoIterator<Item = u64>) {
+        self.first.extend(units);
     }
 
     /// The next unit for which `wanted` is true; `None` if none is decoded by `deadline`, or if all
@@ -91,18 +100,19 @@ impl Ahead {
         wanted: impl Fn(u64) -> bool,
     ) -> Result<Option<Unit>, PlayError> {
         loop {
-            while self.next < self.end {
-                if !wanted(self.next) {
-                    self.next += 1;
+            while let Some(unit) = self.candidate() {
+                if !wanted(unit) {
+                    self.advance();
                     continue;
                 }
                 let Some(slot) = self.arena.take() else { break };
-                let (image, unit, seq) = (Arc::clone(&self.image), self.next, self.asked);
+                let (image, seq) = (Arc::clone(&self.image), self.asked);
                 if self.lanes.try_submit(Decode { image, unit, seq, slot }, &self.results).is_err()
                 {
                     break;
                 }
-                (self.next, self.asked) = (self.next + 1, self.asked + 1);
+                self.advance();
+                self.asked += 1;
             }
             if let Some(Decoded { unit, slot, result, .. }) = self.order.pop() {
                 self.given += 1;
@@ -124,6 +134,18 @@ impl Ahead {
 
     /// Whether every wanted unit was given out.
     pub(crate) fn is_over(&self) -> bool {
-        self.next == self.end && self.given == self.asked
+        self.candidate().is_none() && self.given == self.asked
+    }
+
+    /// The unit to submit next.
+    fn candidate(&self) -> Option<u64> {
+        self.first.front().copied().or((self.next < self.end).then_some(self.next))
+    }
+
+    /// Goes on to the unit after the candidate.
+    fn advance(&mut self) {
+        if self.first.pop_front().is_none() {
+            self.next += 1;
+        }
     }
 }

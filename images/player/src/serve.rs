@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use image::{Content, Image, Units};
+use image::{Content, HotPage, HotSet, Image, Units};
 
 use crate::back::Message;
 use crate::lanes::Unit;
@@ -30,6 +30,8 @@ pub(crate) struct Counts {
     pub(crate) zeros: u64,
     /// Microseconds from reading a request to having written its page.
     pub(crate) times: Vec<u32>,
+    /// The requested pages, in order.
+    pub(crate) asked: Vec<HotPage>,
 }
 
 /// The pages that are still to be sent, and their places.
@@ -48,6 +50,8 @@ pub(crate) struct Server {
     buffer: Vec<u8>,
     /// Position of the search for same-filled pages: block, extent, page.
     filled: (usize, usize, u64),
+    /// The time that `Counts::asked` counts from.
+    pub(crate) since: Instant,
     pub(crate) counts: Counts,
 }
 
@@ -65,6 +69,7 @@ impl Server {
             last: None,
             buffer: Vec::new(),
             filled: (0, 0, 0),
+            since: Instant::now(),
             counts: Counts::default(),
             image: Arc::clone(image),
         }
@@ -100,7 +105,12 @@ impl Server {
             return Err(bad(format!("{len} bytes at {start:#x} of block '{name}' of {bytes}")));
         };
         let mut sent = false;
+        let at = read.saturating_duration_since(self.since).as_millis();
+        let at = u32::try_from(at).unwrap_or(u32::MAX);
         for page in start / size..end / size {
+            if self.counts.asked.len() < HotSet::MAX {
+                self.counts.asked.push(HotPage { at, block, page });
+            }
             sent |= self.send_one(block, page, socket)?;
         }
         if !sent {
@@ -225,6 +235,51 @@ impl Server {
         }
         self.end(socket)?;
         Ok(true)
+    }
+
+    /// The unit that holds a page, which must exist; `None` for a page without a slot.
+    pub(crate) fn unit_of(&self, block: usize, page: u64) -> Option<u64> {
+        match self.image.index().blocks[block].content(page)? {
+            Content::Slot(slot) => Some(slot / self.image.shape().unit_pages()),
+            Content::Zero | Content::Filled(_) => None,
+        }
+    }
+
+    /// Appends a section with the pending pages of a decoded unit for which `is_hot` is true.
+    pub(crate) fn put_hot(
+        &mut self,
+        unit: &Unit,
+        is_hot: impl Fn(usize, u64) -> bool,
+        out: &mut Vec<u8>,
+    ) {
+        let size = self.image.shape().page_size() as u64;
+        wire::part(out, self.image.state().ram_section);
+        let mut last = None;
+        for run in self.runs.of(unit.number) {
+            for nth in 0..run.pages {
+                let page = run.page + nth;
+                if is_hot(run.block, page) && self.pending.take(run.block, page) {
+                    let name = &self.image.index().blocks[run.block].name;
+                    let name = (last != Some(run.block)).then_some(name.as_str());
+                    let bytes = page_of(&self.image, run.slot + nth, unit.bytes());
+                    wire::page(out, page * size, name, bytes);
+                    last = Some(run.block);
+                    self.counts.pages += 1;
+                }
+            }
+        }
+        wire::end_of_section(out, self.image.state().ram_section);
+    }
+
+    /// Appends a section with a pending page that has no slot.
+    pub(crate) fn put_filled(&mut self, block: usize, page: u64, out: &mut Vec<u8>) {
+        let content = self.image.index().blocks[block].content(page).expect("in its block");
+        if self.pending.take(block, page) {
+            self.begin();
+            self.record(block, page, content, true);
+            wire::end_of_section(&mut self.buffer, self.image.state().ram_section);
+            out.extend_from_slice(&self.buffer);
+        }
     }
 
     /// Sends some same-filled pages other than zero; false if none is pending.

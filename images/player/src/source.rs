@@ -4,9 +4,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use image::Image;
+use image::{HotPage, HotSet, Image};
 
 use crate::back::Message;
+use crate::hot::{prepare, HotLimits};
 use crate::lanes::Ahead;
 use crate::serve::Server;
 use crate::socket::{Socket, Wait, MOST};
@@ -30,7 +31,7 @@ pub enum Event {
     Loaded,
 }
 
-/// Options of [`play`] and [`resume`].
+/// Options of a [`Player`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlayOptions {
     /// Threads that decode units in the background.
@@ -60,46 +61,89 @@ pub struct Played {
     pub served_median: Duration,
     /// 99th percentile of that time.
     pub served_p99: Duration,
+    /// Pages that were sent before the guest ran.
+    pub hot: u64,
+    /// The pages that QEMU requested, in order; the first [`HotSet::MAX`](image::HotSet::MAX).
+    pub asked: Vec<HotPage>,
 }
 
-/// Serves `image` to the QEMU at the other end of `socket`, which waits for a postcopy migration,
-/// until it has all pages.
-///
-/// # Errors
-///
-/// An image that cannot be played is refused before anything is sent. A later error ends the
-/// restore: QEMU then pauses in postcopy if the guest runs, and exits if it does not.
-pub fn play(
-    image: &Arc<Image>,
-    socket: UnixStream,
-    options: PlayOptions,
-    on: &mut dyn FnMut(Event),
-) -> Result<Played, PlayError> {
-    let mut playing = Playing::new(image, socket, options)?;
-    playing.socket.send(&opening(image))?;
-    playing.run(on)
+/// An image that is ready to be sent.
+pub struct Player {
+    image: Arc<Image>,
+    server: Server,
+    ahead: Ahead,
+    rate: Option<u64>,
+    /// Sections with the pages that are sent before the guest runs, and their number.
+    hot: Vec<u8>,
+    hot_pages: u64,
 }
 
-/// Continues a restore whose player has died. The QEMU at the other end of `socket` is in
-/// `postcopy-paused` and has received `migrate-recover`.
-///
-/// # Errors
-///
-/// As [`play`].
-pub fn resume(
-    image: &Arc<Image>,
-    socket: UnixStream,
-    options: PlayOptions,
-    on: &mut dyn FnMut(Event),
-) -> Result<Played, PlayError> {
-    let mut playing = Playing::new(image, socket, options)?;
-    playing.ask_received()?;
-    for request in playing.ask_resume()? {
-        playing.server.answer(&request, Instant::now(), &mut playing.socket)?;
+impl Player {
+    /// Starts the threads that read `image`.
+    ///
+    /// # Errors
+    ///
+    /// An image that cannot be played; threads or memory that cannot be allocated.
+    pub fn new(image: &Arc<Image>, options: PlayOptions) -> Result<Self, PlayError> {
+        can_play(image)?;
+        Ok(Self {
+            image: Arc::clone(image),
+            server: Server::new(image),
+            ahead: Ahead::new(image, options.threads)?,
+            rate: options.rate,
+            hot: Vec::new(),
+            hot_pages: 0,
+        })
     }
-    on(Event::Running);
-    playing.running = Some(playing.begin.elapsed());
-    playing.run(on)
+
+    /// Reads the pages of `set`, so that [`Player::play`] sends them before the guest runs. The
+    /// pages beyond `limits` are sent after it runs, before all others that are not requested.
+    ///
+    /// # Errors
+    ///
+    /// A damaged unit.
+    pub fn prepare(&mut self, set: &HotSet, limits: HotLimits) -> Result<(), PlayError> {
+        (self.hot, self.hot_pages) = prepare(&mut self.server, &mut self.ahead, set, limits)?;
+        Ok(())
+    }
+
+    /// Serves the image to the QEMU at the other end of `socket`, which waits for a postcopy
+    /// migration, until it has all pages.
+    ///
+    /// # Errors
+    ///
+    /// An error ends the restore: QEMU then pauses in postcopy if the guest runs, and exits if it
+    /// does not.
+    pub fn play(self, socket: UnixStream, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
+        let mut playing = Playing::new(self, socket)?;
+        let mut out = beginning(&playing.player.image);
+        out.append(&mut playing.player.hot);
+        put_devices(&mut out, &playing.player.image);
+        playing.socket.send(&out)?;
+        playing.player.server.since = Instant::now();
+        playing.run(on)
+    }
+
+    /// Continues a restore whose player has died. The QEMU at the other end of `socket` is in
+    /// `postcopy-paused` and has received `migrate-recover`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Player::play`].
+    pub fn resume(
+        self,
+        socket: UnixStream,
+        on: &mut dyn FnMut(Event),
+    ) -> Result<Played, PlayError> {
+        let mut playing = Playing::new(self, socket)?;
+        playing.ask_received()?;
+        for request in playing.ask_resume()? {
+            playing.player.server.answer(&request, Instant::now(), &mut playing.socket)?;
+        }
+        on(Event::Running);
+        playing.running = Some(playing.begin.elapsed());
+        playing.run(on)
+    }
 }
 
 /// Refuses an image that cannot be played, with the reason.
@@ -120,8 +164,8 @@ pub(crate) fn can_play(image: &Image) -> Result<(), PlayError> {
     }
 }
 
-/// The stream up to the point from which QEMU requests pages: steps 1 to 3 of the crate's list.
-fn opening(image: &Image) -> Vec<u8> {
+/// Steps 1 and 2 of the crate's list.
+fn beginning(image: &Image) -> Vec<u8> {
     let state = image.state();
     let mut out = state.configuration.clone();
     wire::command(&mut out, wire::OPEN_RETURN_PATH, &[]);
@@ -132,46 +176,42 @@ fn opening(image: &Image) -> Vec<u8> {
     for block in image.index().blocks.iter().filter(|block| block.pages > 0) {
         wire::discard(&mut out, &block.name, block.pages * PAGE_SIZE);
     }
-    wire::ping(&mut out, 2);
+    out
+}
+
+/// Appends step 4 of the crate's list. From its last byte on QEMU requests pages.
+fn put_devices(out: &mut Vec<u8>, image: &Image) {
+    let state = image.state();
+    wire::ping(out, 2);
     let mut elements = Vec::new();
     wire::command(&mut elements, wire::LISTEN, &[]);
     elements.extend_from_slice(&state.devices);
     wire::ping(&mut elements, DEVICES_LOADED);
     wire::command(&mut elements, wire::RUN, &[]);
-    wire::packaged(&mut out, &elements);
-    wire::ping(&mut out, 4);
-    out
+    wire::packaged(out, &elements);
+    wire::ping(out, 4);
 }
 
-struct Playing<'a> {
-    image: &'a Arc<Image>,
-    server: Server,
-    ahead: Ahead,
+struct Playing {
+    player: Player,
     socket: Socket,
     begin: Instant,
     /// Time from `begin` to the start of the guest.
     running: Option<Duration>,
-    rate: Option<u64>,
 }
 
-impl<'a> Playing<'a> {
-    fn new(
-        image: &'a Arc<Image>,
-        socket: UnixStream,
-        options: PlayOptions,
-    ) -> Result<Self, PlayError> {
-        can_play(image)?;
-        let begin = Instant::now();
-        let (socket, server) = (Socket::new(socket)?, Server::new(image));
-        let ahead = Ahead::new(image, options.threads)?;
-        Ok(Self { image, server, ahead, socket, begin, running: None, rate: options.rate })
+impl Playing {
+    fn new(player: Player, socket: UnixStream) -> Result<Self, PlayError> {
+        let socket = Socket::new(socket)?;
+        Ok(Self { player, socket, begin: Instant::now(), running: None })
     }
 
     /// Asks QEMU for the received bitmap of each block.
     fn ask_received(&mut self) -> Result<(), PlayError> {
         let wait = Wait::begin("the bitmap of the pages that it has");
         let mut out = Vec::new();
-        for (number, block) in self.image.index().blocks.iter().enumerate() {
+        let image = Arc::clone(&self.player.image);
+        for (number, block) in image.index().blocks.iter().enumerate() {
             self.socket.back.expect_bitmap(block.pages);
             out.clear();
             wire::ask_received(&mut out, &block.name);
@@ -188,7 +228,7 @@ impl<'a> Playing<'a> {
                     _ => {}
                 }
             };
-            self.server.pending.take_all(number, &bits);
+            self.player.server.pending.take_all(number, &bits);
         }
         Ok(())
     }
@@ -223,7 +263,7 @@ impl<'a> Playing<'a> {
         let mut due = Instant::now();
         loop {
             self.socket.read()?;
-            if self.messages(on)? || self.server.neighbours(&mut self.socket)? {
+            if self.messages(on)? || self.player.server.neighbours(&mut self.socket)? {
                 continue;
             }
             // The devices first: background pages would compete with them.
@@ -237,22 +277,22 @@ impl<'a> Playing<'a> {
                 self.socket.wait(wait)?;
                 continue;
             }
-            let (server, deadline) = (&self.server, Instant::now() + LOOK);
-            match self.ahead.next(Some(deadline), |unit| server.wants(unit))? {
+            let Player { server, ahead, .. } = &mut self.player;
+            match ahead.next(Some(Instant::now() + LOOK), |unit| server.wants(unit))? {
                 Some(unit) => {
-                    if let Some(rate) = self.rate {
+                    if let Some(rate) = self.player.rate {
                         let bytes = unit.bytes().len() as f64;
                         due = Instant::now() + Duration::from_secs_f64(bytes / rate.max(1) as f64);
                     }
-                    while self.server.push(&unit, &mut self.socket)? {
+                    while self.player.server.push(&unit, &mut self.socket)? {
                         self.socket.read()?;
                         while self.messages(on)? {}
                     }
                 }
-                None if !self.ahead.is_over() => {}
+                None if !self.player.ahead.is_over() => {}
                 // Same-filled pages come last: they are few, and waiting for one costs the guest
                 // least.
-                None if self.server.push_filled(&mut self.socket)? => {}
+                None if self.player.server.push_filled(&mut self.socket)? => {}
                 None => break,
             }
         }
@@ -265,7 +305,7 @@ impl<'a> Playing<'a> {
         while let Some((message, read)) = self.socket.message() {
             match message {
                 Message::Pages { .. } => {
-                    self.server.answer(&message, read, &mut self.socket)?;
+                    self.player.server.answer(&message, read, &mut self.socket)?;
                     asked = true;
                 }
                 Message::Pong(DEVICES_LOADED) if self.running.is_none() => {
@@ -286,7 +326,7 @@ impl<'a> Playing<'a> {
     /// Ends the stream and waits for SHUT.
     fn finish(mut self, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
         let mut out = Vec::new();
-        wire::end_of_ram(&mut out, self.image.state().ram_section);
+        wire::end_of_ram(&mut out, self.player.image.state().ram_section);
         wire::end_of_stream(&mut out, &[]);
         self.socket.send(&out)?;
         let wait = Wait::begin("its SHUT at the end");
@@ -300,7 +340,7 @@ impl<'a> Playing<'a> {
             }
         }
         on(Event::Loaded);
-        let mut counts = std::mem::take(&mut self.server.counts);
+        let mut counts = std::mem::take(&mut self.player.server.counts);
         counts.times.sort_unstable();
         let time = |share: usize| {
             let at = counts.times.len() * share / 100;
@@ -317,6 +357,8 @@ impl<'a> Playing<'a> {
             bytes: self.socket.written,
             served_median: time(50),
             served_p99: time(99),
+            hot: self.player.hot_pages,
+            asked: counts.asked,
         })
     }
 }

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use image::{Image, Options, RamBlock, State, Writer};
-use player::{play, resume, Event, PlayError, PlayOptions, Played};
+use image::{HotPage, HotSet, Image, Options, RamBlock, State, Writer};
+use player::{Event, HotLimits, PlayError, PlayOptions, Played, Player};
 
 const PAGE: usize = 4096;
 const OPTIONS: PlayOptions = PlayOptions { threads: 2, rate: None };
 /// A background so slow that few pages arrive during a test that were not requested.
 const HELD: PlayOptions = PlayOptions { threads: 2, rate: Some(1) };
+const NONE: HotLimits = HotLimits { bytes: 0, time: Duration::ZERO };
 const LONG: Duration = Duration::from_secs(300);
 
 type Pages = HashMap<(String, u64), Vec<u8>>;
@@ -211,6 +212,18 @@ fn run(
     again: bool,
     destination: impl FnOnce(&mut Destination) + Send + 'static,
 ) -> (Result<Played, PlayError>, Destination, Vec<Event>) {
+    run_hot(image, options, again, &HotSet::default(), NONE, destination)
+}
+
+/// As [`run`], with pages that are sent before the guest runs.
+fn run_hot(
+    image: &Arc<Image>,
+    options: PlayOptions,
+    again: bool,
+    set: &HotSet,
+    limits: HotLimits,
+    destination: impl FnOnce(&mut Destination) + Send + 'static,
+) -> (Result<Played, PlayError>, Destination, Vec<Event>) {
     let (here, there) = UnixStream::pair().unwrap();
     let thread = thread::spawn(move || {
         let mut end = Destination::new(there);
@@ -219,8 +232,14 @@ fn run(
         end
     });
     let mut events = Vec::new();
-    let of = if again { resume } else { play };
-    let played = of(image, here, options, &mut |event| events.push(event));
+    let mut on = |event| events.push(event);
+    let played = Player::new(image, options).and_then(|mut player| {
+        player.prepare(set, limits)?;
+        match again {
+            true => player.resume(here, &mut on),
+            false => player.play(here, &mut on),
+        }
+    });
     (played, thread.join().unwrap(), events)
 }
 
@@ -265,6 +284,68 @@ fn requested_pages_come_once_while_the_rest_is_held_back() {
         assert!(pages[place] == *got, "page {place:?}");
     }
     assert!(end.got.len() < 150, "{} pages came though nobody asked", end.got.len());
+}
+
+/// Pages of all kinds, one of them twice in a block, in the order of requests.
+fn hot_set() -> HotSet {
+    let places = [(1, 69), (0, 11), (0, 12), (0, 299), (0, 22), (0, 110), (1, 0)];
+    let page = |(at, (block, page))| HotPage { at, block, page };
+    let mut set = HotSet::default();
+    assert!(set.add(&(0..).zip(places).map(page).collect::<Vec<_>>()));
+    set
+}
+
+#[test]
+fn the_pages_of_a_hot_set_arrive_before_the_guest_runs_and_no_page_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, pages) = made(&folder.path().join("i"));
+    let limits = HotLimits { bytes: 1 << 20, time: LONG };
+    let (played, end, _) = run_hot(&image, HELD, false, &hot_set(), limits, |end| {
+        while end.discarded.len() < 2 {
+            end.element();
+        }
+        while end.got.len() < 7 {
+            end.element();
+        }
+        assert!(!end.running);
+        // Other pages come on request.
+        end.ask("pc.rom", 68);
+        while end.got.len() < 11 {
+            end.element();
+        }
+    });
+    assert!(matches!(played, Err(PlayError::Closed)), "{played:?}");
+    for of in hot_set().pages() {
+        let name = ["pc.ram", "pc.rom"][of.block];
+        assert!(end.got[&(name.to_owned(), of.page)] == pages[&(name.to_owned(), of.page)]);
+    }
+    // To the end, with and without room for all of them.
+    for limits in [limits, HotLimits { bytes: 1, ..limits }, NONE] {
+        let (played, end, _) = run_hot(&image, OPTIONS, false, &hot_set(), limits, to_the_end);
+        let played = played.unwrap();
+        end.compare(&pages);
+        let most = if limits.bytes > 1 { 7..=7 } else { 0..=6 };
+        assert!(most.contains(&played.hot), "{played:?}");
+        // The device asks for pages 11 to 13 of the first block.
+        let asked: Vec<_> = played.asked.iter().map(|of| (of.block, of.page)).collect();
+        assert_eq!(asked, [(0, 11), (0, 12), (0, 13)]);
+    }
+}
+
+#[test]
+fn a_damaged_unit_of_a_hot_page_ends_the_restore_before_it_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("i");
+    let (image, _) = made(&path);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let last = image.index().units.last().unwrap();
+    file.write_all_at(b"!!!", last.offset + 30).unwrap();
+    let mut player = Player::new(&image, OPTIONS).unwrap();
+    let mut set = HotSet::default();
+    // A page of the last unit: the older versions come last.
+    set.add(&[HotPage { at: 0, block: 0, page: 294 }]);
+    let damage = player.prepare(&set, HotLimits { bytes: 1 << 20, time: LONG }).unwrap_err();
+    assert!(matches!(damage, PlayError::Image(_)), "{damage}");
 }
 
 #[test]

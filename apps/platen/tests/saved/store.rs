@@ -40,7 +40,12 @@ fn saves_of_a_store_are_listed_verified_removed_and_restored() {
     assert_eq!(sound.lines().count(), 2, "{sound}");
     works(folder, &["image", "info", &two]);
     fails(folder, &["image", "rm", &format!("{store}/three")], "three");
-    fails(folder, &["image", "rm", "none"], "does not lie in a store");
+    fails(folder, &["image", "rm", "none"], "image none");
+    // Nothing but an image is removed.
+    let stray = folder.join("stray").display().to_string();
+    fs::write(&stray, b"no image").unwrap();
+    fails(folder, &["image", "rm", &stray], "not an image of platen");
+    assert!(Path::new(&stray).exists());
     fails(folder, &["image", "list", &folder.display().to_string()], "is no store");
     fails(folder, &["image", "init", &store], "exists");
     works(folder, &["image", "rm", &one]);

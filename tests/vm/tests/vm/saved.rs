@@ -31,8 +31,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     for (name, from, to, machine) in pairs {
         let (from, to) = (VmSpec::tiny(from, machine), VmSpec::tiny(to, machine));
         type Run = fn(&mut Stage, &VmSpec, &VmSpec) -> Result<()>;
-        let kinds: [(&str, Run); 6] = [
+        let kinds: [(&str, Run); 7] = [
             ("runs_at_once", runs_at_once),
+            ("hot_pages_come_first", hot_pages_first),
             ("is_loaded_first", is_loaded_first),
             ("second_save_of_a_store_outlives_the_first", chained),
             ("plain_stream_loads", plain_stream),
@@ -139,6 +140,27 @@ fn runs_at_once(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let report = restore.report()?;
     ensure!(mode(&report) == "instant", "it was not: {report}");
     is_whole(stage, destination)
+}
+
+/// A VM is restored three times. The later restores send what the earlier ones were asked for before
+/// the guest runs.
+fn hot_pages_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+    let (vm, image) = saved(stage, from)?;
+    let mut known = 0;
+    for nth in 0..3 {
+        let mut destination = stage.lab.incoming_with(&vm, to)?;
+        // The guest asks for pages before a background as slow as this one has sent them.
+        let slow = ["--push-rate", "16777216"];
+        let mut restore = start_restore(stage, &destination, &image, &slow)?;
+        restore.succeed(LIMIT)?;
+        let report = restore.report()?;
+        ensure!(mode(&report) == "instant", "it was not: {report}");
+        let hot = report["hot"].as_u64().context("no number of hot pages")?;
+        ensure!((nth == 0) == (hot == 0) && hot >= known, "restore {nth}, {known}: {report}");
+        known = hot;
+        runs_whole(&mut destination)?;
+    }
+    Ok(())
 }
 
 fn is_loaded_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {

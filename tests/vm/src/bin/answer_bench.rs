@@ -1,0 +1,152 @@
+//! Measures the time until a guest that is restored at once answers, with and without the hot set
+//! of its image.
+//!
+//! ```text
+//! cargo run --release -p vm-tests --bin answer_bench [-- --rounds 5 --qemu 10 --data 300 --cold]
+//! ```
+//!
+//! One VM is saved. A first restore makes the hot set. Then restores with `--no-hot-set` and with
+//! the hot set alternate. Times begin with the start of `platen restore`, and exclude the start of
+//! QEMU. `answers` ends when the guest has answered on its serial port. The guest then recomputes
+//! every byte of its memory.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use clap::Parser;
+use rustix::fs::{fadvise, Advice};
+use serde_json::Value;
+use vm_tests::platen::Platen;
+use vm_tests::table::render;
+use vm_tests::{cleanup, Lab, Qemu, VmSpec, MACHINE_10};
+
+/// Restores one VM with and without the hot set of its image, and prints medians.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Times that each way is measured.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// The QEMU: the system's, or the 10 that scripts/fetch-qemu has unpacked.
+    #[arg(long, value_parser = ["system", "10"], default_value = "10")]
+    qemu: String,
+    /// Data in the guest, in MiB (at most 800).
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=800))]
+    data: u64,
+    /// Take the image out of the page cache before each restore.
+    #[arg(long)]
+    cold: bool,
+}
+
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// The ways, and their flags.
+const WAYS: [(&str, &[&str]); 2] = [("unknown", &["--no-hot-set"]), ("known", &[])];
+
+fn main() -> ExitCode {
+    match bench(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("answer_bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(options: &Options) -> Result<()> {
+    cleanup::install()?;
+    let lab = Lab::new()?;
+    let ten = options.qemu == "10";
+    let (qemu, machine) =
+        if ten { (Qemu::Ten, MACHINE_10) } else { (Qemu::System, VmSpec::large().machine) };
+    ensure!(qemu.is_there(), "there is no QEMU 10 here: scripts/fetch-qemu fetches it");
+    let memory_kib = ((options.data + 300).next_multiple_of(2) << 10) + 8;
+    let spec = VmSpec { qemu, machine, memory_kib, ..VmSpec::large() };
+    let mut vm = lab.boot(&spec, options.data)?;
+    let image = lab.scratch("saved");
+    let qmp = format!("unix:{}", vm.platen_monitor().display());
+    let words = ["save", "--qmp", &qmp, &image.display().to_string(), "--then", "pause"];
+    Platen::start(&lab, "save", vm.side(), &words)?.succeed(LIMIT)?;
+    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); WAYS.len()];
+    for round in 0..=options.rounds as usize {
+        for nth in 0..WAYS.len() {
+            let nth = (nth + round) % WAYS.len();
+            // The first restore makes the hot set.
+            let is_first = round == 0;
+            if is_first && WAYS[nth].1 != WAYS[1].1 {
+                continue;
+            }
+            let destination = lab.incoming_for(&vm)?;
+            drop(std::mem::replace(&mut vm, destination));
+            if options.cold {
+                fadvise(File::open(&image)?, 0, None, Advice::DontNeed)?;
+            }
+            let run = restore(&lab, &mut vm, &image, WAYS[nth].1)?;
+            vm.guest.verify().with_context(|| WAYS[nth].0.to_owned())?;
+            if !is_first {
+                runs[nth].push(run);
+            }
+        }
+    }
+    let columns: [(&str, Figure); 8] = [
+        ("runs, ms", |run| run.runs),
+        ("answers, ms", |run| run.answers),
+        ("connect to RUN, ms", |run| run.report["running-ms"].as_f64().unwrap_or(0.0)),
+        ("loaded, ms", |run| run.report["loaded-ms"].as_f64().unwrap_or(0.0)),
+        ("hot pages", |run| run.report["hot"].as_f64().unwrap_or(0.0)),
+        ("requests", |run| run.report["requests"].as_f64().unwrap_or(0.0)),
+        ("p50, ms", |run| run.report["served-p50-ms"].as_f64().unwrap_or(0.0)),
+        ("p99, ms", |run| run.report["served-p99-ms"].as_f64().unwrap_or(0.0)),
+    ];
+    let rows: Vec<Vec<String>> = WAYS
+        .iter()
+        .zip(&runs)
+        .map(|((name, _), runs)| {
+            let cells = columns.iter().map(|(_, of)| spread(runs.iter().map(of).collect()));
+            std::iter::once((*name).to_owned()).chain(cells).collect()
+        })
+        .collect();
+    let head: Vec<&str> = std::iter::once("hot set").chain(columns.map(|(name, _)| name)).collect();
+    println!("{}", render(&head, &rows));
+    Ok(())
+}
+
+/// A figure of a restore.
+type Figure = fn(&Run) -> f64;
+
+/// One restore.
+#[derive(Clone, Debug)]
+struct Run {
+    runs: f64,
+    answers: f64,
+    report: Value,
+}
+
+fn restore(lab: &Lab, vm: &mut vm_tests::Vm, image: &Path, flags: &[&str]) -> Result<Run> {
+    let qmp = format!("unix:{}", vm.platen_monitor().display());
+    let image = image.display().to_string();
+    let words = [&["restore", "--qmp", &qmp, &image], flags].concat();
+    let begin = Instant::now();
+    let mut restore = Platen::start(lab, "restore", vm.side(), &words)?;
+    while vm.monitor.run_state()? != "running" {
+        ensure!(begin.elapsed() < LIMIT, "{} does not run", vm.name());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let runs = begin.elapsed().as_secs_f64() * 1e3;
+    vm.guest.ping()?;
+    let answers = begin.elapsed().as_secs_f64() * 1e3;
+    restore.succeed(LIMIT)?;
+    let report = restore.report()?;
+    Ok(Run { runs, answers, report })
+}
+
+/// Formats the median, and the range in brackets.
+fn spread(mut values: Vec<f64>) -> String {
+    values.sort_by(f64::total_cmp);
+    match (values.first(), values.get(values.len() / 2), values.last()) {
+        (Some(least), Some(median), Some(most)) => format!("{median:.1} ({least:.1}-{most:.1})"),
+        _ => "none".into(),
+    }
+}
