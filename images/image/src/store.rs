@@ -215,6 +215,23 @@ impl Store {
         remove_image(&path)
     }
 
+    /// The packs that a save names.
+    pub(crate) fn read(&self, name: &str) -> Result<Vec<u128>, WriteError> {
+        match self.info(name) {
+            Ok(info) => Ok(info.packs.iter().map(|pack| pack.id).collect()),
+            Err(_) if self.is_gone(name) => Ok(Vec::new()),
+            Err(source) => Err(WriteError::Save { name: name.to_owned(), source }),
+        }
+    }
+
+    /// Whether another process has removed the save. Any other reason that no such file is found may
+    /// be the disk's, or a name that is not UTF-8: the save may exist.
+    pub(crate) fn is_gone(&self, name: &str) -> bool {
+        let found = self.folder.join(name).symlink_metadata();
+        !name.contains(char::REPLACEMENT_CHARACTER)
+            && matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+
     pub(crate) fn error(&self, source: Damage) -> WriteError {
         WriteError::Store { path: self.folder.clone(), source }
     }

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use codec::{Codec, Settings};
 
 use super::Store;
-use crate::collect::Pages;
+
 use crate::disk::steps::{self, Entry};
 use crate::disk::Step;
 use crate::file::PARTIAL;
+use crate::rewrite::Pages;
 use crate::{verify, Content, Image, Options, RamBlock, State, WriteError, Writer};
 
 const PAGE: usize = 4096;
