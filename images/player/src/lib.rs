@@ -48,6 +48,7 @@ mod back;
 mod error;
 mod hot;
 mod lanes;
+mod opening;
 mod pending;
 mod plain;
 mod runs;

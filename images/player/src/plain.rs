@@ -6,8 +6,8 @@ use std::sync::Arc;
 use image::{Content, Extent, Image};
 
 use crate::lanes::Ahead;
+use crate::opening::can_play;
 use crate::runs::Runs;
-use crate::source::can_play;
 use crate::{wire, PlayError};
 
 /// How a plain stream is written.
