@@ -5,11 +5,12 @@ mod rig;
 
 use nix::pty::openpty;
 use nix::sys::termios::{tcgetattr, LocalFlags};
-use rig::{finish_under_way, under_way, Rig, A, B, WATCHDOG};
+use rig::{finish_under_way, under_way, until, Rig, A, B, WATCHDOG};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
+use std::time::Instant;
 
 /// A terminal of this size, and what a program draws on it.
 struct Terminal {
@@ -64,23 +65,33 @@ impl Terminal {
 
     /// Reads until the screen is as wanted.
     fn shows(&mut self, what: &str, wanted: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let limit = Instant::now() + WATCHDOG;
         loop {
             let screen = self.screen();
             if wanted(&screen) {
                 return screen;
             }
-            let Ok(piece) = self.pieces.recv_timeout(WATCHDOG) else {
-                panic!("{what} is not shown: {screen:#?}");
-            };
-            self.drawn.extend(piece);
+            // It draws once a second, whatever it shows.
+            assert!(Instant::now() < limit, "{what} is not shown: {screen:#?}");
+            self.drawn.extend(self.pieces.recv_timeout(WATCHDOG).expect("it draws"));
         }
     }
+}
+
+/// Waits until it has ended; whether with success.
+fn succeeds(top: &mut Child) -> bool {
+    let mut status = None;
+    until(|| {
+        status = top.try_wait().unwrap();
+        status.is_some()
+    });
+    status.is_some_and(|status| status.success())
 }
 
 #[test]
 fn a_terminal_shows_what_runs_and_what_has_become_of_it_and_is_as_it_was_afterwards() {
     let rig = Rig::new("");
-    let (_a, b) = (rig.start(A), rig.start(B));
+    let _services = (rig.start(A), rig.start(B));
     let mut terminal = Terminal::new(160, 24);
     let before = tcgetattr(&terminal.theirs).unwrap();
     let mut top = terminal.run(&rig.arguments(A));
@@ -101,10 +112,9 @@ fn a_terminal_shows_what_runs_and_what_has_become_of_it_and_is_as_it_was_afterwa
     terminal.resize(160, 24);
     finish_under_way(ends);
     terminal.shows("its end", |screen| screen.iter().any(|line| line.ends_with(" to b completed")));
-    drop(b);
-    terminal.ours.write_all(b"x").unwrap();
-    terminal.ours.write_all(b"q").unwrap();
-    assert!(top.wait().unwrap().success());
+    // As fast typing has it.
+    terminal.ours.write_all(b"xq").unwrap();
+    assert!(succeeds(&mut top));
     let after = tcgetattr(&terminal.theirs).unwrap();
     assert_eq!(after.local_flags, before.local_flags);
     terminal.drawn.clear();
@@ -125,7 +135,7 @@ fn a_service_that_goes_is_waited_for_and_without_a_terminal_it_says_what_to_use(
     let _a = rig.start(A);
     terminal.shows("the service", |screen| screen[1].is_empty());
     terminal.ours.write_all(&[3]).unwrap();
-    assert!(top.wait().unwrap().success());
+    assert!(succeeds(&mut top));
     let (code, said) = rig.command(A, &["top"]);
     assert_eq!((code, said.contains("platen list --json")), (Some(1), true), "{said}");
 }

@@ -74,11 +74,19 @@ impl Screen {
         Ok(Some(match rustix::io::read(stdin, &mut bytes) {
             // The terminal has gone.
             Ok(0) | Err(Errno::IO) => Key::Quit,
-            // Esc alone: with more behind it is an arrow or the like.
-            Ok(1) if [b'q', b'Q', 0x1b, 3, 4].contains(&bytes[0]) => Key::Quit,
+            Ok(got) if quits(&bytes[..got]) => Key::Quit,
             Ok(_) | Err(Errno::INTR | Errno::AGAIN) => Key::Other,
             Err(error) => return Err(error).context("the terminal"),
         }))
+    }
+}
+
+/// Whether one of these keys quits. What is typed fast comes at once.
+fn quits(keys: &[u8]) -> bool {
+    match keys {
+        // Esc alone: with more behind, it is an arrow or the like.
+        [0x1b, rest @ ..] => rest.is_empty(),
+        keys => keys.iter().any(|key| [b'q', b'Q', 3, 4].contains(key)),
     }
 }
 
@@ -92,4 +100,19 @@ impl Drop for Screen {
 fn write(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("the terminal")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_quits_does_so_among_others_and_an_arrow_does_not() {
+        for keys in [&b"q"[..], b"xq", b"Q", b"\x03", b"\x04", b"\x1b"] {
+            assert!(quits(keys), "{keys:?}");
+        }
+        for keys in [&b""[..], b"x", b"\x1b[A", b"\x1bOq"] {
+            assert!(!quits(keys), "{keys:?}");
+        }
+    }
 }
