@@ -118,3 +118,33 @@ fn a_damaged_hot_page_is_found_before_the_vm_runs() {
     assert!(text.contains("another begins from"), "{text}");
     assert!(fs::read(&hot_set).unwrap() == before);
 }
+
+/// QEMU counts the pages that it got before the guest ran as received: another player does not send
+/// them again, and sends all others.
+#[test]
+fn another_player_goes_on_after_one_that_has_sent_hot_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved_paused(folder) else { return };
+    drop(source);
+    let expected = block(&image, "pc.ram");
+    let opened = image::Image::open(Path::new(&image)).unwrap();
+    let ram = opened.index().blocks.iter().position(|block| block.name == "pc.ram").unwrap();
+    let mut set = image::HotSet::default();
+    let pages = (0..4096).step_by(3).zip(0..);
+    let pages = pages.map(|(page, at)| image::HotPage { at, block: ram, page });
+    assert!(set.add(&pages.collect::<Vec<_>>()));
+    set.write(Path::new(&image), &opened).unwrap();
+    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
+    // Its background is held back for ever.
+    let restore = Restore::held(&image, &waiting, &[]);
+    assert!(!restore.text.contains("ignored"), "{}", restore.text);
+    let player = restore.player();
+    drop(restore);
+    kill(player, &image);
+    let words = ["restore", &image, "--qmp", &waiting.address(), "--recover"];
+    works(folder, &words);
+    let again = folder.join("again").display().to_string();
+    works(folder, &["save", &again, "--qmp", &waiting.address(), "--then", "quit"]);
+    assert!(block(&again, "pc.ram") == expected);
+}
