@@ -2,14 +2,14 @@
 //! commands for stores are in `store_command`.
 
 use crate::compression::CompressionArgs;
-use crate::saved_vm::bytes;
+use crate::saved_vm::{bytes, open};
 use crate::say::{printable, say, show};
 use crate::store_command::{
     self, begin_image, say_shared, CollectArgs, InitArgs, ListArgs, RemoveArgs,
 };
 use anyhow::{bail, ensure, Context};
 use clap::{Args, Subcommand};
-use image::{verify_but, Content, HotSet, Image, Options, State, Store};
+use image::{verify_but, Content, HotSet, Options, State, Store};
 use player::{plain, PlainOptions, Reader};
 use recorder::{record, Ending};
 use serde_json::{json, Value};
@@ -20,7 +20,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 /// Arguments of `platen image`.
 #[derive(Args, Debug)]
@@ -100,12 +99,6 @@ pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
         Command::Rm(args) => store_command::remove(args).map(|()| ExitCode::SUCCESS),
         Command::Gc(args) => store_command::collect(args).map(|()| ExitCode::SUCCESS),
     }
-}
-
-/// Opens an image. Errors name its path.
-pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
-    let image = Image::open(path).with_context(|| format!("image {}", path.display()))?;
-    Ok(Arc::new(image))
 }
 
 fn info(args: &InfoArgs) -> anyhow::Result<()> {

@@ -1,8 +1,8 @@
 //! The player: a process that serves an image to QEMU. `restore` starts it, and another one if it
 //! dies.
 
-use crate::image_command::open;
 use crate::image_lock::ImageLock;
+use crate::saved_vm::open;
 use crate::say::{printable, say, show};
 use anyhow::Context;
 use clap::Args;

@@ -1,7 +1,7 @@
 //! The image and the copies of it that a VM is restored from.
 
-use crate::image_command::open;
 use crate::image_lock::ImageLock;
+use crate::saved_vm::open;
 use crate::say::say;
 use anyhow::ensure;
 use image::{check_units, Image};

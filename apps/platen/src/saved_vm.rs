@@ -1,7 +1,11 @@
 //! Shared by `save` and `restore`.
 
+use anyhow::Context;
+use image::Image;
 use qmp::Qmp;
 use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time limit for a VM that is loaded to leave `inmigrate`.
@@ -26,6 +30,12 @@ pub(crate) const PLAIN: [(&str, bool); 14] = [
     ("x-ignore-shared", false),
     ("x-colo", false),
 ];
+
+/// Opens an image. Errors name its path.
+pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
+    let image = Image::open(path).with_context(|| format!("image {}", path.display()))?;
+    Ok(Arc::new(image))
+}
 
 /// Waits until the VM leaves `inmigrate`; returns its run state.
 pub(crate) fn wait_started(qmp: &mut Qmp) -> anyhow::Result<String> {

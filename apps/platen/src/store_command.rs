@@ -1,8 +1,7 @@
 //! `platen image init`, `list`, `rm` and `gc`: stores, in which saves share their pages.
 
-use crate::image_command::open;
 use crate::image_lock::ImageLock;
-use crate::saved_vm::bytes;
+use crate::saved_vm::{bytes, open};
 use crate::say::{printable, say, show};
 use anyhow::Context;
 use clap::Args;
