@@ -28,6 +28,12 @@ pub(crate) fn needs(left: u64, flow: Flow) -> Duration {
     fixed(flow) + Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
 }
 
+/// The downtime that `left` bytes of pages take at `drain` bytes per second, with bytes under way for
+/// `delay` and a device state of usual size.
+pub fn downtime_for(left: u64, drain: f64, delay: Duration) -> Duration {
+    needs(left, Flow::steady(drain, delay))
+}
+
 /// Per cent by which the guest has to be slowed for its dirtying to stay behind the drain rate.
 pub(crate) fn first_throttle(flow: Flow, sample: &Sample) -> u8 {
     let share = sample.dirty_rate.map_or(0.0, |dirty| 1.0 - ROOM * flow.drain / dirty);

@@ -57,7 +57,8 @@ mod switchover;
 
 pub use controller::Controller;
 pub use decision::{Decision, Remedy, Stuck, Why};
+pub use forecast::downtime_for;
 pub use limits::{Limits, Postcopy};
 pub use sample::{Phase, Sample};
 pub use step::{Action, Step};
-pub use switchover::Switchover;
+pub use switchover::{bytes_for, Switchover};

@@ -30,6 +30,13 @@ pub(crate) struct Flow {
     pub(crate) delay: Duration,
 }
 
+impl Flow {
+    /// A flow of which only these are known.
+    pub(crate) fn steady(drain: f64, delay: Duration) -> Self {
+        Self { drain, wire: 0.0, bandwidth: None, delay }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Point {
     at: Duration,

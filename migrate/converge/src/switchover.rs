@@ -57,6 +57,12 @@ impl Switchover {
     }
 }
 
+/// The bytes of pages that a downtime of `goal` has time for, at `drain` bytes per second and with
+/// bytes under way for `delay`: the controller makes QEMU stop the VM at these.
+pub fn bytes_for(goal: Duration, drain: f64, delay: Duration) -> u64 {
+    threshold(goal, Flow::steady(drain, delay))
+}
+
 /// The bytes of pages that a downtime of `goal` has time for.
 pub(crate) fn threshold(goal: Duration, flow: Flow) -> u64 {
     // A goal that is spent before the first page: as little as is possible.
