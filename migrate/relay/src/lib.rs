@@ -67,6 +67,7 @@ mod destination;
 mod entrance;
 mod error;
 mod inbox;
+mod link_rate;
 mod postcopy;
 mod qemu_socket;
 mod return_path;
@@ -83,8 +84,11 @@ pub use counters::Counters;
 pub use destination::{Destination, DestinationEnd};
 pub use entrance::Entrance;
 pub use error::RelayError;
+pub use link_rate::{measure_links, LinkRate};
 pub use qemu_socket::{QemuAddress, QemuSocket};
 pub use return_path::ReturnPath;
 pub use server::{Front, FrontConfig, Host, Promise, Server, ServerConfig, Switchboard};
-pub use source::{keep, Keeper, Progress, Source, SourceConfig, SourceEnd, SourceHandle};
+pub use source::{
+    keep, take_differences, Keeper, Progress, Source, SourceConfig, SourceEnd, SourceHandle,
+};
 pub use unix::{Listening, UnixAddress};

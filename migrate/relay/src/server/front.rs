@@ -15,6 +15,7 @@
 use super::greeting::{
     answer_unreadable, check_opening, limit, may_have_pass, read_pass, refuse, secure, welcome,
 };
+use super::measure;
 use super::run::BACKLOG;
 use super::state::Promise;
 use super::waiting::WaitingRoom;
@@ -178,6 +179,10 @@ impl Front {
             Err(error) => return Err(answer_unreadable(&mut link, peer, error)),
         };
         self.lock_waiting().remove(number);
+        if let Some(wanted) = measure::wanted(&hello) {
+            let grants = welcome(self.config.grants, "", true);
+            return measure::answer(link, peer, wanted, &grants);
+        }
         match self.open(&hello, peer, &link) {
             Ok(welcome) => write_preamble(&mut link, peer, &welcome),
             Err(reason) => {

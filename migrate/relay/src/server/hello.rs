@@ -2,6 +2,7 @@
 //! session.
 
 use super::greeting::{answer_unreadable, check_opening, read_pass, refuse, secure, welcome};
+use super::measure;
 use super::state::{Active, Server};
 use super::waiting::LastPass;
 use crate::destination::Destination;
@@ -88,6 +89,9 @@ impl Server {
             let (committed, welcome) = (Some(committed), Welcome::default());
             let welcome = Welcome { error: reason, committed, confirmed, ..welcome };
             return write_preamble(&mut link, peer, &welcome).map(|()| None);
+        }
+        if let Some(wanted) = measure::wanted(&hello) {
+            return measure::answer(link, peer, wanted, &self.welcome("")).map(|()| None);
         }
         if let Some(token) = &hello.token {
             let joined = self.join(link, &hello, token, peer);

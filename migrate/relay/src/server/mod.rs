@@ -7,6 +7,7 @@ mod config;
 mod front;
 mod greeting;
 mod hello;
+mod measure;
 mod run;
 mod state;
 mod waiting;

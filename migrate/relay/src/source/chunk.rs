@@ -14,9 +14,10 @@ use stream::Token;
 /// Smaller chunks are sent raw: waking a codec thread costs more than compression saves.
 const LEAST_COMPRESSED: usize = 512;
 
-/// Replaces the chunk's pages that were sent before by differences, and puts their table behind the
-/// chunk (W29).
-pub(super) fn take_differences(
+/// Replaces the pages of the first `len` bytes of `chunk` that were sent before by differences, and
+/// puts their table behind these bytes (W29). `tokens` and `blocks` are the tokeniser's for these
+/// bytes. Returns the table's length.
+pub fn take_differences(
     sender: &mut delta::Sender,
     chunk: &mut [u8],
     len: usize,

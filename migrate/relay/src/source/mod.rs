@@ -24,6 +24,7 @@ mod run;
 mod shared;
 mod sink;
 
+pub use chunk::take_differences;
 pub use config::SourceConfig;
 pub use handle::{Progress, SourceHandle};
 pub use keeper::{keep, Keeper};

@@ -15,6 +15,7 @@ mod flood;
 mod fronts;
 mod harness;
 mod identity;
+mod link_rate;
 mod lost_peer;
 mod postcopy;
 mod proxy;
