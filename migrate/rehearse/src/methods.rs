@@ -1,0 +1,303 @@
+//! The methods of migrating, over a link: platen, and QEMU by itself.
+
+use crate::best::{best, Best, Cores};
+use crate::forecast::{forecast, Course, End, Forecast, Guest};
+use crate::sampler::Sampled;
+use crate::sizes::Sizes;
+use converge::{bytes_for, downtime_for, Remedy, Stuck};
+use std::time::Duration;
+
+/// Bytes of a full segment with its headers (Ethernet, IP, TCP) over those of its data, with an MTU
+/// of 1500.
+const HEADERS: f64 = 1514.0 / 1448.0;
+/// The time for which bytes are under way in the relays, besides the path's (W16).
+const IN_RELAYS: Duration = Duration::from_millis(15);
+/// Bytes of a page record's head over those of a page, and of a record of zeros.
+const RECORD: f64 = 8.0 / 4096.0;
+const ZERO: f64 = 9.0 / 4096.0;
+/// The longest downtime that is proposed.
+const LONGEST: Duration = Duration::from_secs(60);
+/// From this version on QEMU counts the bytes of its own compression as they are sent.
+const COUNTS_SENT: (u32, u32) = (8, 1);
+
+/// A link between the hosts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Bytes per second without headers.
+    pub goodput: f64,
+    /// The round trip.
+    pub rtt: Duration,
+}
+
+impl Link {
+    /// A link of `rate` bytes per second, headers included.
+    #[expect(clippy::cast_precision_loss, reason = "a rate; 53 bits are plenty")]
+    pub fn of_rate(rate: u64, rtt: Duration) -> Self {
+        Self { goodput: rate as f64 / HEADERS, rtt }
+    }
+
+    /// Bytes per second, headers included.
+    pub fn rate(&self) -> f64 {
+        self.goodput * HEADERS
+    }
+}
+
+/// A method of migrating.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// `platen migrate` with its defaults, a single stream.
+    Platen,
+    /// QEMU alone, a single stream, uncompressed.
+    Qemu,
+    /// QEMU alone, multifd with zstd 1.
+    QemuZstd,
+}
+
+impl Method {
+    /// All methods.
+    pub const ALL: [Self; 3] = [Self::Platen, Self::Qemu, Self::QemuZstd];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Platen => "platen",
+            Self::Qemu => "QEMU, no compression",
+            Self::QemuZstd => "QEMU, multifd zstd",
+        }
+    }
+}
+
+/// QEMU's version and settings, as they were before the rehearsal.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QemuSettings {
+    /// Major and minor version.
+    pub version: (u32, u32),
+    /// max-bandwidth, bytes per second; `None` for no limit.
+    pub max_bandwidth: Option<f64>,
+    /// multifd-channels.
+    pub channels: f64,
+}
+
+/// What a forecast is made from.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The guest.
+    pub guest: Guest,
+    /// Sizes and costs of its pages.
+    pub sampled: Sampled,
+    /// CPU time at the source.
+    pub cores: Cores,
+    /// QEMU, for its own methods.
+    pub qemu: QemuSettings,
+    /// The longest downtime.
+    pub max_downtime: Duration,
+    /// platen may use postcopy with this QEMU.
+    pub postcopy: bool,
+}
+
+impl Setup {
+    /// Forecasts a migration by `method` over `link`, its bytes with headers, and for one that does not converge says why,
+    /// and what would make it.
+    pub fn forecast(&self, method: Method, link: Link) -> (Forecast, Option<Stuck>) {
+        let course = self.course(method, link, self.max_downtime);
+        let seen = forecast(&self.guest, &course);
+        let seen = Forecast { bytes: seen.bytes * HEADERS, ..seen };
+        let End::Never { left } = seen.end else { return (seen, None) };
+        let drain = course.again.drain / self.guest.data_share.clamp(0.01, 1.0);
+        let stuck = Stuck {
+            left: to_u64(left),
+            drain,
+            wire: course.again.drain * course.again.size * HEADERS,
+            dirty: Some(self.guest.curve.rate()).filter(|rate| *rate > 0.0),
+            needs: seconds(seen.downtime),
+            fixed: seconds(course.fixed),
+            max: self.max_downtime,
+            throttle: 0,
+            would: self.remedies(method, link),
+        };
+        (seen, Some(stuck))
+    }
+
+    /// The changes of which each would make the migration converge, by the same model.
+    fn remedies(&self, method: Method, link: Link) -> Vec<Remedy> {
+        const STEP: u64 = 50;
+        let ends = |course: &Course, guest: &Guest| forecast(guest, course).end == End::Completes;
+        let mut found = Vec::new();
+        let mut downtime = self.max_downtime.max(Duration::from_millis(STEP));
+        while downtime < LONGEST {
+            downtime = downtime.mul_f64(1.1) + Duration::from_millis(10);
+            if ends(&self.course(method, link, downtime), &self.guest) {
+                let ms = u64::try_from(downtime.as_millis()).unwrap_or(u64::MAX);
+                found.push(Remedy::Downtime(Duration::from_millis(ms.div_ceil(STEP) * STEP)));
+                break;
+            }
+        }
+        let course = self.course(method, link, self.max_downtime);
+        let slow = (20..=95).step_by(5).find(|percent| ends(&course, &self.guest.slowed(*percent)));
+        found.extend(slow.map(Remedy::Throttle));
+        if self.postcopy || method != Method::Platen {
+            found.push(Remedy::Postcopy);
+        }
+        let faster = (1..=60).map(|step| link.goodput * 1.1_f64.powi(step));
+        let enough = faster
+            .map(|goodput| Link { goodput, ..link })
+            .find(|link| ends(&self.course(method, *link, self.max_downtime), &self.guest));
+        found.extend(enough.map(|link| Remedy::Link(link.rate())));
+        found
+    }
+
+    fn course(&self, method: Method, link: Link, max: Duration) -> Course {
+        match method {
+            Method::Platen => self.platen(link, max),
+            Method::Qemu => {
+                let raw = Best { drain: 0.0, size: 1.0 + RECORD, cost: 0.0 };
+                let drain = (link.goodput / raw.size).min(self.guest.source);
+                let drain = self.qemu.max_bandwidth.map_or(drain, |most| drain.min(most));
+                self.qemu_course(Best { drain, ..raw }, Best { drain, ..raw }, link, max)
+            }
+            Method::QemuZstd => {
+                let first = self.zstd(self.sampled.first.zstd_1(), link);
+                let again = self.zstd(self.sampled.again_zstd_1(), link);
+                self.qemu_course(first, again, link, max)
+            }
+        }
+    }
+
+    fn platen(&self, link: Link, max: Duration) -> Course {
+        let source = self.guest.source;
+        let first = best(&self.sampled.first, link.goodput, source, self.cores);
+        let again = best(&self.sampled.again(), link.goodput, source, self.cores);
+        let drain = again.drain / self.guest.data_share.clamp(0.01, 1.0);
+        let delay = IN_RELAYS + link.rtt;
+        let threshold = |goal| {
+            #[expect(clippy::cast_precision_loss, reason = "bytes of RAM, far below 2^53")]
+            let bytes = bytes_for(goal, drain, delay) as f64;
+            bytes
+        };
+        // The controller begins with half of what is allowed.
+        let thresholds = vec![threshold(max / 2), threshold(max)];
+        let fixed = downtime_for(0, drain, delay).as_secs_f64();
+        Course { first, again, zero: 0.0, thresholds, fixed }
+    }
+
+    /// QEMU's multifd with zstd 1 on pages of which `sizes` are samples.
+    fn zstd(&self, sizes: Option<&crate::Candidate>, link: Link) -> Best {
+        let sizes = Sizes(sizes.copied().into_iter().collect());
+        let cores = Cores { workers: self.qemu.channels, other: 0.0, ..self.cores };
+        let one = best(&sizes, link.goodput, self.guest.source, cores);
+        let counted = if self.qemu.version >= COUNTS_SENT { one.size } else { 1.0 };
+        let most = self.qemu.max_bandwidth.map_or(f64::INFINITY, |most| most / counted);
+        Best { drain: one.drain.min(most), ..one }
+    }
+
+    fn qemu_course(&self, first: Best, again: Best, link: Link, max: Duration) -> Course {
+        let counted = if self.qemu.version >= COUNTS_SENT { again.size } else { 1.0 };
+        // QEMU compares bytes of pages with the bytes that it counts in its downtime.
+        let threshold = again.drain * counted * max.as_secs_f64();
+        let drain = again.drain / self.guest.data_share.clamp(0.01, 1.0);
+        let fixed = downtime_for(0, drain, link.rtt).as_secs_f64();
+        Course { first, again, zero: ZERO, thresholds: vec![threshold], fixed }
+    }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.clamp(0.0, 1e9))
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "`as` saturates, and takes a number that is none as 0"
+)]
+fn to_u64(number: f64) -> u64 {
+    number as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curve::{DirtyCurve, Pass};
+    use crate::sizes::Candidate;
+
+    /// Half a GB of data that zstd 1 halves, written to at `rate`.
+    fn setup(rate: f64) -> Setup {
+        let set = 50e6;
+        let pass = |t: f64| Pass { seconds: t, bytes: set * (1.0 - (-rate * t / set).exp()) };
+        let curve = DirtyCurve::new(&[0.05, 0.2, 0.5, 1.0, 3.0, 8.0].map(pass), 1e9);
+        let guest =
+            Guest { ram: 1e9, data: 0.5e9, source: 1e9, first_pass: 0.5, data_share: 1.0, curve };
+        let of = |settings: codec::Settings| {
+            let encoded = if settings.level() == 0 { 1000 } else { 500 };
+            Candidate { settings, pages: 1000, encoded, cpu_ns: 2000 }
+        };
+        let first = Sizes(crate::sizes::controller_candidates().into_iter().map(of).collect());
+        let sampled = Sampled { first: first.clone(), again: first, again_whole: None };
+        Setup {
+            guest,
+            sampled,
+            cores: Cores { workers: 2.0, free: 2.0, other: 0.4 },
+            qemu: QemuSettings { version: (7, 2), max_bandwidth: None, channels: 2.0 },
+            max_downtime: Duration::from_millis(300),
+            postcopy: true,
+        }
+    }
+
+    fn link(mbit: u64) -> Link {
+        Link::of_rate(mbit * 125_000, Duration::ZERO)
+    }
+
+    #[test]
+    fn a_link_that_carries_the_writes_compressed_converges_with_compression_only() {
+        // 20 MB/s, over 12.5 MB/s.
+        let setup = setup(20e6);
+        let (platen, why) = setup.forecast(Method::Platen, link(100));
+        assert_eq!((platen.end, why), (End::Completes, None));
+        assert!(platen.downtime < 0.3, "{platen:?}");
+        assert_eq!(setup.forecast(Method::QemuZstd, link(100)).0.end, End::Completes);
+        let (qemu, why) = setup.forecast(Method::Qemu, link(100));
+        assert!(matches!(qemu.end, End::Never { .. }), "{qemu:?}");
+        let text = why.unwrap().to_string();
+        for words in ["dirties", "drain", "300 ms are allowed", "--max-downtime", "a link of"] {
+            assert!(text.contains(words), "{text}");
+        }
+    }
+
+    /// Each remedy makes the migration converge in the same model.
+    #[test]
+    fn a_remedy_helps() {
+        let setup = setup(100e6);
+        let (_, why) = setup.forecast(Method::Platen, link(50));
+        let mut seen = 0;
+        for remedy in why.unwrap().would {
+            seen += 1;
+            let (changed, over) = match remedy {
+                Remedy::Downtime(max_downtime) => {
+                    (Setup { max_downtime, ..setup.clone() }, link(50))
+                }
+                Remedy::Throttle(percent) => {
+                    (Setup { guest: setup.guest.slowed(percent), ..setup.clone() }, link(50))
+                }
+                Remedy::Link(rate) => {
+                    (setup.clone(), Link::of_rate(to_u64(rate) + 1, Duration::ZERO))
+                }
+                _ => continue,
+            };
+            let (ends, _) = changed.forecast(Method::Platen, over);
+            assert_eq!(ends.end, End::Completes, "{remedy:?}");
+        }
+        assert_eq!(seen, 4);
+    }
+
+    #[test]
+    fn qemus_limits_count() {
+        let limited = |version, max_bandwidth| {
+            let mut setup = setup(0.0);
+            setup.qemu = QemuSettings { version, max_bandwidth, channels: 8.0 };
+            setup.forecast(Method::QemuZstd, link(10_000)).0.seconds
+        };
+        // 0.5 GB at 50 MB/s; QEMU 8.1 counts the half of them.
+        assert!((limited((7, 2), Some(50e6)) - 10.0).abs() < 0.1);
+        assert!((limited((10, 0), Some(50e6)) - 5.0).abs() < 0.1);
+        assert!(limited((7, 2), None) < 1.5);
+    }
+}
