@@ -107,7 +107,8 @@ impl EndingOptions {
     }
 }
 
-fn fails_in_postcopy(version: Version) -> bool {
+/// Whether platen does not carry this QEMU's postcopy.
+pub(crate) fn fails_in_postcopy(version: Version) -> bool {
     (version.major, version.minor) >= FAILS_IN_POSTCOPY
 }
 

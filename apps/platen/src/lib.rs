@@ -34,6 +34,7 @@ mod receive_args;
 mod receive_settings;
 #[cfg(test)]
 mod reference;
+mod rehearse;
 mod relay_command;
 mod report;
 mod restore;
@@ -75,6 +76,9 @@ struct Cli {
 enum Command {
     /// Migrate the VM of a QEMU, controlled by its monitor, to a host that runs `platen receive`
     Migrate(args::MigrateArgs),
+    /// Rehearse a migration: measure a running VM under a migration that goes nowhere, and forecast real
+    /// ones. The VM stays
+    Rehearse(rehearse::RehearseArgs),
     /// Forward a migration that QEMU or libvirt starts to a host that runs `platen receive`
     #[command(after_help = source_end::EXIT_STATUS)]
     Relay(args::RelayArgs),
@@ -145,6 +149,7 @@ pub fn platen() -> ExitCode {
     }
     let result = match command {
         Command::Migrate(args) => migrate::run(&args),
+        Command::Rehearse(args) => rehearse::run(&args),
         Command::Relay(args) => relay_command::run(&args),
         Command::Receive(args) => receive::run(&args),
         Command::Host(args) => host::run(&args),

@@ -3,7 +3,7 @@
 use crate::args::MigrateArgs;
 use crate::ending::Ending;
 use crate::ending_options::wanted_capabilities;
-use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress};
+use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress, refuse_tls};
 use crate::progress::Bar;
 use crate::report::Report;
 use crate::say::say;
@@ -37,17 +37,7 @@ const UNDER_WAY: &str =
 /// Refuses a migration that cannot be, before anything is changed.
 fn check(qmp: &mut Qmp, args: &MigrateArgs) -> anyhow::Result<()> {
     refuse_in_progress(qmp, "the source QEMU")?;
-    let parameters = qmp.query_parameters()?;
-    if parameters
-        .get("tls-creds")
-        .and_then(|creds| creds.as_str())
-        .is_some_and(|creds| !creds.is_empty())
-    {
-        bail!(
-            "the source QEMU has tls-creds set, which hides the stream from compression: clear it \
-             (migrate-set-parameters tls-creds \"\"); the socket to platen is local"
-        );
-    }
+    refuse_tls(&qmp.query_parameters()?)?;
     refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "source")?;
     args.ending.check(qmp, args.channels.count())
 }

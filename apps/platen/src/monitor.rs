@@ -24,6 +24,17 @@ pub(crate) fn refuse_in_progress(qmp: &mut Qmp, which: &str) -> anyhow::Result<(
     Ok(())
 }
 
+/// With TLS of QEMU's own nothing of the stream can be compressed.
+pub(crate) fn refuse_tls(parameters: &serde_json::Value) -> anyhow::Result<()> {
+    if parameters["tls-creds"].as_str().is_some_and(|creds| !creds.is_empty()) {
+        bail!(
+            "the source QEMU has tls-creds set, which hides the stream from compression: clear it \
+             (migrate-set-parameters tls-creds \"\"); the socket to platen is local"
+        );
+    }
+    Ok(())
+}
+
 /// With COLO both VMs run at once, and since QEMU 11.1 the stream does not show it.
 pub(crate) fn refuse_colo(capabilities: &serde_json::Value, end: &str) -> anyhow::Result<()> {
     if is_on(capabilities, "x-colo") {

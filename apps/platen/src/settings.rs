@@ -96,6 +96,13 @@ impl Before {
         self.tell()
     }
 
+    /// Tells the keeper whether QEMU's migration is a rehearsal, which it has to cancel if QEMU waits
+    /// to hand the VM over.
+    pub(crate) fn rehearse(&mut self, rehearsal: bool) -> anyhow::Result<()> {
+        self.former.rehearsal = rehearsal;
+        self.tell()
+    }
+
     /// Sends the keeper the former settings. It has to have them before they change.
     fn tell(&mut self) -> anyhow::Result<()> {
         self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.tell(&self.former))

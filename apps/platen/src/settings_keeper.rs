@@ -1,5 +1,5 @@
-//! The helper process of `save` and `migrate` that restores QEMU's migration settings if the command
-//! is killed.
+//! The helper process of `save`, `migrate` and `rehearse` that restores QEMU's migration settings if
+//! the command is killed. It also cancels a rehearsal whose VM waits to be handed over.
 //!
 //! The command sends it the former settings through a pipe before it changes any. The end of the
 //! pipe without the word that all is restored means that the command has died: the helper then
@@ -10,7 +10,7 @@
 use crate::say::say;
 use anyhow::{ensure, Context};
 use clap::Args;
-use qmp::{Qmp, QmpError};
+use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::UnixAddress;
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
@@ -45,6 +45,9 @@ const LATER_PAUSE: Duration = Duration::from_secs(10);
 pub(crate) struct Former {
     pub(crate) capabilities: Vec<(String, bool)>,
     pub(crate) parameters: Map<String, Value>,
+    /// QEMU's migration is a rehearsal.
+    #[serde(default)]
+    pub(crate) rehearsal: bool,
 }
 
 impl Former {
@@ -137,9 +140,10 @@ pub(crate) fn run(args: &KeepSettingsArgs) -> anyhow::Result<()> {
     }
     // The last line is whole: a write of so few bytes to a pipe is not cut.
     let Some(last) = last else { return Ok(()) };
+    let died = Instant::now();
     let former: Former =
         serde_json::from_str(&last).context("this command is for platen itself")?;
-    let left = restore(args, &former, socket).with_context(|| {
+    let left = restore(args, &former, died, socket).with_context(|| {
         format!(
             "monitor {}: platen has died, and QEMU's migration settings are not as they were before. \
              When its migration is over, restore them there by {}",
@@ -171,6 +175,7 @@ enum Left {
 fn restore(
     args: &KeepSettingsArgs,
     former: &Former,
+    died: Instant,
     socket: Option<(u64, i64, i64)>,
 ) -> anyhow::Result<Left> {
     let until = Instant::now() + Duration::from_secs(args.patience);
@@ -179,7 +184,7 @@ fn restore(
         if socket_of(args) != socket {
             return Ok(Left::Gone);
         }
-        let reason = match attempt(args, former)? {
+        let reason = match attempt(args, former, died)? {
             Left::Later(reason) => reason,
             left => return Ok(left),
         };
@@ -204,7 +209,14 @@ fn socket_of(args: &KeepSettingsArgs) -> Option<(u64, i64, i64)> {
     Some((found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
-fn attempt(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {
+/// Whether QEMU has stopped the VM for the rehearsal that the command died in. A migration that began
+/// after its death is another's.
+fn waits_for_rehearsal(info: &MigrationInfo, died: Instant) -> bool {
+    let age = info.total_time.map(Duration::from_millis);
+    info.status() == "pre-switchover" && age.is_some_and(|age| age >= died.elapsed())
+}
+
+fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::Result<Left> {
     let later = |error: QmpError| Ok(Left::Later(error.to_string()));
     let mut qmp = match Qmp::connect(args.qmp.path(), MONITOR) {
         Ok(qmp) => qmp,
@@ -224,6 +236,14 @@ fn attempt(args: &KeepSettingsArgs, former: &Former) -> anyhow::Result<Left> {
         status != "postcopy-paused",
         "its migration is paused in postcopy, and accepts no settings before it is over"
     );
+    if former.rehearsal && waits_for_rehearsal(&info, died) {
+        // QEMU notices nothing of a socket that it does not use, and would wait for ever.
+        say(&format!("monitor {}: platen has died in a rehearsal: cancelling it", args.qmp));
+        return Ok(Left::Later(match qmp.migrate_cancel() {
+            Ok(()) => "QEMU's rehearsal is being cancelled".into(),
+            Err(error) => error.to_string(),
+        }));
+    }
     if !info.is_over() && status != "none" {
         return Ok(Left::Later(format!("QEMU's migration stays '{status}'")));
     }

@@ -11,6 +11,10 @@ use std::time::Duration;
 const WATCHDOG: Duration = Duration::from_secs(240);
 const FORMER: &str = r#"{"capabilities":[["multifd",true]],"parameters":{"downtime-limit":300,"multifd-channels":2}}"#;
 
+/// The settings before a rehearsal.
+const REHEARSAL: &str =
+    r#"{"capabilities":[],"parameters":{"downtime-limit":300},"rehearsal":true}"#;
+
 /// What a person has to say at the monitor instead.
 const COMMANDS: &str = concat!(
     r#"{"arguments":{"capabilities":[{"capability":"multifd","state":true}]},"execute":"migrate-set-capabilities"}"#,
@@ -20,10 +24,10 @@ const COMMANDS: &str = concat!(
 
 /// The helper, whose command has sent it the former settings and died.
 fn orphan(monitor: &Path) -> Child {
-    orphan_with(monitor, &[])
+    orphan_with(monitor, FORMER, &[])
 }
 
-fn orphan_with(monitor: &Path, options: &[&str]) -> Child {
+fn orphan_with(monitor: &Path, former: &str, options: &[&str]) -> Child {
     let mut helper = Command::new(env!("CARGO_BIN_EXE_platen"))
         .arg("keep-settings")
         .arg(format!("unix:{}", monitor.display()))
@@ -33,7 +37,7 @@ fn orphan_with(monitor: &Path, options: &[&str]) -> Child {
         .spawn()
         .unwrap();
     let mut pipe = helper.stdin.take().unwrap();
-    pipe.write_all(format!("{FORMER}\n").as_bytes()).unwrap();
+    pipe.write_all(format!("{former}\n").as_bytes()).unwrap();
     helper
 }
 
@@ -135,6 +139,44 @@ fn a_migration_that_begins_meanwhile_keeps_its_settings_and_they_are_restored_be
     assert!(helper.wait_with_output().unwrap().status.success());
 }
 
+/// QEMU would wait for ever: nothing shows it that the other end of its socket has gone.
+#[test]
+fn a_rehearsal_that_waits_to_hand_the_vm_over_is_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("qmp");
+    let listener = UnixListener::bind(&monitor).unwrap();
+    let helper = orphan_with(&monitor, REHEARSAL, &[]);
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "pre-switchover", "total-time": 3_600_000 }));
+    client.hear("migrate_cancel", json!({}));
+    client.hangs_up();
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "cancelled" }));
+    released(&mut client);
+    client.hear("migrate-set-parameters", json!({}));
+    client.hangs_up();
+    assert!(helper.wait_with_output().unwrap().status.success());
+}
+
+/// The rehearsal is over, and another client migrates in earnest. A command that did not rehearse
+/// leaves a migration to those who continue it.
+#[test]
+fn no_other_migration_is_cancelled() {
+    let waits = |former: &str, age: u64| {
+        let folder = tempfile::tempdir().unwrap();
+        let monitor = folder.path().join("qmp");
+        let listener = UnixListener::bind(&monitor).unwrap();
+        let mut helper = orphan_with(&monitor, former, &[]);
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", json!({ "status": "pre-switchover", "total-time": age }));
+        client.hangs_up();
+        helper.kill().unwrap();
+        helper.wait().unwrap();
+    };
+    waits(FORMER, 3_600_000);
+    waits(REHEARSAL, 0);
+}
+
 #[test]
 fn a_qemu_that_has_ended_needs_no_settings() {
     let folder = tempfile::tempdir().unwrap();
@@ -163,7 +205,7 @@ fn a_helper_that_waits_long_says_the_commands_and_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let monitor = folder.path().join("qmp");
     let listener = UnixListener::bind(&monitor).unwrap();
-    let mut helper = orphan_with(&monitor, &["--patience", "0"]);
+    let mut helper = orphan_with(&monitor, FORMER, &["--patience", "0"]);
     let mut said = BufReader::new(helper.stderr.take().unwrap()).lines();
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "active" }));

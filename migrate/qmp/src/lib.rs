@@ -298,6 +298,29 @@ pub struct Event {
     /// The event's data; null without any.
     #[serde(default)]
     pub data: Value,
+    /// When it happened, by QEMU's clock.
+    #[serde(default)]
+    pub timestamp: Timestamp,
+}
+
+/// A time of the host's clock; negative where QEMU could not read it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(default)]
+pub struct Timestamp {
+    /// Seconds since 1970.
+    pub seconds: i64,
+    /// Microseconds of that second.
+    pub microseconds: i64,
+}
+
+impl Timestamp {
+    /// The time since `earlier`; zero if that is later or the times make no sense.
+    pub fn since(self, earlier: Self) -> Duration {
+        let micros =
+            |time: Self| time.seconds.checked_mul(1_000_000)?.checked_add(time.microseconds);
+        let passed = micros(self).zip(micros(earlier)).and_then(|(a, b)| a.checked_sub(b));
+        Duration::from_micros(passed.and_then(|passed| u64::try_from(passed).ok()).unwrap_or(0))
+    }
 }
 
 /// Events not yet polled, bounded in number and bytes.

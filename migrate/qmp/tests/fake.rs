@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use qmp::{Qmp, QmpError, Version};
+use qmp::{Qmp, QmpError, Timestamp, Version};
 use serde_json::{json, Value};
 
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "x"}, "capabilities": ["oob"]}}"#;
@@ -106,6 +106,9 @@ fn a_command_gets_its_reply_and_events_wait() {
     assert_eq!(reply, Value::Null);
     let event = qmp.poll_event(Duration::ZERO).unwrap().unwrap();
     assert_eq!((event.name.as_str(), &event.data["status"]), ("MIGRATION", &json!("setup")));
+    let whole = Timestamp { seconds: 3, microseconds: 500 };
+    assert_eq!(whole.since(event.timestamp), Duration::from_micros(2_000_500));
+    assert_eq!(event.timestamp.since(whole), Duration::ZERO);
     assert_eq!(qmp.poll_event(Duration::ZERO).unwrap().unwrap().data, Value::Null);
     assert_eq!(qmp.poll_event(LONG).unwrap().unwrap().name, "RESUME");
     assert_eq!(qmp.poll_event(SHORT).unwrap(), None);

@@ -19,6 +19,7 @@ const POLICY: &[&str] = &[include_str!("../../../../memory/policy/src/settings.r
 const CONFIG: &[&str] = &[include_str!("../../../../migrate/host/src/config.rs")];
 const HOST: &[&str] =
     &[include_str!("../host/status.rs"), include_str!("../../../../migrate/host/src/record.rs")];
+const REHEARSAL: &[&str] = &[include_str!("../rehearse/report.rs")];
 const DOCTOR: &[&str] = &[include_str!("../host/doctor/mod.rs")];
 const CHECK: &[&str] = &[include_str!("../../../../memory/swap/src/check/mod.rs")];
 
@@ -100,6 +101,7 @@ fn reports(text: &mut String) {
     let helps = helps(&metrics);
     for (title, sources, name) in [
         ("Report of a migration (`--json` of `migrate`, `relay` and `receive`)", REPORT, "Report"),
+        ("Report of a rehearsal (`platen rehearse --json`)", REHEARSAL, "Report"),
         (
             "Status of the service (`platen host status --json`, `platen list --json`)",
             HOST,

@@ -1,0 +1,393 @@
+//! The rehearsal of one VM, by its monitor.
+
+use super::load::Load;
+use crate::monitor::{refuse_colo, refuse_in_progress, refuse_tls};
+use crate::say::say;
+use crate::settings::{capabilities, Before};
+use anyhow::{bail, ensure, Context};
+use qmp::{Event, MigrationInfo, Qmp, QmpError, Timestamp, Version};
+use rehearse::{
+    Allowed, Cores, DirtyCurve, Discard, Guest, Observation, Pass, QemuSettings, Sampled, Schedule,
+    Setup, Totals,
+};
+use relay::UnixAddress;
+use serde_json::json;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// The interval between queries of the monitor.
+const ASK: Duration = Duration::from_millis(25);
+/// How long an old QEMU may take to report that it waits to hand the VM over, before a cancel.
+const AT_REST: Duration = Duration::from_millis(50);
+/// With fewer passes than this, a millisecond of the guest's time is spent on one more.
+const ENOUGH: usize = 3;
+/// Time limit for QEMU to end a migration that is cancelled.
+const SETTLES: Duration = Duration::from_secs(120);
+/// QEMU's threshold is this time's bytes: it stops the VM, where it may at all, when next to nothing
+/// is left. (With 0 it would not read the dirty log again.)
+const RELUCTANT: u64 = 1;
+/// Where no page size was reported.
+const PAGE: u16 = 4096;
+
+/// A capability of QEMU 8.1 and later.
+const ACK: &str = "switchover-ack";
+const BANDWIDTH: &str = "avail-switchover-bandwidth";
+
+/// Capabilities of a rehearsal, where QEMU has them. x-ignore-shared stays as it is: it belongs to the
+/// migration that is rehearsed.
+const CAPABILITIES: [(&str, bool); 15] = [
+    // Guards: see the module.
+    ("events", true),
+    ("return-path", true),
+    ("pause-before-switchover", true),
+    // With it another client could make the VM leave for good (migrate-start-postcopy).
+    ("postcopy-ram", false),
+    ("postcopy-preempt", false),
+    // The guest keeps its speed.
+    ("auto-converge", false),
+    ("dirty-limit", false),
+    // The stream is what platen would compress.
+    ("multifd", false),
+    ("xbzrle", false),
+    ("compress", false),
+    ("zero-copy-send", false),
+    ("mapped-ram", false),
+    ("background-snapshot", false),
+    // What is sent is kept.
+    ("release-ram", false),
+    ("dirty-bitmaps", false),
+];
+
+/// QEMU before the rehearsal.
+#[derive(Debug)]
+pub(super) struct BeforeIt {
+    version: Version,
+    max_downtime: Duration,
+    max_bandwidth: Option<u64>,
+    channels: u64,
+}
+
+/// Refuses a VM that cannot be rehearsed, before anything is changed.
+pub(super) fn check(qmp: &mut Qmp, max_downtime: Option<u64>) -> anyhow::Result<BeforeIt> {
+    refuse_in_progress(qmp, "the source QEMU")?;
+    let vm = qmp.query_status()?;
+    ensure!(
+        vm.running,
+        "the VM is '{}': a rehearsal measures how a running VM writes to its memory; let it go on first (cont)",
+        vm.status
+    );
+    let parameters = qmp.query_parameters()?;
+    refuse_tls(&parameters)?;
+    if let Some(mode) = parameters["mode"].as_str().filter(|mode| *mode != "normal") {
+        bail!(
+            "the source QEMU's migration mode is '{mode}', which stops the VM at the beginning: set it to \
+             normal (migrate-set-parameters)"
+        );
+    }
+    refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "source")?;
+    let limit = parameters["downtime-limit"].as_u64();
+    let limit = max_downtime.or(limit).context("QEMU has no parameter downtime-limit")?;
+    Ok(BeforeIt {
+        version: qmp.version(),
+        max_downtime: Duration::from_millis(limit),
+        max_bandwidth: parameters["max-bandwidth"].as_u64().filter(|rate| *rate > 0),
+        channels: parameters["multifd-channels"].as_u64().unwrap_or(2).max(1),
+    })
+}
+
+/// What a rehearsal has found.
+#[derive(Debug)]
+pub(super) struct Rehearsed {
+    /// Seconds.
+    pub(super) seconds: f64,
+    /// QEMU's version.
+    pub(super) version: Version,
+    /// Bytes of RAM.
+    pub(super) ram: u64,
+    pub(super) passes: Vec<Pass>,
+    pub(super) totals: Totals,
+    pub(super) sampled: Sampled,
+    /// How long the VM stood still, by QEMU's clock.
+    pub(super) pause: Duration,
+    /// The run state afterwards.
+    pub(super) vm: String,
+    /// Cores that nothing but this process used.
+    pub(super) free_cores: f64,
+}
+
+impl Rehearsed {
+    /// The first message of the result.
+    pub(super) fn vm_in_words(&self) -> String {
+        let pause = match self.pause.as_micros() {
+            0 => "it was not stopped".to_owned(),
+            micros => format!("it stood still for {:.1} ms", micros as f64 / 1e3),
+        };
+        format!(
+            "rehearsed for {:.1} s; the VM is '{}' at the source, {pause}; QEMU's settings are as before",
+            self.seconds, self.vm
+        )
+    }
+
+    pub(super) fn curve(&self) -> DirtyCurve {
+        DirtyCurve::new(&self.passes, self.ram as f64)
+    }
+}
+
+impl BeforeIt {
+    /// What forecasts are made from. `workers`: codec threads.
+    pub(super) fn setup(&self, seen: &Rehearsed, workers: f64) -> Setup {
+        /// Bytes of pages per second of a QEMU that sent too little to measure it.
+        const FAST: f64 = 1e9;
+        /// The rate at which QEMU finds that pages are zeros.
+        const ZEROS: f64 = 4e9;
+        let Totals { pages, data_pages, first_pages, first_data_pages, .. } = seen.totals;
+        let page = seen.totals.page_size as f64;
+        let (again, again_data) = (pages - first_pages, data_pages - first_data_pages);
+        let (ram, data) = (seen.ram as f64, first_data_pages as f64 * page);
+        let source = seen.totals.fastest.map_or(FAST, |pages| pages * page);
+        let guest = Guest {
+            ram,
+            data,
+            source,
+            first_pass: data / source + (ram - data).max(0.0) / ZEROS,
+            data_share: if again > 0 { again_data as f64 / again as f64 } else { 1.0 },
+            curve: seen.curve(),
+        };
+        let other = controller::Config::new(1).other_ns_per_byte;
+        Setup {
+            guest,
+            sampled: seen.sampled.clone(),
+            cores: Cores { workers, free: seen.free_cores, other },
+            qemu: QemuSettings {
+                version: (self.version.major, self.version.minor),
+                max_bandwidth: self.max_bandwidth.map(|rate| rate as f64),
+                channels: self.channels as f64,
+            },
+            max_downtime: self.max_downtime,
+            postcopy: !crate::ending_options::fails_in_postcopy(self.version),
+        }
+    }
+}
+
+/// Sets QEMU up, rehearses for about `length`, and cancels. QEMU's settings are changed afterwards,
+/// and the VM runs; an error says if it does not.
+pub(super) fn rehearse(
+    qmp: &mut Qmp,
+    settings: &mut Before,
+    length: Duration,
+    interrupted: &AtomicBool,
+) -> anyhow::Result<Rehearsed> {
+    let known = capabilities(qmp)?;
+    let mut wanted = CAPABILITIES.to_vec();
+    if known.contains_key(ACK) {
+        wanted.push((ACK, true));
+    }
+    let parameters = qmp.query_parameters()?;
+    settings.set(qmp, &wanted)?;
+    settings.set_parameter(qmp, "max-bandwidth", json!(0))?;
+    settings.set_parameter(qmp, "downtime-limit", json!(RELUCTANT))?;
+    if parameters.get(BANDWIDTH).is_some() {
+        settings.set_parameter(qmp, BANDWIDTH, json!(0))?;
+    }
+    let dir = tempfile::Builder::new()
+        .prefix("platen-")
+        .tempdir()
+        .context("cannot make a private directory")?;
+    let address = UnixAddress::from(dir.path().join("rehearse.sock"));
+    let discard = Discard::listen(address, PAGE.into(), crate::args::delta_cache_default())?;
+    // Events of the time before mean nothing here.
+    while qmp.poll_event(Duration::ZERO)?.is_some() {}
+    // From here on the helper cancels a migration that waits to hand the VM over.
+    settings.rehearse(true)?;
+    let load = Load::now();
+    let mut course = Course::new(length);
+    let watched = qmp
+        .migrate(&discard.uri())
+        .map_err(Into::into)
+        .and_then(|()| course.watch(qmp, &discard, interrupted));
+    let watched = match watched {
+        // QEMU's migration fails with its socket, and the helper process does what is left.
+        Err(error) if is_silent(&error) => return Err(error),
+        watched => watched,
+    };
+    let ended = course.end(qmp, &discard);
+    let (free_cores, vm) = (load.free_cores(), qmp.query_status());
+    if ended.is_ok() {
+        settings.rehearse(false)?;
+    }
+    match (watched, ended) {
+        (Ok(()), ended) => ended?,
+        (Err(error), Ok(())) => return Err(error),
+        (Err(error), Err(stuck)) => return Err(error.context(format!("{stuck:#}"))),
+    }
+    ensure!(
+        !course.schedule.passes().is_empty(),
+        "QEMU stopped the VM before its first pass over the RAM was over (was its downtime-limit raised \
+         meanwhile?): nothing is known of the guest's writes"
+    );
+    Ok(Rehearsed {
+        seconds: course.begun.elapsed().as_secs_f64(),
+        version: qmp.version(),
+        ram: course.ram,
+        passes: course.schedule.passes().to_vec(),
+        totals: discard.totals(),
+        sampled: discard.sampled(),
+        pause: course.pause,
+        vm: vm?.status,
+        free_cores,
+    })
+}
+
+/// Whether an error means that the monitor is of no use any more.
+pub(super) fn is_silent(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<QmpError>();
+    error.is_some_and(|error| !matches!(error, QmpError::Refused { .. }))
+}
+
+/// A rehearsal under way.
+struct Course {
+    schedule: Schedule,
+    length: Duration,
+    begun: Instant,
+    /// When the first pass had ended.
+    first_pass: Option<Instant>,
+    ram: u64,
+    /// The VM stands still since then.
+    stopped: Option<Timestamp>,
+    pause: Duration,
+    /// QEMU waits to hand the VM over.
+    waits: bool,
+}
+
+impl Course {
+    fn new(length: Duration) -> Self {
+        Self {
+            schedule: Schedule::new(length),
+            length,
+            begun: Instant::now(),
+            first_pass: None,
+            ram: 0,
+            stopped: None,
+            pause: Duration::ZERO,
+            waits: false,
+        }
+    }
+
+    /// Measures until the time is over or QEMU has stopped the VM.
+    fn watch(
+        &mut self,
+        qmp: &mut Qmp,
+        discard: &Discard,
+        interrupted: &AtomicBool,
+    ) -> anyhow::Result<()> {
+        loop {
+            self.listen(qmp, ASK)?;
+            if self.waits {
+                return Ok(());
+            }
+            ensure!(!interrupted.load(Ordering::Acquire), "interrupted");
+            let info = qmp.query_migrate()?;
+            match info.status() {
+                "pre-switchover" => {
+                    self.waits = true;
+                    return Ok(());
+                }
+                "active" => self.observe(&info, discard),
+                _ if info.is_over() => {
+                    let why = info.error_desc.unwrap_or_else(|| "no reason given".into());
+                    bail!("the source QEMU ended the migration: {why}")
+                }
+                _ => {}
+            }
+            let further = self.length.saturating_sub(self.schedule.first_pass());
+            if self.first_pass.is_some_and(|at| at.elapsed() >= further) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Handles QEMU's events, and waits up to `wait` for one.
+    fn listen(&mut self, qmp: &mut Qmp, wait: Duration) -> anyhow::Result<()> {
+        let mut wait = wait;
+        while let Some(Event { name, data, timestamp }) = qmp.poll_event(wait)? {
+            match name.as_str() {
+                "STOP" => drop(self.stopped.get_or_insert(timestamp)),
+                "RESUME" => {
+                    let since = self.stopped.take();
+                    self.pause += since.map_or(Duration::ZERO, |since| timestamp.since(since));
+                }
+                "MIGRATION" => self.waits |= data["status"] == "pre-switchover",
+                _ => {}
+            }
+            // Every millisecond from here on is the guest's.
+            if self.waits {
+                return Ok(());
+            }
+            wait = Duration::ZERO;
+        }
+        Ok(())
+    }
+
+    fn observe(&mut self, info: &MigrationInfo, discard: &Discard) {
+        let ram = info.ram.clone().unwrap_or_default();
+        let page = ram.page_size.unwrap_or(PAGE.into()).max(1);
+        let Some(total) = ram.total.filter(|total| *total > 0) else { return };
+        if self.ram == 0 {
+            self.ram = total;
+            discard.begin(total / page, self.schedule.first_pass());
+        }
+        let pages = ram.normal.unwrap_or(0).saturating_add(ram.duplicate.unwrap_or(0));
+        let allowed = self.schedule.observe(Observation {
+            at: self.begun.elapsed(),
+            syncs: ram.dirty_sync_count.unwrap_or(0),
+            remaining: ram.remaining.unwrap_or(0),
+            sent: pages.saturating_mul(page),
+        });
+        if !self.schedule.passes().is_empty() {
+            self.first_pass.get_or_insert_with(Instant::now);
+            discard.allow(allowed);
+        }
+    }
+
+    /// Cancels the migration, and waits until it is over and the VM runs.
+    fn end(&mut self, qmp: &mut Qmp, discard: &Discard) -> anyhow::Result<()> {
+        if self.waits {
+            // Of an idle guest nothing else is known than the pass that made QEMU converge.
+            if self.schedule.passes().len() < ENOUGH {
+                self.observe(&qmp.query_migrate()?, discard);
+            }
+        } else {
+            // QEMU loses a cancel that comes while it stops the VM (an instant): it is told to when it
+            // waits in a write, or has reported that it waits to hand the VM over.
+            discard.allow(Allowed::Nothing);
+            self.listen(qmp, AT_REST)?;
+        }
+        qmp.migrate_cancel()?;
+        discard.allow(Allowed::All);
+        self.waits = false;
+        let until = Instant::now() + SETTLES;
+        loop {
+            self.listen(qmp, Duration::from_millis(5))?;
+            let (info, vm) = (qmp.query_migrate()?, qmp.query_status()?);
+            let is_over = info.is_over() || info.status() == "none";
+            // QEMU resumes the VM a moment after it has reported the end. A VM in another state than
+            // this was stopped by somebody else.
+            if is_over && vm.status != "finish-migrate" {
+                return self.listen(qmp, Duration::ZERO);
+            }
+            if Instant::now() >= until {
+                let text = format!(
+                    "QEMU's migration stays '{}' and its VM '{}': look at it (query-status, cont)",
+                    info.status(),
+                    vm.status
+                );
+                say(&text);
+                bail!(text);
+            }
+            // It converged meanwhile, and waits.
+            if info.status() == "pre-switchover" {
+                qmp.migrate_cancel()?;
+            }
+        }
+    }
+}
