@@ -51,13 +51,13 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 }
 
 /// A link that carries less than the guest dirties: some three thousand pages a second, compressed.
-const THIN: Rate = Rate::Mbit(40);
+pub(crate) const THIN: Rate = Rate::Mbit(40);
 /// The link for a guest that gets so little of a busy machine that it dirtied no more than the link
 /// before carries.
 const THINNER: [Rate; 3] = [THIN, Rate::Mbit(10), Rate::Mbit(2)];
 /// The guest rewrites more pages a second than that. Slowed by 91 % it rewrites a third of them: it
 /// makes up for 40 ms whenever its CPU runs.
-const TOO_MUCH: (u64, u64, u64) = (5000, 100, 16);
+pub(crate) const TOO_MUCH: (u64, u64, u64) = (5000, 100, 16);
 
 /// A migration of a guest that does not converge by itself.
 struct Endless {
@@ -102,12 +102,13 @@ impl Endless {
 }
 
 /// QEMU's migration capabilities and parameters.
-fn settings(vm: &mut Vm) -> Result<Value> {
+pub(crate) fn settings(vm: &mut Vm) -> Result<Value> {
     let capabilities = vm.monitor.execute("query-migrate-capabilities", json!({}))?;
     Ok(json!([capabilities, vm.monitor.execute("query-migrate-parameters", json!({}))?]))
 }
 
-fn are_put_back(vm: &mut Vm, before: &Value) -> Result<()> {
+/// Waits until the settings are `before`.
+pub(crate) fn are_put_back(vm: &mut Vm, before: &Value) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
         let now = settings(vm)?;

@@ -20,6 +20,7 @@ mod guest;
 mod kill;
 mod matrix;
 mod moves;
+mod rehearse;
 mod resume;
 mod saved;
 mod security;
@@ -92,6 +93,7 @@ fn run() -> anyhow::Result<u32> {
         matrix::scenarios(),
         doubt::scenarios(),
         ending::scenarios(),
+        rehearse::scenarios(),
         saved::scenarios(),
     ];
     let choice = choice::Choice::new(std::env::args().skip(1))?;
