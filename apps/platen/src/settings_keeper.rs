@@ -216,6 +216,21 @@ fn waits_for_rehearsal(info: &MigrationInfo, died: Instant) -> bool {
     info.status() == "pre-switchover" && age.is_some_and(|age| age >= died.elapsed())
 }
 
+/// How long a cancel may take before it counts as lost.
+pub(crate) const LOST_CANCEL: Duration = Duration::from_secs(2);
+
+/// Whether QEMU has lost a cancel, or is carrying it out. A cancel in the instant between STOP and
+/// `pre-switchover` leaves QEMU 7.2 waiting in `cancelling` for ever, with its VM stopped.
+pub(crate) fn is_cancel_lost(info: &MigrationInfo, vm: &str) -> bool {
+    info.status() == "cancelling" && vm == "finish-migrate"
+}
+
+/// Wakes a QEMU that has lost a cancel. It finds that its migration is cancelled, and resumes the
+/// VM. In this state it cannot hand the VM over.
+pub(crate) fn wake_lost_cancel(qmp: &mut Qmp) -> Result<(), QmpError> {
+    qmp.execute("migrate-continue", Some(json!({ "state": "cancelling" }))).map(drop)
+}
+
 fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::Result<Left> {
     let later = |error: QmpError| Ok(Left::Later(error.to_string()));
     let mut qmp = match Qmp::connect(args.qmp.path(), MONITOR) {
@@ -243,6 +258,15 @@ fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::R
             Ok(()) => "QEMU's rehearsal is being cancelled".into(),
             Err(error) => error.to_string(),
         }));
+    }
+    if former.rehearsal && status == "cancelling" && died.elapsed() >= LOST_CANCEL {
+        let vm = qmp.query_status().map(|vm| vm.status).unwrap_or_default();
+        if is_cancel_lost(&info, &vm) {
+            say(&format!("monitor {}: QEMU has lost the rehearsal's cancel: waking it", args.qmp));
+            if let Err(error) = wake_lost_cancel(&mut qmp) {
+                return later(error);
+            }
+        }
     }
     if !info.is_over() && status != "none" {
         return Ok(Left::Later(format!("QEMU's migration stays '{status}'")));

@@ -158,6 +158,38 @@ fn a_rehearsal_that_waits_to_hand_the_vm_over_is_cancelled() {
     assert!(helper.wait_with_output().unwrap().status.success());
 }
 
+/// QEMU 7.2 loses a cancel between STOP and pre-switchover, and would wait for ever.
+#[test]
+fn a_qemu_that_has_lost_the_cancel_of_a_rehearsal_is_woken() {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("qmp");
+    let listener = UnixListener::bind(&monitor).unwrap();
+    let helper = orphan_with(&monitor, REHEARSAL, &[]);
+    // A cancel takes a moment: the helper does not ask at once.
+    loop {
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", json!({ "status": "cancelling" }));
+        let mut line = String::new();
+        if client.lines.read_line(&mut line).unwrap() == 0 {
+            continue;
+        }
+        let command: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(command["execute"], "query-status", "{line}");
+        let stopped = json!({ "status": "finish-migrate", "running": false });
+        client.say(&json!({ "return": stopped, "id": command["id"] }));
+        let arguments = client.hear("migrate-continue", json!({}));
+        assert_eq!(arguments, json!({ "state": "cancelling" }));
+        client.hangs_up();
+        break;
+    }
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "cancelled" }));
+    released(&mut client);
+    client.hear("migrate-set-parameters", json!({}));
+    client.hangs_up();
+    assert!(helper.wait_with_output().unwrap().status.success());
+}
+
 /// The rehearsal is over, and another client migrates in earnest. A command that did not rehearse
 /// leaves a migration to those who continue it.
 #[test]

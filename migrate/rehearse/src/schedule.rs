@@ -9,6 +9,9 @@ const FIRST: f64 = 0.4;
 /// times that differ by an order of magnitude and more.
 const FURTHER: [f64; 4] = [0.005, 0.02, 0.05, 0.15];
 
+/// The longest time that QEMU waits in a write: it holds locks of its RAM meanwhile.
+const LONGEST_HOLD: Duration = Duration::from_secs(3);
+
 /// QEMU's counters at one moment. Bytes are bytes of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
@@ -118,7 +121,7 @@ impl Schedule {
         self.begun = now;
         let part = FURTHER[self.next % FURTHER.len()];
         self.next += 1;
-        self.held_until = now + self.length.mul_f64(part);
+        self.held_until = now + self.length.mul_f64(part).min(LONGEST_HOLD);
     }
 
     /// The passes that have ended.

@@ -12,7 +12,8 @@
 //! 1. `switchover-ack` (from QEMU 8.1 on; 11.1 heeds it for some devices only): QEMU does not stop the
 //!    VM before the destination allows it, which this end never does.
 //! 2. `pause-before-switchover`: any other QEMU stops the VM once it has converged, and waits for
-//!    `migrate-continue`, which this program does not contain. It cancels at once.
+//!    `migrate-continue`. This program cancels at once, and sends `migrate-continue` only for a
+//!    migration in `cancelling`, which cannot go on any more.
 //! 3. `return-path`: QEMU completes a migration only when the destination has answered, and nothing is
 //!    ever written to the socket. Its end makes QEMU resume the VM.
 //! 4. The helper process that restores the settings cancels a migration that waits in
@@ -27,7 +28,7 @@ use crate::args::{compress_threads, TlsOptions};
 use crate::monitor::open_monitor;
 use crate::say::{say, show};
 use crate::settings::Before;
-use anyhow::{bail, Context};
+use anyhow::{bail, ensure, Context};
 use clap::Args;
 use link::{Over, WhatIf};
 use relay::UnixAddress;
@@ -75,6 +76,8 @@ pub(crate) fn run(args: &RehearseArgs) -> anyhow::Result<ExitCode> {
     let mut qmp = open_monitor(&args.qmp)?;
     let monitor = || format!("monitor {}", args.qmp);
     let before = vm::check(&mut qmp, args.max_downtime).with_context(monitor)?;
+    // A rehearsal that is stopped cancels nothing, while QEMU may have stopped the VM.
+    swap::ignore_terminal()?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
     ctrlc::set_handler(move || flag.store(true, Ordering::Release))
@@ -83,6 +86,7 @@ pub(crate) fn run(args: &RehearseArgs) -> anyhow::Result<ExitCode> {
     let peer = args.peer.as_deref();
     let measured =
         peer.map(|peer| link::measure(peer, &args.tls, args.peer_name.as_deref())).transpose()?;
+    ensure!(!interrupted.load(Ordering::Acquire), "interrupted");
     let mut settings = Before::with_keeper(&args.qmp)?;
     let length = Duration::from_secs(args.seconds);
     let rehearsed = vm::rehearse(&mut qmp, &mut settings, length, &interrupted);

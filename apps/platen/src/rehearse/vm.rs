@@ -4,6 +4,7 @@ use super::load::Load;
 use crate::monitor::{refuse_colo, refuse_in_progress, refuse_tls};
 use crate::say::say;
 use crate::settings::{capabilities, Before};
+use crate::settings_keeper::{is_cancel_lost, wake_lost_cancel, LOST_CANCEL};
 use anyhow::{bail, ensure, Context};
 use qmp::{Event, MigrationInfo, Qmp, QmpError, Timestamp, Version};
 use rehearse::{
@@ -35,7 +36,7 @@ const BANDWIDTH: &str = "avail-switchover-bandwidth";
 
 /// Capabilities of a rehearsal, where QEMU has them. x-ignore-shared stays as it is: it belongs to the
 /// migration that is rehearsed.
-const CAPABILITIES: [(&str, bool); 15] = [
+const CAPABILITIES: [(&str, bool); 16] = [
     // Guards: see the module.
     ("events", true),
     ("return-path", true),
@@ -56,6 +57,8 @@ const CAPABILITIES: [(&str, bool); 15] = [
     // What is sent is kept.
     ("release-ram", false),
     ("dirty-bitmaps", false),
+    // Disks are not rehearsed.
+    ("block", false),
 ];
 
 /// QEMU before the rehearsal.
@@ -201,10 +204,14 @@ pub(super) fn rehearse(
     settings.rehearse(true)?;
     let load = Load::now();
     let mut course = Course::new(length);
-    let watched = qmp
-        .migrate(&discard.uri())
-        .map_err(Into::into)
-        .and_then(|()| course.watch(qmp, &discard, interrupted));
+    if let Err(error) = begin(qmp, &discard) {
+        if !is_silent(&error) {
+            // Another client's migration may be in progress, which nobody here may cancel.
+            settings.rehearse(false)?;
+        }
+        return Err(error);
+    }
+    let watched = course.watch(qmp, &discard, interrupted);
     let watched = match watched {
         // QEMU's migration fails with its socket, and the helper process does what is left.
         Err(error) if is_silent(&error) => return Err(error),
@@ -238,10 +245,25 @@ pub(super) fn rehearse(
     })
 }
 
+/// Starts the migration of a VM that still runs.
+fn begin(qmp: &mut Qmp, discard: &Discard) -> anyhow::Result<()> {
+    let vm = qmp.query_status()?;
+    ensure!(vm.running, "the VM was stopped meanwhile: it is '{}'", vm.status);
+    Ok(qmp.migrate(&discard.uri())?)
+}
+
 /// Whether an error means that the monitor is of no use any more.
 pub(super) fn is_silent(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<QmpError>();
-    error.is_some_and(|error| !matches!(error, QmpError::Refused { .. }))
+    error.is_some_and(|error| {
+        !matches!(
+            error,
+            QmpError::Refused { .. }
+                | QmpError::InProgress { .. }
+                | QmpError::NoCapability { .. }
+                | QmpError::Unreleased { .. }
+        )
+    })
 }
 
 /// A rehearsal under way.
@@ -257,6 +279,9 @@ struct Course {
     pause: Duration,
     /// QEMU waits to hand the VM over.
     waits: bool,
+    /// The rehearsed migration has ended. Whatever QEMU reports from here on is another client's
+    /// migration, and is not cancelled.
+    over: bool,
 }
 
 impl Course {
@@ -270,6 +295,7 @@ impl Course {
             stopped: None,
             pause: Duration::ZERO,
             waits: false,
+            over: false,
         }
     }
 
@@ -285,12 +311,19 @@ impl Course {
             if self.waits {
                 return Ok(());
             }
+            ensure!(!self.over, "another client has ended the rehearsed migration");
             ensure!(!interrupted.load(Ordering::Acquire), "interrupted");
             let info = qmp.query_migrate()?;
             match info.status() {
                 "pre-switchover" => {
-                    self.waits = true;
-                    return Ok(());
+                    self.listen(qmp, Duration::ZERO)?;
+                    self.waits = !self.over;
+                    continue;
+                }
+                // Not with the capabilities of a rehearsal.
+                status if status.starts_with("postcopy") => {
+                    self.over = true;
+                    continue;
                 }
                 "active" => self.observe(&info, discard),
                 _ if info.is_over() => {
@@ -299,11 +332,25 @@ impl Course {
                 }
                 _ => {}
             }
+            self.ensure_progress()?;
             let further = self.length.saturating_sub(self.schedule.first_pass());
             if self.first_pass.is_some_and(|at| at.elapsed() >= further) {
                 return Ok(());
             }
         }
+    }
+
+    /// The first pass ends, unless QEMU waits for a device or for the guest.
+    fn ensure_progress(&self) -> anyhow::Result<()> {
+        /// Seconds, and bytes a second beyond that.
+        const LONGEST: (u64, u64) = (120, 100_000_000);
+        let limit = Duration::from_secs(LONGEST.0 + self.ram / LONGEST.1) + 4 * self.length;
+        ensure!(
+            self.first_pass.is_some() || self.begun.elapsed() < limit,
+            "QEMU's first pass over the RAM is not over after {} s",
+            limit.as_secs()
+        );
+        Ok(())
     }
 
     /// Handles QEMU's events, and waits up to `wait` for one.
@@ -316,12 +363,18 @@ impl Course {
                     let since = self.stopped.take();
                     self.pause += since.map_or(Duration::ZERO, |since| timestamp.since(since));
                 }
-                "MIGRATION" => self.waits |= data["status"] == "pre-switchover",
+                "MIGRATION" => match data["status"].as_str() {
+                    Some("cancelled" | "failed" | "completed") => {
+                        (self.over, self.waits) = (true, false);
+                    }
+                    // Every millisecond from here on is the guest's.
+                    Some("pre-switchover") if !self.over => {
+                        self.waits = true;
+                        return Ok(());
+                    }
+                    _ => {}
+                },
                 _ => {}
-            }
-            // Every millisecond from here on is the guest's.
-            if self.waits {
-                return Ok(());
             }
             wait = Duration::ZERO;
         }
@@ -352,9 +405,15 @@ impl Course {
     /// Cancels the migration, and waits until it is over and the VM runs.
     fn end(&mut self, qmp: &mut Qmp, discard: &Discard) -> anyhow::Result<()> {
         if self.waits {
+            // QEMU writes nothing now. If another client lets it continue, it must not wait in a
+            // write with the monitor locked.
+            discard.allow(Allowed::All);
             // Of an idle guest nothing else is known than the pass that made QEMU converge.
             if self.schedule.passes().len() < ENOUGH {
-                self.observe(&qmp.query_migrate()?, discard);
+                if let Ok(info) = qmp.query_migrate() {
+                    self.observe(&info, discard);
+                    discard.allow(Allowed::All);
+                }
             }
         } else {
             // QEMU loses a cancel that comes while it stops the VM (an instant): it is told to when it
@@ -362,14 +421,18 @@ impl Course {
             discard.allow(Allowed::Nothing);
             self.listen(qmp, AT_REST)?;
         }
-        qmp.migrate_cancel()?;
+        self.listen(qmp, Duration::ZERO)?;
+        if !self.over {
+            qmp.migrate_cancel()?;
+        }
         discard.allow(Allowed::All);
         self.waits = false;
+        let mut lost = None;
         let until = Instant::now() + SETTLES;
         loop {
             self.listen(qmp, Duration::from_millis(5))?;
             let (info, vm) = (qmp.query_migrate()?, qmp.query_status()?);
-            let is_over = info.is_over() || info.status() == "none";
+            let is_over = self.over || info.is_over() || info.status() == "none";
             // QEMU resumes the VM a moment after it has reported the end. A VM in another state than
             // this was stopped by somebody else.
             if is_over && vm.status != "finish-migrate" {
@@ -377,7 +440,8 @@ impl Course {
             }
             if Instant::now() >= until {
                 let text = format!(
-                    "QEMU's migration stays '{}' and its VM '{}': look at it (query-status, cont)",
+                    "QEMU's migration stays '{}' and its VM '{}': look at it (query-status); what wakes a QEMU that lost \
+                     its cancel is migrate-continue with the state cancelling",
                     info.status(),
                     vm.status
                 );
@@ -385,8 +449,14 @@ impl Course {
                 bail!(text);
             }
             // It converged meanwhile, and waits.
-            if info.status() == "pre-switchover" {
+            if info.status() == "pre-switchover" && !self.over {
                 qmp.migrate_cancel()?;
+            }
+            if !is_cancel_lost(&info, &vm.status) {
+                lost = None;
+            } else if lost.get_or_insert_with(Instant::now).elapsed() >= LOST_CANCEL {
+                wake_lost_cancel(qmp)?;
+                lost = None;
             }
         }
     }

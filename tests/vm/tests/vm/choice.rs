@@ -26,6 +26,7 @@ const QUICK: &[&str] = &[
     "qatzip_decompressed_on_a_simulated_device_reset",
     "a_simulated_device_that_lies_costs_the_migration_at_most",
     "qatzip_without_a_device_is_software_or_refused",
+    "qemu_7_rehearsal_killed_before_switchover",
     "cancel_by_ctrl_c_2_channels",
     "cancel_by_monitor_0_channels",
     "receive_killed_2_channels",
