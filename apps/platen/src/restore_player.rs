@@ -100,13 +100,14 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
         Ok(played) => played,
         Err(error) => return fail(Failed::of(&error, false), &format!("{:#}", Chain(&error))),
     };
+    // The restore has succeeded, whatever happens to the hot set.
+    let _ = show(&format!("{}\n", report(&played)));
     if is_hot && set.add(&played.asked) {
         if let Err(error) = set.write(&args.image, &image) {
             let error = anyhow::Error::from(error);
             say(&format!("the next restore cannot know what the VM asked for: {error:#}"));
         }
     }
-    let _ = show(&format!("{}\n", report(&played)));
     Ok(ExitCode::SUCCESS)
 }
 

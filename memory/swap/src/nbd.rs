@@ -148,18 +148,20 @@ impl Reconnection<'_> {
             message.u32(ATTR_INDEX, index);
             timeouts(&mut message);
             message.sockets(&self.pending);
-            match netlink.ask(&message) {
-                Ok(()) => {
-                    self.pending = None;
-                    self.left -= 1;
-                    (self.some, self.since) = (true, Instant::now());
-                }
+            let asked = netlink.ask(&message);
+            // Also after an error, since the answer alone may be lost. A connection that is passed
+            // twice would have two readers.
+            if self.pending.as_ref().is_some_and(is_taken) {
+                self.pending = None;
+                self.left -= 1;
+                (self.some, self.since) = (true, Instant::now());
+                continue;
+            }
+            match asked {
                 Err(error) if error.raw_os_error() != Some(ENOSPC) => return Err(error),
-                Err(_) if self.since.elapsed() < DEAD => std::thread::sleep(SOON),
-                Err(_) if !self.some && self.since.elapsed() < PATIENCE => {
-                    std::thread::sleep(AGAIN);
-                }
-                Err(_) => {
+                _ if self.since.elapsed() < DEAD => std::thread::sleep(SOON),
+                _ if !self.some && self.since.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
+                _ => {
                     // It stays open, since the server would take its end for a lost client.
                     std::mem::forget(self.pending.take());
                     self.left = 0;
@@ -168,6 +170,13 @@ impl Reconnection<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether the kernel has taken a connection. It reports success also if it has not, for want of a
+/// dead one to replace (`nbd_genl_reconfigure`). To one that it takes it gives the disk's
+/// [`TIMEOUT`] as the time limit of sends, which nobody else sets.
+fn is_taken(stream: &UnixStream) -> bool {
+    matches!(stream.write_timeout(), Ok(Some(_)))
 }
 
 /// Detaches a disk.

@@ -38,9 +38,9 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Folder with this host's ca.pem, cert.pem and key.pem, which `platen cert` makes.
     pub tls_dir: PathBuf,
-    /// SHA-256 fingerprints of certificates that are revoked: no link to their owner comes about.
-    /// `issued` in the folder of the CA lists those of all hosts; `openssl x509 -noout -fingerprint
-    /// -sha256 -in cert.pem` prints one. Take the fingerprint out when the certificate has expired.
+    /// SHA-256 fingerprints of the keys of certificates that are revoked: no link to their owner
+    /// comes about. `issued` in the folder of the CA lists those of all hosts; `platen doctor` prints
+    /// that of its host. Take the fingerprint out when the certificate has expired.
     pub revoked: Vec<String>,
     /// Codec: none, lz4, zlib, zstd, qatzip or auto.
     pub codec: String,

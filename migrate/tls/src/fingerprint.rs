@@ -1,16 +1,20 @@
-//! The number by which a certificate is told from every other, and by which it is revoked.
+//! The number by which a certificate's key is told from every other, and by which it is revoked.
 
 use aws_lc_rs::digest::{digest, SHA256};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::CertificateDer;
+use rustls::server::ParsedCertificate;
 use std::fmt;
 use std::str::FromStr;
 
 /// Bytes of a SHA-256.
 const BYTES: usize = 32;
 
-/// The SHA-256 of a certificate, as `openssl x509 -noout -fingerprint -sha256` prints it:
-/// hexadecimal digits, two by two, with colons between them.
+/// The SHA-256 of a certificate's public key (SubjectPublicKeyInfo, DER): hexadecimal digits, two by
+/// two, with colons between them.
+///
+/// Not of the whole certificate: whoever has a certificate can give its ECDSA signature another form
+/// that is as valid, and its bytes another hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; BYTES]);
 
@@ -18,7 +22,10 @@ impl Fingerprint {
     /// The fingerprint of a certificate, DER.
     #[must_use]
     pub fn of(certificate: &[u8]) -> Self {
-        let hash = digest(&SHA256, certificate);
+        let der = CertificateDer::from(certificate);
+        let key = ParsedCertificate::try_from(&der).map(|parsed| parsed.subject_public_key_info());
+        // No handshake succeeds with a certificate that cannot be parsed.
+        let hash = key.map_or_else(|_| digest(&SHA256, certificate), |key| digest(&SHA256, &key));
         Self(hash.as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 
@@ -53,8 +60,8 @@ impl FromStr for Fingerprint {
         let wrong = || {
             let shown: String = text.chars().take(100).collect();
             format!(
-                "'{}' is no SHA-256 fingerprint of {BYTES} bytes in hexadecimal, as `openssl x509 \
-                 -noout -fingerprint -sha256 -in cert.pem` prints it",
+                "'{}' is no SHA-256 of a public key, {BYTES} bytes in hexadecimal, as `platen doctor` \
+                 and the CA's list `issued` show it",
                 shown.escape_debug()
             )
         };
@@ -86,7 +93,7 @@ mod tests {
         }
         for bad in ["", "BA:78", &text[3..], &format!("{text}:00"), &text.replace("BA", "+A")] {
             let said = bad.parse::<Fingerprint>().unwrap_err();
-            assert!(said.contains("openssl"), "{said}");
+            assert!(said.contains("issued"), "{said}");
         }
         assert!("\u{e9}".repeat(32).parse::<Fingerprint>().is_err());
     }

@@ -274,6 +274,21 @@ mod tests {
         Credentials::load(&dir.join(CA_FILE), &dir.join(CERT_FILE), &dir.join(KEY_FILE))
     }
 
+    /// An ECDSA signature is another one each time; its owner can change it, too.
+    #[test]
+    fn certificates_of_one_key_are_revoked_by_one_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::at(folder.path());
+        authority.init(false).unwrap();
+        let (pair, now) = (KeyPair::generate().unwrap(), OffsetDateTime::now_utc());
+        let from = (now - Duration::days(1)).unix_timestamp();
+        let to = (now + Duration::days(1)).unix_timestamp();
+        let sign = || authority.sign_between(&["a.example".into()], from, to, &pair).unwrap();
+        let (one, other) = (sign(), sign());
+        assert_ne!(one, other);
+        assert_eq!(Fingerprint::of_pem(&one), Fingerprint::of_pem(&other));
+    }
+
     #[test]
     fn each_certificate_is_on_the_list_with_the_number_that_revokes_it() {
         let folder = tempfile::tempdir().unwrap();

@@ -21,7 +21,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut, Read};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -95,12 +95,18 @@ impl Requests {
 
     /// The next request, if there is one.
     pub(super) fn take(&mut self) -> Option<(Request, Client)> {
-        if let Ok((stream, _)) = self.listener.accept() {
-            // The former client is dropped. Closing its socket removes it from the epoll set.
-            self.asking = None;
-            let watched =
-                stream.set_nonblocking(true).is_ok() && self.watch(stream.as_fd()).is_ok();
-            self.asking = watched.then_some(stream);
+        match self.listener.accept() {
+            Ok((stream, _)) => {
+                // The former client is dropped. Closing its socket removes it from the epoll set.
+                self.asking = None;
+                let watched =
+                    stream.set_nonblocking(true).is_ok() && self.watch(stream.as_fd()).is_ok();
+                self.asking = watched.then_some(stream);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // No descriptor or no memory: the socket stays readable, and the supervisor, which has
+            // real-time priority, must not spin.
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
         let received = receive(self.asking.as_ref()?);
         if matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
