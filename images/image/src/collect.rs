@@ -3,7 +3,8 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::fs::read_dir;
+use std::fs::{self, read_dir};
+use std::io;
 use std::path::Path;
 
 use rustix::fs::FlockOperation;
@@ -98,10 +99,17 @@ impl Store {
             |path: &Path, source| WriteError::Io { what: "remove", path: path.into(), source };
         // A save that was removed must not come back after its packs are gone.
         disk::sync_folder(&self.folder).map_err(|source| error(&self.folder, source))?;
+        if fs::symlink_metadata(&packs).is_ok_and(|packs| packs.is_symlink()) {
+            // Of another store, whose saves name its packs.
+            return Err(error(&packs, io::Error::other("it is a symbolic link, not a folder")));
+        }
         for folder in [&self.folder, &packs] {
             let read = |source| self.error(Damage::io("the folder", source));
             for entry in read_dir(folder).map_err(read)? {
                 let entry = entry.map_err(read)?;
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    continue;
+                }
                 let (name, path) = (entry.file_name(), entry.path());
                 let pack = pack_id(&name).filter(|_| folder == &packs);
                 let is_left = match image_name(&name.to_string_lossy()) {

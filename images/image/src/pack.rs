@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use crate::index::{put, read_unit, Cursor, UnitEntry};
 use crate::layout::{pack_header, Form, Trailer, HEADER_LEN, MAX_INDEX, TRAILER_LEN};
@@ -153,6 +156,14 @@ pub(crate) struct Pack {
 /// Path of pack `id` in the folder of a store.
 pub(crate) fn pack_path(store: &Path, id: u128) -> PathBuf {
     store.join(PACKS).join(format!("{id:032x}"))
+}
+
+/// Opens pack `id` of a store. A symbolic link is refused: `gc`, which may run as root, would copy
+/// pages of a pack that the store's owner cannot read. A FIFO does not block.
+pub(crate) fn open_pack(store: &Path, id: u128) -> std::io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).expect("flags of open(2)");
+    File::options().read(true).custom_flags(flags).open(pack_path(store, id))
 }
 
 /// Name of the folder of packs.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::layout::{Form, Part, Trailer};
-use crate::pack::{pack_path, Base, PackRef};
+use crate::pack::{open_pack, Base, PackRef};
 use crate::packs::{open_all, OpenPack, Packs};
 use crate::save::Parts;
 use crate::{Damage, Index, Shape, State};
@@ -42,7 +42,7 @@ impl Image {
         loop {
             let file = File::open(path).map_err(|error| Damage::io("the image", error))?;
             let opened = file.try_clone().map_err(|error| Damage::io("the image", error))?;
-            match Self::with_packs(file, &mut |id| File::open(pack_path(folder, id))) {
+            match Self::with_packs(file, &mut |id| open_pack(folder, id)) {
                 // The collection of the store has put another file in its place, and removed packs
                 // that only the old one named.
                 Err(Damage::Pack { .. }) if is_replaced(&opened, path) => {}

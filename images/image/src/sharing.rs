@@ -6,7 +6,7 @@ use std::path::Path;
 
 use aws_lc_rs::digest::{Context, SHA256};
 
-use crate::pack::{pack_path, Base, Pack, PackRef, PageHash, PACKS};
+use crate::pack::{open_pack, Base, Pack, PackRef, PageHash, PACKS};
 use crate::packs::{Packs, Places};
 use crate::save::Parts;
 use crate::units::MAX_BASE_UNITS;
@@ -81,7 +81,7 @@ impl Sharing {
         largest.truncate(MAX_PACKS);
         let mut packs = Vec::new();
         for (_, id) in largest {
-            match File::open(pack_path(folder, id))
+            match open_pack(folder, id)
                 .map_err(|error| Damage::io("the file", error))
                 .and_then(|file| Pack::over(file, id))
             {

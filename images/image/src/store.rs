@@ -272,12 +272,9 @@ impl Store {
 ///
 /// There is no such file; errors of the file system.
 pub fn remove_image(path: &Path) -> Result<(), WriteError> {
-    let hot_set = HotSet::path(path);
     let removed = disk::unlink(path).and_then(|()| {
-        match disk::unlink(&hot_set) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        // One that stays costs nothing: no other image uses it.
+        let _ = disk::unlink(&HotSet::path(path));
         disk::sync_folder(parent_of(path))
     });
     removed.map_err(|source| WriteError::Io { what: "remove", path: path.to_owned(), source })

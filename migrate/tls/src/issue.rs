@@ -110,8 +110,13 @@ impl Authority {
         let names = presented(&der).join(",");
         let line = format!("{} {fingerprint} {names}\n", day(OffsetDateTime::now_utc()));
         let open = File::options().append(true).create(true).mode(0o600).open(&path);
-        open.and_then(|mut list| list.write_all(line.as_bytes()).and_then(|()| list.sync_all()))
-            .map_err(TlsError::file("write", &path))?;
+        let append = |mut list: File| {
+            let len = list.metadata()?.len();
+            let written = list.write_all(line.as_bytes()).and_then(|()| list.sync_all());
+            // On a full disk: half a line would hide the next one.
+            written.inspect_err(|_| drop(list.set_len(len)))
+        };
+        open.and_then(append).map_err(TlsError::file("write", &path))?;
         Ok(fingerprint)
     }
 

@@ -266,6 +266,33 @@ fn a_save_of_any_size_is_written_in_packs_of_a_bounded_size() {
     is_whole(&store, "two", &ram);
 }
 
+/// A store may have another owner than the process that collects it.
+#[test]
+fn links_and_folders_in_a_store_lead_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = |name: &str| Store::create(&folder.path().join(name)).unwrap();
+    let (one, other) = (store("one"), store("other"));
+    let ram: Ram = (0..40).map(page).collect();
+    run(&other, &Op::Save("save", None, ram.clone())).unwrap();
+    let packs = |store: &Store| store.folder().join("packs");
+    let pack = std::fs::read_dir(packs(&other)).unwrap().next().unwrap().unwrap().file_name();
+    // A save whose pack is a link to one of another store.
+    let save = |store: &Store| store.folder().join("save");
+    std::fs::copy(save(&other), save(&one)).unwrap();
+    std::os::unix::fs::symlink(packs(&other).join(&pack), packs(&one).join(&pack)).unwrap();
+    assert!(matches!(Image::open(&save(&one)), Err(crate::Damage::Pack { .. })));
+    // A folder with the name of what is left behind.
+    std::fs::create_dir(one.folder().join(format!(".save{PARTIAL}x"))).unwrap();
+    one.collect(options()).unwrap();
+    // Packs of another store are not unused ones of this.
+    std::fs::remove_dir_all(packs(&one)).unwrap();
+    std::fs::remove_file(save(&one)).unwrap();
+    std::os::unix::fs::symlink(packs(&other), packs(&one)).unwrap();
+    let refused = one.collect(options()).unwrap_err().to_string();
+    assert!(refused.contains("packs"), "{refused}");
+    is_whole(&other, "save", &ram);
+}
+
 #[test]
 fn a_new_store_is_durable_before_it_can_be_used() {
     let folder = tempfile::tempdir().unwrap();
