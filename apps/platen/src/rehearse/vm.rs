@@ -219,7 +219,8 @@ pub(super) fn rehearse(
     };
     let ended = course.end(qmp, &discard);
     let (free_cores, vm) = (load.free_cores(), qmp.query_status());
-    if ended.is_ok() {
+    // Another client's migration is not the helper's to cancel either.
+    if ended.is_ok() || course.over {
         settings.rehearse(false)?;
     }
     match (watched, ended) {
@@ -452,7 +453,7 @@ impl Course {
             if info.status() == "pre-switchover" && !self.over {
                 qmp.migrate_cancel()?;
             }
-            if !is_cancel_lost(&info, &vm.status) {
+            if self.over || !is_cancel_lost(&info, &vm.status) {
                 lost = None;
             } else if lost.get_or_insert_with(Instant::now).elapsed() >= LOST_CANCEL {
                 wake_lost_cancel(qmp)?;
