@@ -46,7 +46,7 @@ pub(crate) struct PlayerOptions {
     pub(crate) hot_set: bool,
 }
 
-/// Limits of the pages that are sent before the VM runs. docs/saved-vms.md has the figures.
+/// Limits of the pages that are sent before the VM runs, so that it does not run much later.
 const HOT: HotLimits = HotLimits { bytes: 256 << 10, time: Duration::from_millis(100) };
 
 /// Time limit for QEMU to listen.
