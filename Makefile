@@ -4,6 +4,7 @@
 # make demo-memory  redis beyond its guest's memory: no swap, zram, platen (some minutes)
 # make memory-matrix  the same in guests of 128 to 512 MiB, beside zram (an hour; a part of proof)
 # make bench   the figures of docs/figures.md (about an hour and a half)
+# make report  the documents' figures beside ours: target/report/index.html (an hour; QUICK=1 ten minutes)
 # make deb     a Debian package: target/deb/platen_VERSION_ARCHITECTURE.deb
 # make rpm     an RPM package: target/rpm/platen-VERSION-1.ARCHITECTURE.rpm (needs rpmbuild)
 # make packages  tests them, the first in a fresh Debian: lintian, installation, upgrade, purge (a part of proof)
@@ -13,7 +14,7 @@
 
 CARGO ?= cargo
 
-.PHONY: all build setup test proof demo demo-memory memory-matrix bench deb rpm manuals packages check clean
+.PHONY: all build setup test proof demo demo-memory memory-matrix bench report deb rpm manuals packages check clean
 
 all: build
 
@@ -45,6 +46,12 @@ memory-matrix: setup build
 
 bench: setup build
 	@scripts/bench
+
+# Without the swap guests' parts the report says which sections lack them.
+report: setup build
+	@scripts/fetch-qemu 10 || true
+	@scripts/fetch-linux612 || true
+	@scripts/report
 
 manuals: build
 	$(CARGO) run --release --quiet -p platen --example manuals -- target/release/manuals

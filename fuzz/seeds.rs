@@ -199,6 +199,7 @@ fn add_host(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
         add("swap_nbd", &[b"\x01\0", &len[..], &kind.to_ne_bytes(), &[0; 10], &body].concat());
     }
     add("policy_settings", b"[policy]\nenabled = true\nidle = 3\nidle_pressed = 2\nperiod = 60\ncodec = 'zlib'\nlevel = 6\ngroup = 8\ngain = 5\ncpu = 7\ncpu_pressed = 9\n[policy.pressure]\nfile = '/x'\nstall = 70\nwindow = 500\n");
+    add("memory_map", b"FlatView #2\n AS \"memory\", root: system\n  0000000000000000-000000000009ffff (prio 0, ram): pc.ram KVM\n  00000000000c0000-00000000000c0fff (prio 0, rom): pc.ram\n  0000000000100000-0000000007ffffff (prio 0, ram): pc.ram\n");
     add("policy_settings", b"some avg10=12.34 avg60=0.00 avg300=0.00 total=7\nfull avg10=99.00\n");
     Ok(())
 }

@@ -12,7 +12,8 @@ use std::sync::OnceLock;
 /// `libusdm.so.0`.
 ///
 /// The first caller of a process builds; other processes wait for it. The files go to the target
-/// folder of the running test.
+/// folder of the running test. Nothing is built where `PLATEN_QAT_SIM_BUILT` names a folder that
+/// has cargo's `libqat_sim_libqat.so` and `libqat_sim_libusdm.so` of these sources.
 ///
 /// # Panics
 /// If cargo fails: a test that needs the device cannot go on.
@@ -31,19 +32,24 @@ fn build() -> PathBuf {
     let locked = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
     assert_eq!(locked, 0, "a file of ours can be locked");
 
+    let built = std::env::var_os("PLATEN_QAT_SIM_BUILT").map(PathBuf::from);
+    let built = built.unwrap_or_else(|| compile(&target));
+    install(&built.join("libqat_sim_libqat.so"), &folder, "libqat.so.4");
+    install(&built.join("libqat_sim_libusdm.so"), &folder, "libusdm.so.0");
+    folder
+}
+
+/// Has cargo compile both; returns the folder with its results.
+fn compile(target: &Path) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["build", "--release", "-p", "qat-sim-libqat", "-p", "qat-sim-libusdm"]);
-    command.arg("--target-dir").arg(&target).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.arg("--target-dir").arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
     // A wrapped cargo (coverage, sanitizers) sets flags for its own builds.
     command.env_remove("CARGO_BUILD_TARGET").env_remove("CARGO_ENCODED_RUSTFLAGS");
     let output = command.output().expect("cargo runs");
     assert!(output.status.success(), "cargo build: {}", String::from_utf8_lossy(&output.stderr));
-
-    let built = target.join("release");
-    install(&built.join("libqat_sim_libqat.so"), &folder, "libqat.so.4");
-    install(&built.join("libqat_sim_libusdm.so"), &folder, "libusdm.so.0");
-    folder
+    target.join("release")
 }
 
 /// The target folder of the running test, from `TARGET/PROFILE/deps/TEST` or from the environment.

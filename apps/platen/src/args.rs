@@ -320,6 +320,9 @@ pub(crate) struct MigrateArgs {
     pub(crate) source: SourceOptions,
     #[command(flatten)]
     pub(crate) connect: ConnectOptions,
+    /// Write samples to standard input, a socket of `platen evacuate`
+    #[arg(long, hide = true)]
+    pub(crate) feed: bool,
 }
 
 /// Arguments of `platen relay`.

@@ -109,7 +109,12 @@ impl EndingOptions {
 
 /// Whether platen does not carry this QEMU's postcopy.
 pub(crate) fn fails_in_postcopy(version: Version) -> bool {
-    (version.major, version.minor) >= FAILS_IN_POSTCOPY
+    fails_in_postcopy_of((version.major, version.minor))
+}
+
+/// The same by major and minor version.
+pub(crate) fn fails_in_postcopy_of(version: (u32, u32)) -> bool {
+    version >= FAILS_IN_POSTCOPY
 }
 
 /// The capabilities that the options need.

@@ -9,7 +9,7 @@ use crate::store_command::{
 };
 use anyhow::{bail, ensure, Context};
 use clap::{Args, Subcommand};
-use image::{verify_but, Content, HotSet, Options, State, Store};
+use image::{make_private, verify_but, Content, HotSet, Options, State, Store};
 use player::{plain, PlainOptions, Reader};
 use recorder::{record, Ending};
 use serde_json::{json, Value};
@@ -230,10 +230,13 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
         .mode(0o600)
         .open(&args.stream)
         .with_context(|| format!("cannot create {}", args.stream.display()))?;
-    to(file).inspect_err(|_| {
-        // A partial stream is useless.
-        let _ = std::fs::remove_file(&args.stream);
-    })
+    make_private(&file)
+        .with_context(|| format!("cannot make {} private", args.stream.display()))
+        .and_then(|()| to(file))
+        .inspect_err(|_| {
+            // A partial stream is useless.
+            let _ = std::fs::remove_file(&args.stream);
+        })
 }
 
 fn import(args: &ImportArgs) -> anyhow::Result<()> {

@@ -8,6 +8,7 @@
 // `say`.
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
+mod advise;
 mod args;
 mod auto;
 mod cert;
@@ -16,11 +17,14 @@ mod cpus;
 mod device;
 mod ending;
 mod ending_options;
+mod evacuate;
 mod filter_command;
 mod host;
 mod image_command;
 mod image_lock;
 mod keeper;
+mod link;
+mod load;
 mod migrate;
 mod monitor;
 mod network;
@@ -76,9 +80,16 @@ struct Cli {
 enum Command {
     /// Migrate the VM of a QEMU, controlled by its monitor, to a host that runs `platen receive`
     Migrate(args::MigrateArgs),
+    /// Migrate the VMs of this host to hosts that run `platen receive`: those first that converge
+    /// soonest, several at once while the link has room. A failure of one stops no other
+    #[command(after_help = evacuate::EXIT_STATUS)]
+    Evacuate(evacuate::EvacuateArgs),
     /// Rehearse a migration: measure a running VM under a migration that goes nowhere, and forecast real
     /// ones. The VM stays
     Rehearse(rehearse::RehearseArgs),
+    /// Advise how to migrate the VMs of this host, or of machines that are not here, and what to store
+    /// in compressed memory. Nothing is changed
+    Advise(advise::AdviseArgs),
     /// Forward a migration that QEMU or libvirt starts to a host that runs `platen receive`
     #[command(after_help = source_end::EXIT_STATUS)]
     Relay(args::RelayArgs),
@@ -149,7 +160,9 @@ pub fn platen() -> ExitCode {
     }
     let result = match command {
         Command::Migrate(args) => migrate::run(&args),
+        Command::Evacuate(args) => evacuate::run(&args),
         Command::Rehearse(args) => rehearse::run(&args),
+        Command::Advise(args) => advise::run(&args),
         Command::Relay(args) => relay_command::run(&args),
         Command::Receive(args) => receive::run(&args),
         Command::Host(args) => host::run(&args),

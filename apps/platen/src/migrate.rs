@@ -4,7 +4,7 @@ use crate::args::MigrateArgs;
 use crate::ending::Ending;
 use crate::ending_options::wanted_capabilities;
 use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress, refuse_tls};
-use crate::progress::Bar;
+use crate::progress::{Bar, Feed};
 use crate::report::Report;
 use crate::say::say;
 use crate::settings::Before;
@@ -35,7 +35,7 @@ const UNDER_WAY: &str =
      has (interrupt again to end all the same, which leaves the VM at neither host)";
 
 /// Refuses a migration that cannot be, before anything is changed.
-fn check(qmp: &mut Qmp, args: &MigrateArgs) -> anyhow::Result<()> {
+pub(crate) fn check(qmp: &mut Qmp, args: &MigrateArgs) -> anyhow::Result<()> {
     refuse_in_progress(qmp, "the source QEMU")?;
     refuse_tls(&qmp.query_parameters()?)?;
     refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "source")?;
@@ -65,6 +65,10 @@ fn set_up(qmp: &mut Qmp, settings: &mut Before, args: &MigrateArgs) -> anyhow::R
 }
 
 pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
+    if args.feed {
+        // Otherwise `ps` without arguments shows the last part of /proc/self/exe.
+        let _ = rustix::thread::set_name(c"platen");
+    }
     let postcopy = args.ending.postcopy()? != Postcopy::Never;
     let channels = args.channels.count();
     let setup = Setup { channels, postcopy, ..Setup::with_return_path() };
@@ -113,7 +117,9 @@ fn migrate(
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
         return Err(error).with_context(monitor);
     }
-    let result = watch((qmp, settings, &mut ending), &source, &running, &interrupts);
+    let feed = args.feed.then(Feed::new);
+    let watched = (&*source, feed);
+    let result = watch((qmp, settings, &mut ending), watched, &running, &interrupts);
     let info = verdict(qmp);
     let mut report = measure.report(&source);
     report.channels = Some(args.channels.count());
@@ -173,7 +179,7 @@ enum Message {
 /// has ended.
 fn watch(
     (qmp, settings, ending): (&mut Qmp, &mut Before, &mut Ending),
-    source: &Source,
+    (source, feed): (&Source, Option<Feed>),
     running: &mpsc::Receiver<Message>,
     interrupts: &AtomicU32,
 ) -> Result<SourceEnd, RelayError> {
@@ -189,6 +195,9 @@ fn watch(
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(RelayError::SourceEnded),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if let Some(feed) = &feed {
+            feed.tell(&handle);
         }
         let asked = interrupts.load(Ordering::Acquire);
         if asked > passed_on {

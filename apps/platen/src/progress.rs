@@ -1,9 +1,10 @@
 //! The progress bar of `migrate`.
 
-use crate::say::say;
+use crate::say::{say, Way};
 use indicatif::{ProgressBar, ProgressStyle};
 use qmp::MigrationInfo;
-use relay::Progress;
+use relay::{Progress, SourceHandle};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// A bar over the pages, with ratio, link rate, dirty rate, expected downtime and busy workers.
@@ -55,4 +56,25 @@ impl Bar {
     pub(crate) fn done(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// Samples of a migration for `platen evacuate`, on standard input, which is its socket. One that is
+/// not read is dropped: a migration waits for no reader.
+pub(crate) struct Feed(Way);
+
+impl Feed {
+    pub(crate) fn new() -> Self {
+        Self(Way::to(std::io::stdin().as_fd()))
+    }
+
+    pub(crate) fn tell(&self, handle: &SourceHandle) {
+        let line = feed_line(handle.progress().transferred, handle.in_doubt());
+        let _ = self.0.write(std::io::stdin().as_fd(), line.as_bytes());
+    }
+}
+
+/// One sample.
+pub(crate) fn feed_line(transferred: u64, in_doubt: bool) -> String {
+    let sample = serde_json::json!({ "transferred": transferred, "in-doubt": in_doubt });
+    format!("{sample}\n")
 }

@@ -302,7 +302,7 @@ impl Report {
 
 /// Writes a file completely or not at all. Anything but a regular file (a pipe, a device) is
 /// written directly.
-fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     use std::io::Write;
     if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return std::fs::write(path, text);

@@ -49,8 +49,8 @@ pub(crate) struct RestoreArgs {
     /// Compare the checksums of all units of IMAGE and its copies before QEMU is touched
     #[arg(long)]
     verify: bool,
-    /// Permit other restores of this image that have --shared, too. Each VM needs its own disks, MAC
-    /// addresses and UUID
+    /// Permit other restores of this image that have --shared, too. Each VM needs disks and a network
+    /// of its own: it has the MAC addresses that were saved
     #[arg(long)]
     shared: bool,
     /// Number of decompression threads, 1 to 255 [default: the number of CPUs, at most 8]
@@ -156,7 +156,7 @@ fn restore(
         let reader = if empty { Reader::EmptyQemu } else { Reader::Qemu };
         let fallback = reason.filter(|_| !args.load);
         let how = PlainOptions { threads: threads(args), reader };
-        load(image, qmp, &dir, how, fallback.as_deref())
+        load(&images[0], qmp, &dir, how, fallback.as_deref())
     } else {
         if was_paused(image) {
             // After RUN QEMU starts every VM, unless it was told before not to.

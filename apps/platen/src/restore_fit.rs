@@ -1,5 +1,6 @@
 //! Checks whether an image fits the QEMU that waits for it, before anything is changed.
 
+use crate::say::say;
 use anyhow::bail;
 use image::Image;
 use qmp::{Qmp, QmpError};
@@ -19,6 +20,17 @@ pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
 pub(crate) fn was_paused(image: &Image) -> bool {
     let facts: Value = serde_json::from_slice(&image.state().facts).unwrap_or_default();
     facts["running"] == false
+}
+
+/// Says why a VM that ran when it was saved may be paused after its restore. QEMU does not tell its
+/// monitor the reason.
+pub(crate) fn say_if_paused(vm: &str, image: &Image) {
+    if vm == "paused" && !was_paused(image) {
+        say(
+            "the VM is paused: its QEMU was started with -S, or could not take a disk, for example because another VM \
+             writes to it (see QEMU's log). cont resumes the VM, or names the reason",
+        );
+    }
 }
 
 /// The reason why RAM cannot be loaded while the VM runs; `None` if no reason is known. (QEMU

@@ -1,17 +1,17 @@
 //! A restore that loads everything before the VM runs.
 
+use crate::restore_fit::{say_if_paused, was_paused};
 use crate::restore_player::connect;
+use crate::restore_source::Source;
 use crate::saved_vm::wait_started;
 use crate::say::say;
 use anyhow::{bail, Context};
-use image::Image;
 use player::{plain, Message, PlainOptions, PlayError, ReturnPath};
 use qmp::Qmp;
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 use serde_json::{json, Value};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time limit for a QEMU that reads nothing of the stream, or is silent at its end.
@@ -23,7 +23,7 @@ const SEND_BUFFER: usize = 1 << 20;
 /// Sends the whole VM, and waits until QEMU has loaded it. `fallback`: the reason why the VM does
 /// not run at once, for the report.
 pub(crate) fn load(
-    image: &Arc<Image>,
+    source: &Source<'_>,
     qmp: &mut Qmp,
     dir: &tempfile::TempDir,
     how: PlainOptions,
@@ -39,11 +39,16 @@ pub(crate) fn load(
         .or_else(|_| set_socket_send_buffer_size(&stream, SEND_BUFFER))
         .context("QEMU's socket")?;
     let begin = Instant::now();
-    let bytes = match plain(image, &mut stream, how) {
+    let bytes = match plain(&source.image, &mut stream, how) {
         Ok(bytes) => bytes,
         Err(PlayError::Closed) => bail!("{}; its log has the reason", PlayError::Closed),
         Err(PlayError::Io { source, .. }) if source.kind() == ErrorKind::WouldBlock => {
             bail!("QEMU has read nothing for {} s: see its log and its monitor", SILENCE.as_secs());
+        }
+        Err(error @ PlayError::Image(_)) => {
+            let named =
+                anyhow::Error::from(error).context(format!("image {}", source.path.display()));
+            return Err(named.context("nothing runs: QEMU was not given the whole VM"));
         }
         Err(error) => return Err(error).context("nothing runs: QEMU was not given the whole VM"),
     };
@@ -51,9 +56,10 @@ pub(crate) fn load(
     let loaded = begin.elapsed();
     let vm = wait_started(qmp)?;
     say(&format!("loaded in {:.2} s: the VM is '{vm}'", loaded.as_secs_f64()));
-    if vm == "paused" {
-        say("it was paused when it was saved, or its QEMU was started with -S: cont resumes it");
+    if vm == "paused" && was_paused(&source.image) {
+        say("the VM is paused, as it was saved: cont resumes it");
     }
+    say_if_paused(&vm, &source.image);
     Ok(json!({
         "status": "completed", "mode": "load", "fallback": fallback, "vm": vm,
         "loaded-ms": loaded.as_secs_f64() * 1e3, "bytes": bytes,

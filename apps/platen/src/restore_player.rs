@@ -81,7 +81,7 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     });
     let player = match player {
         Ok(player) => player,
-        Err(error) => return fail(Failed::of(&error, true), &format!("{:#}", Chain(&error))),
+        Err(error) => return fail(Failed::of(&error, true), &described(&error, &args.image)),
     };
     let socket = match connect(&args.socket) {
         Ok(socket) => socket,
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     };
     let played = match played {
         Ok(played) => played,
-        Err(error) => return fail(Failed::of(&error, false), &format!("{:#}", Chain(&error))),
+        Err(error) => return fail(Failed::of(&error, false), &described(&error, &args.image)),
     };
     // The restore has succeeded, whatever happens to the hot set.
     let _ = show(&format!("{}\n", report(&played)));
@@ -145,18 +145,17 @@ fn fail(failed: Failed, error: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Displays an error with its causes, as anyhow does.
-struct Chain<'a>(&'a PlayError);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut error: &dyn std::error::Error = self.0;
-        write!(f, "{error}")?;
-        while let Some(source) = error.source() {
-            write!(f, ": {source}")?;
-            error = source;
-        }
-        Ok(())
+/// The error with its causes, and the image if that is at fault.
+fn described(error: &PlayError, image: &Path) -> String {
+    let mut text = error.to_string();
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        text += &format!(": {source}");
+        cause = source;
+    }
+    match error {
+        PlayError::Image(_) => format!("image {}: {text}", image.display()),
+        _ => text,
     }
 }
 
@@ -240,6 +239,17 @@ impl PlayerProcess {
         }
     }
 
+    /// Whether the player ends within `limit`. One that does not goes on without this process.
+    pub(crate) fn ends_within(&mut self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+                ended => return !matches!(ended, Ok(None)),
+            }
+        }
+    }
+
     /// Waits for the end of the player.
     pub(crate) fn end(mut self) -> anyhow::Result<ExitStatus> {
         self.child.wait().context("cannot wait for the process that plays the image")
@@ -251,5 +261,22 @@ pub(crate) fn ended(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("the player was ended by signal {signal}"),
         (_, code) => format!("the player ended with status {}", code.unwrap_or(-1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_player_whose_disk_hangs_is_not_waited_for() {
+        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.unwrap();
+        let input = child.stdin.take();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut player = PlayerProcess { child, lines };
+        assert!(!player.ends_within(Duration::from_millis(5)));
+        drop(input);
+        assert!(player.ends_within(Duration::from_secs(300)));
     }
 }

@@ -1,6 +1,6 @@
 //! Supervises the players of a restore in which the VM runs while its RAM is loaded.
 
-use crate::restore_fit::{socket_name, was_paused};
+use crate::restore_fit::{say_if_paused, socket_name, was_paused};
 use crate::restore_player::{ended, PlayerOptions, PlayerProcess};
 use crate::restore_source::Source;
 use crate::saved_vm::wait_started;
@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const SETTLES: Duration = Duration::from_secs(60);
 /// Longest time that an ending QEMU keeps its monitor open after it has closed its other sockets.
 const NOTICED: Duration = Duration::from_secs(2);
+/// Longest wait for a player that writes the hot set of a finished restore, to a disk that may hang.
+const HOT_SET: Duration = Duration::from_secs(2);
 /// QEMU's migration status for a postcopy that has lost its source.
 const PAUSED: &str = "postcopy-paused";
 
@@ -126,23 +128,32 @@ impl<'a> Supervisor<'a> {
                     }
                     Some("running") => say("the VM goes on"),
                     Some("loaded") => say("everything is loaded: the image is not needed any more"),
-                    Some("done") => done = Some(event),
+                    Some("done") => {
+                        done = Some(event);
+                        break;
+                    }
                     Some("failed") => failed = Some(event),
                     _ => {}
                 }
             }
-            let status = player.end()?;
             if let Some(mut report) = done {
+                // The player holds the image's lock while it writes the hot set.
+                if !player.ends_within(HOT_SET) {
+                    say("the player still writes the pages that the VM asked for beside the image");
+                }
                 report["status"] = "completed".into();
                 report["mode"] = "instant".into();
                 report["deaths"] = self.deaths.into();
                 report["started-ms"] = running_ms.into();
-                report["vm"] = wait_started(self.qmp)?.into();
+                let vm = wait_started(self.qmp)?;
+                say_if_paused(&vm, image);
+                report["vm"] = vm.into();
                 if let Some(report) = report.as_object_mut() {
                     report.remove("event");
                 }
                 return Ok(report);
             }
+            let status = player.end()?;
             let why = match &failed {
                 Some(event) => event["error"].as_str().unwrap_or_default().to_owned(),
                 None => ended(status),

@@ -19,7 +19,7 @@ const MOST: usize = 4096;
 /// How to write to a shared descriptor without blocking: its flags are shared with other processes,
 /// so `O_NONBLOCK` would affect them too.
 #[derive(Debug)]
-enum Way {
+pub(crate) enum Way {
     /// A socket: each send has a flag.
     Socket,
     /// A pipe or a terminal: opened again, with flags of our own.
@@ -29,7 +29,7 @@ enum Way {
 }
 
 impl Way {
-    fn to(fd: BorrowedFd<'_>) -> Self {
+    pub(crate) fn to(fd: BorrowedFd<'_>) -> Self {
         let kind = fstat(fd).map(|found| FileType::from_raw_mode(found.st_mode));
         match kind {
             Ok(FileType::Socket) => Self::Socket,
@@ -45,7 +45,7 @@ impl Way {
     }
 
     /// Writes a line entirely, if that is possible at once; returns whether it was.
-    fn write(&self, fd: BorrowedFd<'_>, line: &[u8]) -> bool {
+    pub(crate) fn write(&self, fd: BorrowedFd<'_>, line: &[u8]) -> bool {
         let written = match self {
             Self::Socket => rustix::net::send(fd, line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
             Self::Own(own) => rustix::io::write(own, line),

@@ -96,6 +96,14 @@ fn the_package_has_programs_manuals_completions_units_and_scripts_that_fit() {
     for line in ["SystemCallErrorNumber=EPERM", "OOMPolicy=continue", "KillMode=process"] {
         assert!(unit.lines().any(|there| there == line), "{line}: {unit}");
     }
+    // Rules for QEMU's connections are there while the service is, and end nothing if they fail.
+    for line in [
+        "ExecStartPost=-+/usr/bin/platen host intercept on",
+        "ExecStopPost=-+/usr/bin/platen host intercept stopped",
+        "ExecReload=-+/usr/bin/platen host intercept on",
+    ] {
+        assert!(unit.lines().any(|there| there == line), "{line}: {unit}");
+    }
     // By netlink it is asked who is at a door.
     assert!(unit.contains("AF_NETLINK"), "{unit}");
     for documented in unit.lines().filter_map(|line| line.split_once("file:///")) {

@@ -13,8 +13,14 @@ use std::time::{Duration, Instant};
 use qmp::Qmp;
 use serde_json::{json, Value};
 
+#[path = "saved/access.rs"]
+mod access;
+#[path = "saved/disk.rs"]
+mod disk;
 #[path = "saved/hot.rs"]
 mod hot;
+#[path = "saved/shared.rs"]
+mod shared;
 #[path = "saved/store.rs"]
 mod store;
 

@@ -75,7 +75,8 @@ fn from(directory: &Path, root: &Path) -> Result<PathBuf, String> {
     let target = root.join("target");
     fs::create_dir_all(&target).map_err(|error| error.to_string())?;
     // Named by a hash of the checksums, so that another corpus gets another directory.
-    let done = target.join("corpora").join(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&sums)));
+    let done =
+        target.join("corpora").join(format!("{:016x}", twox_hash::XxHash3_64::oneshot(&sums)));
     if is_unpacked(&done) {
         return Ok(done);
     }

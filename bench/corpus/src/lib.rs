@@ -34,7 +34,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -196,7 +196,7 @@ impl Corpus {
             }
             let set = self.set(name).expect("a name from the list");
             for page in set.pages().chunks_exact(PAGE) {
-                if !is_same_filled(page) && seen.insert(xxh3_128(page)) {
+                if !is_same_filled(page) && seen.insert(XxHash3_128::oneshot(page)) {
                     unique.extend_from_slice(page);
                 }
             }

@@ -5,20 +5,25 @@
 //! are separate processes: the CPU time is theirs alone, user and system, including hashes; it
 //! excludes the threads that act as QEMU.
 
+use crate::watch::Watch;
 use crate::{device, program};
 use anyhow::{bail, ensure, Context};
 use clap::Args;
 use codec::Codec;
+use serde::Serialize;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use stream::synth::{main_stream, multifd_streams, Style};
 
 /// The bytes in one sendmsg of QEMU: 64 pieces, headers and pages alternating.
 const WRITE_BYTES: usize = 32 * (8 + 4096);
+/// The pause between two looks at the relays' counters: a look costs CPU time of this program.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// QEMU's message once it has loaded the VM: SHUT, 4 bytes, 0.
 const SHUT_OK: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
 
@@ -45,10 +50,21 @@ pub(crate) struct HopArgs {
     json: Option<PathBuf>,
 }
 
+/// One migration. Memory is the most that each relay had; the stages are the threads of both by
+/// name, source first, in CPU seconds.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
 struct Run {
+    /// CPU seconds of both relays.
     cpu: f64,
+    source_cpu: f64,
+    destination_cpu: f64,
     seconds: f64,
     wire: u64,
+    source_peak_kib: u64,
+    destination_peak_kib: u64,
+    source_stages: BTreeMap<String, f64>,
+    destination_stages: BTreeMap<String, f64>,
 }
 
 pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
@@ -111,6 +127,7 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
         rows.push(json!({
             "channels": channels, "codec": codec.name(), "cpu-seconds-per-gib": cpu,
             "gigabytes-per-second": rate, "ratio": ratio, "runs": runs.len(), "tls": tls,
+            "plain": plain, "each": runs,
         }));
     }
     println!(
@@ -208,6 +225,7 @@ fn one(streams: &[Vec<u8>], codec: Codec, certificates: Option<&Path>) -> anyhow
         "--json",
         &json("relay.json"),
     ]))?;
+    let mut watches = [Watch::new(relay.0.id()), Watch::new(receive.0.id())];
     let started = Instant::now();
     std::thread::scope(|scope| -> anyhow::Result<()> {
         let sinks = scope.spawn(|| take_all(&listener, streams));
@@ -222,13 +240,18 @@ fn one(streams: &[Vec<u8>], codec: Codec, certificates: Option<&Path>) -> anyhow
                 }),
             ));
         }
-        for (_, written) in &mut sockets.iter_mut().map(|(socket, written)| (socket, written)) {
-            while !written.is_finished() {
-                std::thread::park_timeout(std::time::Duration::from_millis(1));
+        let mut looked = Instant::now();
+        while !sockets.iter().all(|(_, written)| written.is_finished()) {
+            std::thread::park_timeout(Duration::from_millis(1));
+            if looked.elapsed() > BETWEEN_LOOKS {
+                watches.iter_mut().for_each(Watch::look);
+                looked = Instant::now();
             }
         }
+        watches.iter_mut().for_each(Watch::look);
         let mut shut = [0; 8];
         (&sockets[0].0).read_exact(&mut shut).context("no SHUT came back")?;
+        watches.iter_mut().for_each(Watch::look);
         ensure!(shut == SHUT_OK, "the return path brought {shut:02x?}");
         sinks.join().map_err(|_| anyhow::anyhow!("the sink panicked"))?
     })?;
@@ -242,7 +265,18 @@ fn one(streams: &[Vec<u8>], codec: Codec, certificates: Option<&Path>) -> anyhow
         .zip(cpu(&destination, "destination"))
         .context("a report lacks CPU seconds")?;
     let wire = source["transferred"].as_u64().context("a report lacks the bytes on the wire")?;
-    Ok(Run { cpu: cpu.0 + cpu.1, seconds, wire })
+    let [sending, receiving] = &watches;
+    Ok(Run {
+        cpu: cpu.0 + cpu.1,
+        source_cpu: cpu.0,
+        destination_cpu: cpu.1,
+        seconds,
+        wire,
+        source_peak_kib: sending.peak_kib(),
+        destination_peak_kib: receiving.peak_kib(),
+        source_stages: sending.stages(),
+        destination_stages: receiving.stages(),
+    })
 }
 
 fn wait(mut relay: Relay) -> anyhow::Result<()> {

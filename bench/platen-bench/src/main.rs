@@ -1,10 +1,12 @@
 //! platen-bench: every published figure that needs no VM comes from one of these commands.
 
+mod codecs;
 mod device;
 mod hop;
 mod offload;
 mod pool;
 mod program;
+mod watch;
 
 use clap::{Parser, Subcommand};
 
@@ -24,6 +26,8 @@ enum Benchmark {
     Hop(hop::HopArgs),
     /// Compressed memory beside the kernel's zram: CPU time and memory for each page
     Device(Box<device::DeviceBenchArgs>),
+    /// Each codec alone: compression, decompression, ratio
+    Codec(codecs::CodecArgs),
     /// A QAT device: CPU time of the host for each page, asynchronous against direct offload
     Offload(offload::OffloadArgs),
 }
@@ -33,6 +37,7 @@ fn main() -> anyhow::Result<()> {
         Benchmark::Pool(args) => pool::run(args),
         Benchmark::Hop(args) => hop::run(&args),
         Benchmark::Device(args) => device::run(&args),
+        Benchmark::Codec(args) => codecs::run(&args),
         Benchmark::Offload(args) => offload::run(&args),
     }
 }

@@ -35,6 +35,23 @@ impl Decoder {
         payload: &[u8],
         out: &mut [u8],
     ) -> Result<(), DecodeError> {
+        self.decode_unverified(header, payload, out)?;
+        header.verify_checksum(out)
+    }
+
+    /// Decodes `payload` into all of `out` without comparing the header's checksum, for a unit whose
+    /// checksum covers what its plain bytes stand for: the caller compares it
+    /// ([`UnitHeader::verify_checksum`]). Otherwise as [`decode`](Self::decode).
+    ///
+    /// # Errors
+    ///
+    /// As [`decode`](Self::decode), but for the checksum.
+    pub fn decode_unverified(
+        &mut self,
+        header: &UnitHeader,
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), DecodeError> {
         header.check()?;
         let codec = header.codec;
         for (what, stated, got) in [
@@ -45,8 +62,7 @@ impl Decoder {
                 return Err(DecodeError::Buffer { codec, what, stated, got });
             }
         }
-        self.decode_payload(codec, payload, out)?;
-        verify(header, out)
+        self.decode_payload(codec, payload, out)
     }
 
     /// Decodes a payload of `codec` into all of `out` without comparing a checksum of the plain
@@ -149,21 +165,21 @@ impl UnitHeader {
             let (codec, expected) = (self.codec, self.plain_len);
             return Err(DecodeError::Length { codec, expected, got: plain.len() });
         }
-        verify(self, plain)
+        self.verify_checksum(plain)
     }
-}
 
-fn verify(header: &UnitHeader, plain: &[u8]) -> Result<(), DecodeError> {
-    let got = checksum(plain);
-    if got == header.checksum {
-        Ok(())
-    } else {
-        Err(DecodeError::Checksum {
-            codec: header.codec,
-            plain_len: header.plain_len,
-            expected: header.checksum,
-            got,
-        })
+    /// Compares the header's checksum with that of `bytes`, whatever their length.
+    ///
+    /// # Errors
+    ///
+    /// Another checksum.
+    pub fn verify_checksum(&self, bytes: &[u8]) -> Result<(), DecodeError> {
+        let got = checksum(bytes);
+        if got == self.checksum {
+            return Ok(());
+        }
+        let (codec, plain_len) = (self.codec, self.plain_len);
+        Err(DecodeError::Checksum { codec, plain_len, expected: self.checksum, got })
     }
 }
 

@@ -1,8 +1,10 @@
 //! Page codecs: independent, bounded, checksummed units of compressed bytes.
 //!
 //! A *unit* is the compressed form of one batch of pages: a [`UnitHeader`] (codec, plain length,
-//! payload length, checksum of the plain bytes) and a payload. No unit depends on another, so any
-//! number of threads may encode, send and decode units in any order.
+//! payload length, checksum) and a payload. The checksum is that of the plain bytes, or of what
+//! these stand for (units of packed chunks, W10 of `docs/wire.md`;
+//! [`Decoder::decode_unverified`]). No unit depends on another, so any number of threads may
+//! encode, send and decode units in any order.
 //!
 //! ```text
 //!            plain bytes ──► Encoder::encode ──► Encoded { codec, len } ┐

@@ -1,12 +1,12 @@
 //! The header of a unit: 20 bytes that describe its payload and let a receiver check the result.
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::{Codec, Encoded, MAX_PLAIN};
 
 /// The checksum of a unit's plain bytes: XXH3, 64 bits, seed 0.
 pub fn checksum(bytes: &[u8]) -> u64 {
-    xxh3_64(bytes)
+    XxHash3_64::oneshot(bytes)
 }
 
 /// The header of a unit: on the wire [`UnitHeader::LEN`] bytes, big-endian.
@@ -27,7 +27,8 @@ pub struct UnitHeader {
     /// Length of the payload: the plain length for [`Codec::Raw`], 8 for [`Codec::SameFilled`],
     /// less than the plain length for all others.
     pub payload_len: u32,
-    /// [`checksum`] of the plain bytes.
+    /// [`checksum`] of the plain bytes, or of what they stand for: see
+    /// [`Decoder::decode_unverified`](crate::Decoder::decode_unverified).
     pub checksum: u64,
 }
 

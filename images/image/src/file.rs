@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{
-    fgetxattr, fsetxattr, open, renameat_with, AtFlags, Mode, OFlags, RenameFlags, XattrFlags, CWD,
+    fgetxattr, fremovexattr, fsetxattr, open, renameat_with, AtFlags, Mode, OFlags, RenameFlags,
+    XattrFlags, CWD,
 };
 use rustix::io::Errno;
 
@@ -53,7 +54,10 @@ impl NewFile {
             }
             Err(errno) => return Err(errno.into()),
         };
-        Ok(Self { file: File::from(fd), folder: folder.to_owned(), partial })
+        // Before anything that can fail: a file that is dropped takes its temporary name with it.
+        let new = Self { file: File::from(fd), folder: folder.to_owned(), partial };
+        make_private(&new.file)?;
+        Ok(new)
     }
 
     /// Appends bytes.
@@ -76,14 +80,16 @@ impl NewFile {
         if (is.uid(), is.gid()) != (was.uid(), was.gid()) {
             fchown(&self.file, Some(was.uid()), Some(was.gid()))?;
         }
-        self.file.set_permissions(was.permissions())?;
+        // The list first: without it, the mode's bits for the list's mask would be the group's.
         let mut list = vec![0; MAX_ACL];
         match fgetxattr(former, ACL, &mut list) {
             Ok(len) => fsetxattr(&self.file, ACL, &list[..len], XattrFlags::empty())?,
-            // The file, or its file system, has no list.
+            // The file, or its file system, has no list. This file has none either: `create_in`
+            // has removed what the folder gave it.
             Err(Errno::NODATA | Errno::NOTSUP) => {}
             Err(errno) => return Err(errno.into()),
         }
+        self.file.set_permissions(was.permissions())?;
         self.sync()
     }
 
@@ -134,6 +140,20 @@ impl NewFile {
     }
 }
 
+/// Removes the access control list that `file`, which was created with mode 0600, has from the
+/// default list of its folder. Such a list gives nobody access at first. But a later `chmod` that
+/// permits the group to read would permit it to everyone on the list.
+///
+/// # Errors
+///
+/// Errors of the file system. One without POSIX lists is no error.
+pub fn make_private(file: &File) -> io::Result<()> {
+    match fremovexattr(file, ACL) {
+        Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 /// The folder that `path` lies in.
 pub(crate) fn parent_of(path: &Path) -> &Path {
     match path.parent() {
@@ -163,3 +183,81 @@ const ACL: &str = "system.posix_acl_access";
 const MAX_ACL: usize = 64 << 10;
 
 const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{getxattr, setxattr};
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A folder whose new files all give user 4711 access; `None` where lists do not exist.
+    fn folder_with_default_list() -> Option<tempfile::TempDir> {
+        const NOBODY: u32 = u32::MAX;
+        // As setfacl -d -m u:4711:rwx writes it: tag, permissions and id of each entry.
+        let entries: [(u16, u16, u32); 5] =
+            [(1, 7, NOBODY), (2, 7, 4711), (4, 5, NOBODY), (0x10, 7, NOBODY), (0x20, 0, NOBODY)];
+        let mut list = 2_u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries {
+            list.extend(tag.to_le_bytes());
+            list.extend(permissions.to_le_bytes());
+            list.extend(id.to_le_bytes());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        match setxattr(folder.path(), "system.posix_acl_default", &list, XattrFlags::empty()) {
+            Ok(()) => Some(folder),
+            Err(Errno::NOTSUP) => {
+                println!("skipped: {} has no access control lists", folder.path().display());
+                None
+            }
+            Err(errno) => panic!("{errno}"),
+        }
+    }
+
+    fn list_of(path: &Path) -> Result<Vec<u8>, Errno> {
+        let mut list = vec![0; MAX_ACL];
+        let len = getxattr(path, ACL, &mut list)?;
+        list.truncate(len);
+        Ok(list)
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_new_file_has_no_list_of_its_folder() {
+        let Some(folder) = folder_with_default_list() else { return };
+        let path = folder.path().join("image");
+        // The folder does give lists to files.
+        let other = folder.path().join("other");
+        std::fs::write(&other, b"").unwrap();
+        list_of(&other).unwrap();
+        NewFile::create(&path).unwrap().link(&path).unwrap();
+        assert_eq!((mode(&path), list_of(&path)), (0o600, Err(Errno::NODATA)));
+        // With a list, this would let user 4711 read it.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        assert_eq!((mode(&path), list_of(&path)), (0o640, Err(Errno::NODATA)));
+    }
+
+    #[test]
+    fn a_file_that_takes_the_access_of_another_gets_no_list_of_its_folder() {
+        let Some(folder) = folder_with_default_list() else { return };
+        let (former, later) = (folder.path().join("former"), folder.path().join("later"));
+        NewFile::create(&former).unwrap().link(&former).unwrap();
+        std::fs::set_permissions(&former, Permissions::from_mode(0o640)).unwrap();
+        let take = |path: &Path, from: &Path| {
+            let new = NewFile::create(path).unwrap();
+            new.take_access(&File::open(from).unwrap()).unwrap();
+            new.link(path).unwrap();
+        };
+        take(&later, &former);
+        assert_eq!((mode(&later), list_of(&later)), (0o640, Err(Errno::NODATA)));
+        // A list that the other has is taken, and its mask with it.
+        let (listed, last) = (folder.path().join("listed"), folder.path().join("last"));
+        std::fs::write(&listed, b"").unwrap();
+        std::fs::set_permissions(&listed, Permissions::from_mode(0o650)).unwrap();
+        take(&last, &listed);
+        assert_eq!((mode(&last), list_of(&last)), (0o650, list_of(&listed)));
+    }
+}

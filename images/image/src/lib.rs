@@ -68,6 +68,7 @@ mod writer;
 pub use collect::Collected;
 pub use damage::Damage;
 pub use extents::{Content, Extent};
+pub use file::make_private;
 pub use finish::Finished;
 pub use hot::{HotPage, HotSet};
 pub use index::{Block, Index, UnitEntry};

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{flock, FlockOperation};
 
+use crate::file::NewFile;
 use crate::pack::PACKS;
 use crate::sharing::pack_id;
 use crate::store::{is_at, Store};
@@ -23,7 +24,13 @@ impl Store {
         let path = self.folder.join(name);
         let io = |source| WriteError::Io { what: "rewrite", path: path.clone(), source };
         let damaged = |source| WriteError::Save { name: name.to_owned(), source };
-        let file = File::options().read(true).write(true).open(&path).map_err(io)?;
+        let file = match File::options().read(true).write(true).open(&path) {
+            // Another user's save, which has to stay as it is.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Ok(Rewrite::Left(format!("cannot be opened to lock it: {error}")));
+            }
+            opened => opened.map_err(io)?,
+        };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
             return Ok(Rewrite::InUse);
         }
@@ -33,6 +40,12 @@ impl Store {
         };
         // The copy takes long, and needs no lock: the save names its packs.
         flock(&file, FlockOperation::Unlock).map_err(|errno| io(errno.into()))?;
+        // The copy costs time and disk space, in vain if it cannot have the owner of the save.
+        let probe = NewFile::create_in(&self.folder, name).map_err(io)?;
+        if let Some(left) = cannot_keep(probe.take_access(&file)).map_err(io)? {
+            return Ok(left);
+        }
+        drop(probe);
         let options = Options { unit_bytes: image.shape().unit_bytes(), ..options };
         let mut without = sparse.clone();
         self.add_foreign(&file, &image, &mut without).map_err(io)?;
@@ -43,11 +56,9 @@ impl Store {
             copied => copied?,
         }
         let finished = writer.finish(image.state())?;
-        match finished.take_access(&file) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Ok(Rewrite::Left(format!("cannot keep its owner and mode: {error}")));
-            }
-            set => set.map_err(io)?,
+        // Its owner may have changed meanwhile.
+        if let Some(left) = cannot_keep(finished.take_access(&file)).map_err(io)? {
+            return Ok(left);
         }
         // A restore may have begun, or another process has removed or replaced the save.
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
@@ -88,6 +99,16 @@ pub(crate) enum Rewrite {
     InUse,
     /// It stays as it is, for this reason.
     Left(String),
+}
+
+/// Why the save has to stay, if this process cannot give its owner and mode to another file.
+fn cannot_keep(taken: io::Result<()>) -> io::Result<Option<Rewrite>> {
+    match taken {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Ok(Some(Rewrite::Left(format!("cannot keep its owner and mode: {error}"))))
+        }
+        taken => taken.map(|()| None),
+    }
 }
 
 /// Passes every page of `image` to `writer`.

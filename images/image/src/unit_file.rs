@@ -7,7 +7,7 @@ use std::sync::Arc;
 use codec::checksum;
 use pages::{Arena, Slot};
 use pipeline::{Pool, PoolConfig, Popped, Reorder, Results};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::xxhash3_128::Hasher;
 
 use crate::compress::{room, Context, Encode, Encoded};
 use crate::file::NewFile;
@@ -158,18 +158,18 @@ impl UnitFile {
 pub(crate) struct Sealing {
     new: NewFile,
     path: PathBuf,
-    hash: Box<Xxh3>,
+    hash: Hasher,
     at: u64,
 }
 
 impl Sealing {
     /// Begins a file; `path` is for errors.
     pub(crate) fn new(new: NewFile, path: &Path) -> Self {
-        Self { new, path: path.to_owned(), hash: Box::new(Xxh3::new()), at: 0 }
+        Self { new, path: path.to_owned(), hash: Hasher::new(), at: 0 }
     }
 
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        self.hash.update(bytes);
+        self.hash.write(bytes);
         self.at += bytes.len() as u64;
         self.new.write(bytes).map_err(|source| self.io(source))
     }
@@ -194,7 +194,7 @@ impl Sealing {
             first: first_part,
             index: index_part,
             file_len: self.at + TRAILER_LEN as u64,
-            hash: self.hash.digest128(),
+            hash: self.hash.finish_128(),
         };
         self.append(&trailer.to_bytes(form))?;
         self.new.sync().map_err(|source| self.io(source))?;

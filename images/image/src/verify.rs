@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::xxhash3_128::Hasher;
 
 use crate::layout::{Trailer, HEADER_LEN, TRAILER_LEN};
 use crate::pack::PageHash;
@@ -225,17 +225,17 @@ fn used_units(image: &Image) -> Vec<u64> {
 /// Compares the hash over a file.
 fn whole_file(file: &File, trailer: &Trailer) -> Result<(), Damage> {
     let end = trailer.file_len - TRAILER_LEN as u64;
-    let mut hash = Xxh3::new();
+    let mut hash = Hasher::new();
     let mut chunk = vec![0; 1 << 20];
     let mut at = 0;
     while at < end {
         let len = usize::try_from(end - at).map_or(chunk.len(), |left| left.min(chunk.len()));
         read_at(file, &mut chunk[..len], at, "the file")?;
-        hash.update(&chunk[..len]);
+        hash.write(&chunk[..len]);
         at += len as u64;
     }
     debug_assert!(end >= HEADER_LEN as u64);
-    let (expected, got) = (trailer.hash, hash.digest128());
+    let (expected, got) = (trailer.hash, hash.finish_128());
     if expected == got {
         Ok(())
     } else {

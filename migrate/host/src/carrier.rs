@@ -2,12 +2,13 @@
 
 use crate::channel::{Channel, Post};
 use crate::error::HostError;
+use crate::listener::DoorListener;
 use crate::order::Order;
 use crate::record::{now, Phase, Record, Status};
 use crate::registry::{folder, socket_of, write_record};
 use rustix::fd::AsFd;
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +29,7 @@ type Links = Sender<(TcpStream, String)>;
 pub struct Carrier {
     folder: PathBuf,
     /// The door's listening socket, which a new service gets.
-    door: Option<TcpListener>,
+    door: Option<DoorListener>,
     state: Mutex<State>,
 }
 
@@ -48,7 +49,7 @@ impl Carrier {
         run_dir: &Path,
         record: Record,
         service: Channel,
-        door: Option<TcpListener>,
+        door: Option<DoorListener>,
         links: Links,
     ) -> Result<Arc<Self>, HostError> {
         let folder = folder(run_dir)?;

@@ -16,6 +16,10 @@ const MAX_HOSTS: usize = 64;
 const MAX_DOORS: usize = 4096;
 /// The least `max_bandwidth`: the handshakes of a session's links need some of it, too.
 const LEAST_BANDWIDTH: u64 = 128 << 10;
+/// The most unix sockets for each other host.
+const MAX_SOCKETS: u16 = 64;
+/// The most bytes of a unix socket's path.
+const MAX_PATH: usize = 107;
 /// The most bytes of `run_dir`: the path of a carrier's socket has at most 107.
 const MAX_RUN_DIR: usize = 60;
 
@@ -31,11 +35,19 @@ pub struct Config {
     /// What happens to a connection to a door that does not begin as a QEMU migration, or writes
     /// nothing for 10 s: `refuse` or `forward`, as for `unreachable`.
     pub stranger: Policy,
+    /// What becomes of migrations that would be intercepted while the service does not run:
+    /// `forward` lets them go to the host as without platen; `refuse` makes them fail at once.
+    pub intercept_stopped: Policy,
     /// Names or numbers of the users who may connect to a door, beside root and the user of the
     /// service. Names that this host does not have are ignored.
     pub allow_users: Vec<String>,
     /// Folder of the sockets and records of migrations.
     pub run_dir: PathBuf,
+    /// Number of unix sockets for each other host, 0 to 64: `socket_dir/NAME/1`, `socket_dir/NAME/2`
+    /// and so on, each for one migration at a time (`virsh migrate --migrateuri unix:PATH`).
+    pub sockets: u16,
+    /// Folder of these sockets, the same on every host.
+    pub socket_dir: PathBuf,
     /// Folder with this host's ca.pem, cert.pem and key.pem, which `platen cert` makes.
     pub tls_dir: PathBuf,
     /// SHA-256 fingerprints of the keys of certificates that are revoked: no link to their owner
@@ -87,6 +99,11 @@ pub struct HostEntry {
     // libvirt takes no port on which anything listens on its own host, at whatever address. So the
     // doors to other hosts must not be on the ports of this one.
     pub ports: PortRange,
+    /// Ports at which its QEMUs await migrations at `address`, FIRST-LAST, for migrations by tools
+    /// that know no doors; none if it is left out. `platen host intercept on` leads QEMU's
+    /// connections there to its door: the first port to the first of `ports`, and so on.
+    #[serde(default)]
+    pub intercept: Option<PortRange>,
     /// Address on which its service listens for other hosts; all its addresses if it is left out.
     #[serde(default)]
     pub listen: Option<IpAddr>,
@@ -173,9 +190,12 @@ impl Default for Config {
             port: 4444,
             unreachable: Policy::Refuse,
             stranger: Policy::Refuse,
+            intercept_stopped: Policy::Forward,
             // The users as which Debian's and Fedora's libvirt run QEMU.
             allow_users: vec!["libvirt-qemu".into(), "qemu".into()],
             run_dir: "/run/platen/host".into(),
+            sockets: 0,
+            socket_dir: "/run/platen/doors".into(),
             tls_dir: tls::DEFAULT_DIR.into(),
             revoked: Vec::new(),
             codec: "auto".into(),
@@ -247,6 +267,12 @@ impl Config {
                 self.run_dir.display()
             )
         })?;
+        ensure(self.sockets <= MAX_SOCKETS, "sockets", &|| {
+            format!("{} is not a number from 0 to {MAX_SOCKETS}", self.sockets)
+        })?;
+        ensure(self.socket_dir.is_absolute(), "socket_dir", &|| {
+            format!("{} is not an absolute path", self.socket_dir.display())
+        })?;
         if let Some(metrics) = &self.metrics {
             MetricsAddress::parse(metrics)
                 .map_err(|detail| HostError::Value { key: "metrics".into(), detail })?;
@@ -295,12 +321,42 @@ impl Config {
             if host.ports.contains(self.port) {
                 return wrong(host, "ports", format!("{} is `port`", self.port));
             }
+            self.check_intercepted(host)?;
             if let Some(deliver) = host.deliver.filter(|deliver| !deliver.is_loopback()) {
                 let detail = format!("{deliver} is not a loopback address");
                 return wrong(host, "deliver", detail);
             }
         }
         Ok(())
+    }
+
+    /// Refuses ports of QEMUs that are not to be had, or have no door each.
+    fn check_intercepted(&self, host: &HostEntry) -> Result<(), HostError> {
+        let Some(PortRange(ports)) = &host.intercept else { return Ok(()) };
+        let wrong = |detail: String| {
+            Err(HostError::Value { key: format!("intercept of host '{}'", host.name), detail })
+        };
+        if ports.len() > host.ports.0.len() {
+            return wrong(format!(
+                "it has {} ports, and `ports` only {}: each needs one of them",
+                ports.len(),
+                host.ports.0.len()
+            ));
+        }
+        if ports.contains(&self.port) {
+            return wrong(format!("{} is `port`", self.port));
+        }
+        let shares = |other: &&HostEntry| {
+            let doors = &other.ports.0;
+            doors.start() <= ports.end() && ports.start() <= doors.end()
+        };
+        match self.host.iter().find(shares) {
+            // Where the doors listen, no QEMU can.
+            Some(other) => {
+                wrong(format!("some of them are among `ports` of host '{}'", other.name))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Refuses names and addresses that two hosts share. Both are in a host's certificate, and a
@@ -313,6 +369,20 @@ impl Config {
             };
             if host.name.is_empty() || host.name.len() > 255 {
                 return wrong("name", "a name has 1 to 255 bytes".into());
+            }
+            // It is the name of a folder, too.
+            if host.name.contains(['/', '\0']) || [".", ".."].contains(&host.name.as_str()) {
+                return wrong("name", "it cannot be the name of a folder".into());
+            }
+            let path = self.socket_of(&host.name, self.sockets);
+            let len = path.as_os_str().len();
+            if self.sockets > 0 && len > MAX_PATH {
+                let path = path.display();
+                let detail = format!(
+                    "the socket {path} has a path of {len} bytes, allowed are {MAX_PATH}: give a \
+                     shorter socket_dir"
+                );
+                return wrong("name", detail);
             }
             for (key, name) in [("name", host.name.as_str()), ("address", host.address())] {
                 match owners.insert(canonical(name), host) {
@@ -328,6 +398,11 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// The path of a unix socket of this host.
+    pub fn socket_of(&self, host: &str, number: u16) -> PathBuf {
+        self.socket_dir.join(host).join(number.to_string())
     }
 
     /// The certificates that are revoked.
@@ -426,6 +501,8 @@ mod tests {
             ("compress_threads = 0", "compress_threads"),
             ("revoked = [\"AA:BB\"]", "revoked: 'AA:BB' is no SHA-256"),
             ("run_dir = \"x\"", "absolute"),
+            ("sockets = 65", "0 to 64"),
+            ("socket_dir = \"x\"", "socket_dir: x is not an absolute"),
             ("metrics = \"0.0.0.0:9464\"", "loopback"),
             ("metrics = \"127.0.0.1:0\"", "no port"),
             ("metrics = \"unix:x\"", "absolute"),
@@ -435,6 +512,8 @@ mod tests {
             assert!(error.contains(words), "{line}: {error}");
         }
         assert!(said("").contains("[[host]]"));
+        let long = format!("sockets = 1\nsocket_dir = \"/{}\"\n{TWO}", "x".repeat(105));
+        assert!(said(&long).contains("has a path of 110 bytes"), "{}", said(&long));
         for (from, to, words) in [
             ("127.80.0.1", "127.0.0.1", "other than"),
             ("127.80.0.1", "10.0.0.1", "loopback"),
@@ -445,10 +524,19 @@ mod tests {
             ("\"a\"", "\"fe80:0::2\"", "address of host 'b.example': 'fe80::2' is the same as"),
             ("\"fe80::2\"", "\"A\"", "address of host 'b.example': 'A' is the same as"),
             ("\"a\"", "\"\"", "1 to 255"),
+            ("\"a\"", "\"x/y\"", "name of a folder"),
+            ("\"a\"", "\"..\"", "name of a folder"),
             ("49152-49215", "9-8", "49152-49215"),
             ("49152-49215", "0-8", "FIRST-LAST"),
             ("49152-49215", "1-4097", "4161 ports"),
             ("49152-49215", "49152-49216", "'a' has some of them"),
+            (
+                "49152-49215\"",
+                "49152-49215\"\nintercept = \"100-200\"",
+                "101 ports, and `ports` only 64",
+            ),
+            ("49152-49215\"", "49152-49215\"\nintercept = \"4440-4450\"", "4444 is `port`"),
+            ("49152-49215\"", "49152-49215\"\nintercept = \"49270-49280\"", "host 'b.example'"),
         ] {
             let error = said(&TWO.replace(from, to));
             assert!(error.contains(words), "{to}: {error}");

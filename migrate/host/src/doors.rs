@@ -1,42 +1,50 @@
-//! The doors: listening sockets at the door addresses of the other hosts, and the connections there
-//! until the service knows what they are.
+//! The doors: listening sockets that stand for the other hosts, and the connections there until the
+//! service knows what they are.
 //!
 //! A door is *lent* while a carrier has its listening socket: then only the carrier accepts there.
 
-use crate::entrance::{has_closed, reset, BACKLOG};
+use crate::entrance::{has_closed, reset};
 use crate::error::HostError;
+use crate::listener::{admit, DoorAddress, DoorListener};
 use crate::peer_user::AllowedUsers;
+use crate::place::Place;
+use crate::wanted::place_of;
+use relay::QemuSocket;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::{recv, RecvFlags};
 use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::ops::RangeInclusive;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use stream::Kind;
 
 /// How long a connection may be silent: QEMU writes its header as soon as it is connected.
 const SPEECHLESS: Duration = Duration::from_secs(10);
+/// The same for one that was led here from elsewhere: a server may speak first there, as NBD's does,
+/// and its client waits, perhaps with a VM that waits for it.
+const SPEECHLESS_ELSEWHERE: Duration = Duration::from_secs(2);
 /// How often a connection is looked at whose bytes do not tell yet what it is.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Connections that may wait at one door: as many as QEMU opens.
 const MAX_WAITING: usize = 264;
-/// Receive buffer of a connection, bytes. QEMU believes to be sent what the kernel has taken, and what
-/// is there when the VM stops adds to its downtime: with the kernel's own sizes 18 MiB were on their
-/// way between two processes, with this one 5 MiB, which is QEMU's own send buffer (`tcp_wmem`).
-const BUFFER: usize = 256 << 10;
 /// Pause after a connection that could not be accepted.
 const BACK_OFF: Duration = Duration::from_millis(100);
 /// How often a door that could not be opened is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// The name of a door: a host, and the port that stands for a VM.
+/// The name of a door: a host, and the place there that stands for a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Door {
     /// Name of the other host.
     pub peer: String,
-    /// Port.
-    pub port: u16,
+    /// A port of its door address, or one of its unix sockets.
+    pub place: Place,
+}
+
+impl std::fmt::Display for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.peer, self.place.in_words())
+    }
 }
 
 /// What becomes of the connections. Called from the thread that runs [`Doors::turn`].
@@ -44,9 +52,9 @@ pub trait Doorkeeper {
     /// Whether a carrier has the door's listening socket now.
     fn is_lent(&self, door: &Door) -> bool;
     /// A migration begins with these connections: a carrier gets them, and the door.
-    fn migration(&mut self, door: &Door, listener: &TcpListener, connections: Vec<TcpStream>);
+    fn migration(&mut self, door: &Door, listener: &DoorListener, connections: Vec<QemuSocket>);
     /// A connection that is no migration, with the reason.
-    fn stranger(&mut self, door: &Door, connection: TcpStream, why: &str);
+    fn stranger(&mut self, door: &Door, connection: QemuSocket, why: &str);
     /// A connection was reset, for this reason.
     fn refused(&mut self, door: &Door, why: &str);
     /// A door cannot be opened, or a connection there not accepted, for this reason; it is tried
@@ -65,8 +73,8 @@ pub struct Doors {
 #[derive(Debug)]
 struct Gate {
     door: Door,
-    address: SocketAddr,
-    listener: Option<TcpListener>,
+    address: DoorAddress,
+    listener: Option<DoorListener>,
     /// When it may be tried to open it; it could not be.
     again: Option<Instant>,
     waiting: Vec<Waiting>,
@@ -74,7 +82,9 @@ struct Gate {
 
 #[derive(Debug)]
 struct Waiting {
-    socket: TcpStream,
+    socket: QemuSocket,
+    /// Where it wanted to go, which may be elsewhere than this door.
+    wanted: Option<SocketAddr>,
     since: Instant,
     /// It has bytes that do not tell what it is: poll would return at once.
     spoke: bool,
@@ -92,25 +102,21 @@ enum Look {
 }
 
 impl Doors {
-    /// Doors at these addresses and ports. `open` are listening sockets that carriers have
-    /// from a service before this one. The others open at the first [`turn`](Self::turn).
+    /// Doors at these addresses. `open` are listening sockets that carriers have from a service
+    /// before this one. The others open at the first [`turn`](Self::turn).
     pub fn new(
-        hosts: impl IntoIterator<Item = (String, Ipv4Addr, RangeInclusive<u16>)>,
-        mut open: Vec<(Door, TcpListener)>,
+        wanted: impl IntoIterator<Item = (Door, DoorAddress)>,
+        mut open: Vec<(Door, DoorListener)>,
         allowed: AllowedUsers,
     ) -> Self {
         let mut doors = Vec::new();
-        for (peer, address, ports) in hosts {
-            for port in ports {
-                let door = Door { peer: peer.clone(), port };
-                let address = SocketAddr::from((address, port));
-                // The configuration may have another address for the host than when it was opened.
-                let found = open.iter().position(|(known, listener)| {
-                    *known == door && listener.local_addr().is_ok_and(|at| at == address)
-                });
-                let listener = found.map(|at| open.swap_remove(at).1);
-                doors.push(Gate { door, address, listener, again: None, waiting: Vec::new() });
-            }
+        for (door, address) in wanted {
+            // The configuration may have another address for the host than when it was opened.
+            let found = open.iter().position(|(known, listener)| {
+                *known == door && listener.address().is_ok_and(|at| at == address)
+            });
+            let listener = found.map(|at| open.swap_remove(at).1);
+            doors.push(Gate { door, address, listener, again: None, waiting: Vec::new() });
         }
         Self { doors, allowed }
     }
@@ -120,16 +126,19 @@ impl Doors {
     /// that has the listening socket of such a door goes on with it.
     pub fn change(
         &mut self,
-        hosts: impl IntoIterator<Item = (String, Ipv4Addr, RangeInclusive<u16>)>,
+        wanted: impl IntoIterator<Item = (Door, DoorAddress)>,
         allowed: AllowedUsers,
     ) {
         let before = std::mem::take(&mut self.doors);
-        let mut before: HashMap<_, _> =
-            before.into_iter().map(|gate| ((gate.door.clone(), gate.address), gate)).collect();
-        *self = Self::new(hosts, Vec::new(), allowed);
+        let mut before: HashMap<_, _> = before
+            .into_iter()
+            .map(|gate| ((gate.door.clone(), gate.address.clone()), gate))
+            .collect();
+        *self = Self::new(wanted, Vec::new(), allowed);
         for gate in &mut self.doors {
-            if let Some(same) = before.remove(&(gate.door.clone(), gate.address)) {
+            if let Some(same) = before.remove(&(gate.door.clone(), gate.address.clone())) {
                 *gate = same;
+                gate.admit(&self.allowed);
             }
         }
         let shut = before.into_values().flat_map(|gate| gate.waiting);
@@ -157,7 +166,7 @@ impl Doors {
     ) -> Result<(), HostError> {
         let now = Instant::now();
         for gate in self.doors.iter_mut().filter(|gate| gate.listener.is_none()) {
-            gate.open(now, keeper);
+            gate.open(now, &self.allowed, keeper);
         }
         let lent: Vec<bool> = self.doors.iter().map(|gate| keeper.is_lent(&gate.door)).collect();
         let undecided = self.doors.iter().any(|gate| gate.waiting.iter().any(|one| one.spoke));
@@ -200,19 +209,19 @@ impl Doors {
 }
 
 impl Gate {
-    fn open(&mut self, now: Instant, keeper: &mut impl Doorkeeper) {
+    /// Lets users who were not allowed before connect to a socket that is open.
+    fn admit(&self, allowed: &AllowedUsers) {
+        if let (DoorAddress::Unix(path), Some(_)) = (&self.address, &self.listener) {
+            // Those who may not, by the list as it was, cannot migrate: that is safe, and seen.
+            let _ = admit(path, allowed);
+        }
+    }
+
+    fn open(&mut self, now: Instant, allowed: &AllowedUsers, keeper: &mut impl Doorkeeper) {
         if self.again.is_some_and(|again| now < again) {
             return;
         }
-        let opened = TcpListener::bind(self.address)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .and_then(|listener| {
-                // Its connections inherit it.
-                rustix::net::sockopt::set_socket_recv_buffer_size(&listener, BUFFER)?;
-                rustix::net::listen(&listener, BACKLOG)?;
-                Ok(listener)
-            });
-        match opened {
+        match DoorListener::open(&self.address, allowed) {
             Ok(listener) => (self.listener, self.again) = (Some(listener), None),
             Err(error) => {
                 if self.again.is_none() {
@@ -228,8 +237,8 @@ impl Gate {
         let Some(listener) = &self.listener else { return true };
         // The rest waits for the next turn: one door must not keep the others waiting.
         for _ in 0..MAX_WAITING {
-            let (socket, there) = match listener.accept() {
-                Ok(accepted) => accepted,
+            let socket = match listener.accept() {
+                Ok(socket) => socket,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
                 // No descriptor or memory is left.
@@ -241,7 +250,7 @@ impl Gate {
             if has_closed(&socket) {
                 continue;
             }
-            if let Err(why) = allowed.check(self.address, there) {
+            if let Err(why) = allowed.check(&socket) {
                 reset(socket);
                 keeper.refused(&self.door, &why);
                 continue;
@@ -251,7 +260,8 @@ impl Gate {
                 reset(self.waiting.remove(0).socket);
                 keeper.refused(&self.door, "too many connections wrote nothing");
             }
-            self.waiting.push(Waiting { socket, since: Instant::now(), spoke: false });
+            let wanted = place_of(&socket);
+            self.waiting.push(Waiting { socket, wanted, since: Instant::now(), spoke: false });
         }
         true
     }
@@ -263,8 +273,11 @@ impl Gate {
             let one = &mut self.waiting[at];
             match look(&one.socket) {
                 Look::Migration => {
-                    let all = self.waiting.drain(..).map(|one| one.socket).collect();
                     let Some(listener) = &self.listener else { return };
+                    // Those that wanted to go elsewhere are another VM's.
+                    let wanted = one.wanted;
+                    let all = self.waiting.extract_if(.., |other| other.wanted == wanted);
+                    let all = all.map(|one| one.socket).collect();
                     keeper.migration(&self.door, listener, all);
                     return;
                 }
@@ -272,9 +285,9 @@ impl Gate {
                     keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
                 }
                 Look::Gone => drop(self.waiting.remove(at)),
-                found if one.since.elapsed() >= SPEECHLESS => {
+                found if one.since.elapsed() >= patience(&found, one, &self.address) => {
                     let what = if found == Look::Silent { "nothing" } else { "no migration" };
-                    let why = format!("it wrote {what} for {} s", SPEECHLESS.as_secs());
+                    let why = format!("it wrote {what} for {} s", one.since.elapsed().as_secs());
                     keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
                 }
                 found => {
@@ -286,7 +299,17 @@ impl Gate {
     }
 }
 
-fn look(socket: &TcpStream) -> Look {
+/// How long a connection may leave it open what it is.
+fn patience(found: &Look, one: &Waiting, door: &DoorAddress) -> Duration {
+    let is_from_elsewhere = one.wanted.is_some_and(|at| DoorAddress::Tcp(at) != *door);
+    // One that speaks as a channel waits for its migration.
+    match *found == Look::Silent && is_from_elsewhere {
+        true => SPEECHLESS_ELSEWHERE,
+        false => SPEECHLESS,
+    }
+}
+
+fn look(socket: &QemuSocket) -> Look {
     let mut first = [0; 8];
     let got = match recv(socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Ok((_, 0)) => return Look::Gone,
@@ -309,15 +332,29 @@ fn look(socket: &TcpStream) -> Look {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::BUFFER;
     use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::ops::RangeInclusive;
     use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixStream;
 
     const PEER: Ipv4Addr = Ipv4Addr::new(127, 80, 78, 2);
 
+    fn tcp(ports: RangeInclusive<u16>) -> Vec<(Door, DoorAddress)> {
+        let door = |port| Door { peer: "b".into(), place: Place::Door(port) };
+        ports.map(|port| (door(port), DoorAddress::Tcp((PEER, port).into()))).collect()
+    }
+
+    fn stream(socket: &QemuSocket) -> &TcpStream {
+        let QemuSocket::Tcp(socket) = socket else { panic!("no TCP: {socket:?}") };
+        socket
+    }
+
     #[derive(Default)]
     struct Keeper {
-        migrations: Vec<(Door, Vec<TcpStream>)>,
-        strangers: Vec<(TcpStream, String)>,
+        migrations: Vec<(Door, Vec<QemuSocket>)>,
+        strangers: Vec<(QemuSocket, String)>,
         refused: Vec<String>,
         shut: Vec<String>,
         lent: bool,
@@ -327,10 +364,10 @@ mod tests {
         fn is_lent(&self, _: &Door) -> bool {
             self.lent
         }
-        fn migration(&mut self, door: &Door, _: &TcpListener, all: Vec<TcpStream>) {
+        fn migration(&mut self, door: &Door, _: &DoorListener, all: Vec<QemuSocket>) {
             self.migrations.push((door.clone(), all));
         }
-        fn stranger(&mut self, _: &Door, connection: TcpStream, why: &str) {
+        fn stranger(&mut self, _: &Door, connection: QemuSocket, why: &str) {
             self.strangers.push((connection, why.into()));
         }
         fn refused(&mut self, _: &Door, why: &str) {
@@ -342,8 +379,7 @@ mod tests {
     }
 
     fn doors(port: u16, users: &[u32]) -> (Doors, Keeper) {
-        let mut doors =
-            Doors::new([("b".into(), PEER, port..=port)], Vec::new(), AllowedUsers(users.into()));
+        let mut doors = Doors::new(tcp(port..=port), Vec::new(), AllowedUsers(users.into()));
         let mut keeper = Keeper::default();
         doors.turn(Duration::ZERO, &mut keeper).unwrap();
         assert_eq!(doors.open(), 1, "{:?}", keeper.shut);
@@ -385,13 +421,13 @@ mod tests {
         main.write_all(b"QEVM\0\0\0\x03").unwrap();
         turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
         let (door, sockets) = &keeper.migrations[0];
-        assert_eq!((door.peer.as_str(), door.port), ("b", 50_001));
+        assert_eq!((door.peer.as_str(), door.place), ("b", Place::Door(50_001)));
         for socket in sockets {
             // The kernel doubles it, for its own bookkeeping.
             let size = rustix::net::sockopt::socket_recv_buffer_size(socket).unwrap();
             assert_eq!(size, 2 * BUFFER);
         }
-        let there = sockets.iter().map(|socket| socket.peer_addr().unwrap());
+        let there = sockets.iter().map(|socket| stream(socket).peer_addr().unwrap());
         let here = [&main, &channel, &preempt].map(|socket| socket.local_addr().unwrap());
         assert_eq!(there.collect::<Vec<_>>(), here);
         // Nothing was read.
@@ -419,7 +455,7 @@ mod tests {
         let (socket, why) = &mut keeper.strangers[0];
         assert!(why.contains("47, 45, 54"), "{why}");
         let mut got = [0; 18];
-        socket.read_exact(&mut got).unwrap();
+        { &*socket }.read_exact(&mut got).unwrap();
         assert!(keeper.migrations.is_empty());
     }
 
@@ -436,8 +472,7 @@ mod tests {
     #[test]
     fn a_door_that_another_has_is_said_once_and_opened_later() {
         let other = TcpListener::bind((PEER, 50_004)).unwrap();
-        let mut doors =
-            Doors::new([("b".into(), PEER, 50_004..=50_004)], Vec::new(), AllowedUsers::default());
+        let mut doors = Doors::new(tcp(50_004..=50_004), Vec::new(), AllowedUsers::default());
         let mut keeper = Keeper::default();
         for _ in 0..3 {
             doors.turn(Duration::ZERO, &mut keeper).unwrap();
@@ -453,6 +488,29 @@ mod tests {
     }
 
     #[test]
+    fn a_unix_door_takes_a_migration_with_all_its_connections_and_refuses_other_users() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sockets/b/1");
+        let door = Door { peer: "b".into(), place: Place::Socket(1) };
+        let wanted = [(door.clone(), DoorAddress::Unix(path.clone()))];
+        let mut doors = Doors::new(wanted.clone(), Vec::new(), AllowedUsers(vec![me()]));
+        let mut keeper = Keeper::default();
+        doors.turn(Duration::ZERO, &mut keeper).unwrap();
+        assert_eq!(doors.open(), 1, "{:?}", keeper.shut);
+        let connect = || UnixStream::connect(&path).unwrap();
+        let (mut main, mut channel) = (connect(), connect());
+        channel.write_all(&0x1122_3344_u32.to_be_bytes()).unwrap();
+        main.write_all(b"QEVM\0\0\0\x03").unwrap();
+        turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+        assert_eq!((&keeper.migrations[0].0, keeper.migrations[0].1.len()), (&door, 2));
+        // A user who is not allowed any more; the right to the file is another matter for root.
+        doors.change(wanted, AllowedUsers(vec![me() + 1]));
+        let _late = UnixStream::connect(&path);
+        turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
+        assert!(keeper.refused[0].contains("allow_users"), "{:?}", keeper.refused);
+    }
+
+    #[test]
     fn a_change_keeps_the_doors_that_stay_and_shuts_the_others() {
         let (mut doors, mut keeper) = doors(50_005, &[me()]);
         let connect = |port| TcpStream::connect((PEER, port)).unwrap();
@@ -460,7 +518,7 @@ mod tests {
         let mut channel = connect(50_005);
         channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
         someone_waits(&mut doors, &mut keeper, 0);
-        doors.change([("b".into(), PEER, 50_005..=50_006)], AllowedUsers(vec![me()]));
+        doors.change(tcp(50_005..=50_006), AllowedUsers(vec![me()]));
         assert_eq!((doors.count(), doors.open()), (2, 1));
         let mut main = connect(50_005);
         main.write_all(b"QEVM\0\0\0\x03").unwrap();
@@ -469,7 +527,7 @@ mod tests {
         assert_eq!(doors.open(), 2);
         let mut waits = connect(50_006);
         someone_waits(&mut doors, &mut keeper, 1);
-        doors.change([("b".into(), PEER, 50_005..=50_005)], AllowedUsers(vec![me() + 1]));
+        doors.change(tcp(50_005..=50_005), AllowedUsers(vec![me() + 1]));
         assert_eq!(waits.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
         assert!(TcpStream::connect((PEER, 50_006)).is_err());
         let _other = connect(50_005);

@@ -1,31 +1,33 @@
 //! A carrier's connections of QEMU: those that the service has accepted, then those at the door.
 
+use crate::listener::{DoorListener, BACKLOG};
 use crate::peer_user::AllowedUsers;
+use crate::wanted::place_of;
 use relay::{Entrance, QemuSocket};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-
-/// Connections that the kernel holds until they are accepted: QEMU opens up to 257 in a row.
-pub(crate) const BACKLOG: i32 = 512;
 
 /// The door of one migration.
 #[derive(Debug)]
 pub struct DoorEntrance {
-    listener: TcpListener,
-    first: Mutex<VecDeque<TcpStream>>,
+    listener: DoorListener,
+    first: Mutex<VecDeque<QemuSocket>>,
+    /// Where the first ones wanted to go: a connection that wants to go elsewhere is another VM's.
+    wanted: Option<SocketAddr>,
     allowed: AllowedUsers,
 }
 
 impl DoorEntrance {
     /// `first` come before those at the door; they have been checked.
-    pub fn new(listener: TcpListener, first: Vec<TcpStream>, allowed: AllowedUsers) -> Self {
-        Self { listener, first: Mutex::new(first.into()), allowed }
+    pub fn new(listener: DoorListener, first: Vec<QemuSocket>, allowed: AllowedUsers) -> Self {
+        let wanted = first.first().and_then(place_of);
+        Self { listener, first: Mutex::new(first.into()), wanted, allowed }
     }
 
     /// Resets every connection that waits.
@@ -39,7 +41,7 @@ impl DoorEntrance {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn next(&self) -> io::Result<TcpStream> {
+    pub fn next(&self) -> io::Result<QemuSocket> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         if let Some(socket) = first {
             return Ok(socket);
@@ -47,15 +49,15 @@ impl DoorEntrance {
         // As many as can have waited at the call: a user who may not connect, and does so again and
         // again, must not hold up the migration.
         for _ in 0..=BACKLOG {
-            let (socket, there) = self.listener.accept()?;
+            let socket = self.listener.accept()?;
             if has_closed(&socket) {
                 continue;
             }
-            let here: SocketAddr = socket.local_addr()?;
-            match self.allowed.check(here, there) {
-                Ok(()) => return Ok(socket),
-                Err(_) => reset(socket),
+            let is_ours = self.wanted.is_none() || place_of(&socket) == self.wanted;
+            if is_ours && self.allowed.check(&socket).is_ok() {
+                return Ok(socket);
             }
+            reset(socket);
         }
         Err(ErrorKind::WouldBlock.into())
     }
@@ -63,29 +65,29 @@ impl DoorEntrance {
 
 impl Entrance for DoorEntrance {
     fn prepare(&self) -> io::Result<()> {
-        self.listener.set_nonblocking(true)
+        self.listener.set_nonblocking()
     }
 
     fn accept(&self) -> io::Result<QemuSocket> {
-        self.next().map(QemuSocket::from)
+        self.next()
     }
 
     fn readiness(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// A TCP port cannot be taken from its listener.
+    /// A TCP port cannot be taken from its listener, and a folder of unix sockets is the service's.
     fn is_ours(&self) -> bool {
         true
     }
 
     fn address(&self) -> String {
-        self.listener.local_addr().map_or("the door".into(), |address| format!("door {address}"))
+        self.listener.address().map_or("the door".into(), |address| format!("door {address}"))
     }
 }
 
 /// Whether the other end has closed a connection without a byte. Its user cannot be told any more.
-pub(crate) fn has_closed(socket: &TcpStream) -> bool {
+pub(crate) fn has_closed(socket: &QemuSocket) -> bool {
     match recv(socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Ok((_, got)) => got == 0,
         Err(error) => ![Errno::AGAIN, Errno::INTR].contains(&error),
@@ -93,14 +95,18 @@ pub(crate) fn has_closed(socket: &TcpStream) -> bool {
 }
 
 /// Closes a connection such that the other end's calls fail at once.
-pub fn reset(socket: TcpStream) {
-    let _ = rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+pub fn reset(socket: impl Into<QemuSocket>) {
+    let socket = socket.into();
+    if let QemuSocket::Tcp(socket) = &socket {
+        let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+    }
     drop(socket);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{TcpListener, TcpStream};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
@@ -108,6 +114,7 @@ mod tests {
         let door = TcpListener::bind("127.80.79.1:0").unwrap();
         door.set_nonblocking(true).unwrap();
         let address = door.local_addr().unwrap();
+        let door = DoorListener::Tcp(door);
         let entrance = DoorEntrance::new(door, Vec::new(), AllowedUsers(Vec::new()));
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -1,45 +1,70 @@
 //! Connections that go past platen: copied to another address, in the clear, in both directions.
 
 use crate::entrance::reset;
+use relay::QemuSocket;
+use rustix::net::{recv, RecvFlags};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use stream::Kind;
 
 /// How long the host may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 /// How often a door is looked at for further connections.
 const LOOK: Duration = Duration::from_millis(20);
+/// The mark of a connection that no rule of `platen host intercept` leads to a door ("plat").
+pub const MARK: u32 = 0x706c_6174;
+/// Why a connection is refused that was silent at first.
+const LATE: &str =
+    "it was silent for seconds and then began a migration, which would have gone in \
+                    the clear: migrate again";
 /// Bytes copied at a time.
 const PIECE: usize = 256 << 10;
+
+/// What is refused of connections that were led here from elsewhere.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Care {
+    /// A connection to `to` that cannot be marked: the rules would lead it back here.
+    pub unmarked: bool,
+    /// A stream of QEMU: the client was silent, and turns out to be a migration.
+    pub migrations: bool,
+}
 
 /// Copies each connection that `next` returns to `to` and back, until all have ended and `next`
 /// says `WouldBlock`. `copied` counts the bytes for `to`.
 ///
 /// # Errors
-/// A connection to `to` cannot be made; the connection that wanted it is reset.
+/// A connection to `to` cannot be made, or is refused; the connection that wanted it is reset.
 pub fn forward(
-    next: impl Fn() -> io::Result<TcpStream>,
+    next: impl Fn() -> io::Result<QemuSocket>,
     to: &str,
     copied: &AtomicU64,
+    care: Care,
 ) -> io::Result<()> {
+    let refused = AtomicBool::new(false);
+    let refused = &refused;
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         loop {
             match next() {
                 Ok(near) => {
-                    let far = match dial(to) {
+                    let far = match dial(to, care) {
                         Ok(far) => far,
                         Err(error) => {
                             reset(near);
                             return Err(error);
                         }
                     };
-                    threads.push(scope.spawn(move || splice(&near, &far, copied)));
+                    threads.push(scope.spawn(move || splice(&near, &far, copied, care, refused)));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if threads.iter().all(|thread| thread.is_finished()) {
-                        return Ok(());
+                        return match refused.load(Ordering::Relaxed) {
+                            true => Err(io::Error::other(LATE)),
+                            false => Ok(()),
+                        };
                     }
                     std::thread::sleep(LOOK);
                 }
@@ -49,29 +74,69 @@ pub fn forward(
     })
 }
 
-fn dial(to: &str) -> io::Result<TcpStream> {
+fn dial(to: &str, care: Care) -> io::Result<QemuSocket> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
     for address in to.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, CONNECT) {
-            Ok(socket) => {
-                let _ = socket.set_nodelay(true);
-                return Ok(socket);
-            }
+        match unled(address, care) {
+            Ok(socket) => return Ok(TcpStream::from(socket).into()),
             Err(error) => last = error,
         }
     }
     Err(last)
 }
 
+/// A connection that no rule leads back to a door of this host.
+fn unled(to: SocketAddr, care: Care) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+    // The rules have root and QEMU's users, and not the user of the service.
+    if let Err(error) = socket.set_mark(MARK) {
+        if care.unmarked {
+            let user = rustix::process::geteuid().as_raw();
+            return Err(io::Error::other(format!(
+                "user {user} is one of those whose connections are intercepted, and the service, \
+                 which runs as the same user, may not mark its own ({error}): have it run as \
+                 another user"
+            )));
+        }
+    }
+    socket.connect_timeout(&to.into(), CONNECT)?;
+    Ok(socket)
+}
+
 /// Copies both directions; an end of one goes on as such.
-fn splice(near: &TcpStream, far: &TcpStream, copied: &AtomicU64) {
+fn splice(
+    near: &QemuSocket,
+    far: &QemuSocket,
+    copied: &AtomicU64,
+    care: Care,
+    refused: &AtomicBool,
+) {
     std::thread::scope(|scope| {
         scope.spawn(|| copy(far, near, &AtomicU64::new(0)));
+        if care.migrations && begins_a_migration(near) {
+            refused.store(true, Ordering::Relaxed);
+            let _ = near.shutdown(Shutdown::Both);
+            let _ = far.shutdown(Shutdown::Both);
+            return;
+        }
         copy(near, far, copied);
     });
 }
 
-fn copy(mut from: &TcpStream, mut to: &TcpStream, copied: &AtomicU64) {
+/// Waits for the client's first bytes: whether they are QEMU's.
+fn begins_a_migration(near: &QemuSocket) -> bool {
+    let mut first = [0; 8];
+    let got = loop {
+        match recv(near, &mut first[..], RecvFlags::PEEK) {
+            Err(rustix::io::Errno::INTR) => {}
+            got => break got.map_or(0, |(_, got)| got),
+        }
+    };
+    // QEMU writes more than that at once.
+    matches!(stream::classify(&first[..got]), Some(Kind::Main | Kind::Recovery | Kind::Multifd))
+}
+
+fn copy(mut from: &QemuSocket, mut to: &QemuSocket, copied: &AtomicU64) {
     let mut bytes = vec![0; PIECE];
     loop {
         match from.read(&mut bytes) {
@@ -96,7 +161,7 @@ fn copy(mut from: &TcpStream, mut to: &TcpStream, copied: &AtomicU64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AllowedUsers, DoorEntrance};
+    use crate::{AllowedUsers, DoorEntrance, DoorListener};
     use std::net::TcpListener;
 
     #[test]
@@ -112,10 +177,12 @@ mod tests {
             }
         };
         first.set_nonblocking(false).unwrap();
-        let entrance = DoorEntrance::new(door, vec![first], AllowedUsers::default());
+        let door = DoorListener::Tcp(door);
+        let entrance = DoorEntrance::new(door, vec![first.into()], AllowedUsers::default());
         let copied = AtomicU64::new(0);
         std::thread::scope(|scope| {
-            let forwarding = scope.spawn(|| forward(|| entrance.next(), &to, &copied));
+            let forwarding =
+                scope.spawn(|| forward(|| entrance.next(), &to, &copied, Care::default()));
             let (mut server, _) = target.accept().unwrap();
             client.write_all(b"hello").unwrap();
             client.shutdown(Shutdown::Write).unwrap();
@@ -129,5 +196,37 @@ mod tests {
             forwarding.join().unwrap().unwrap();
         });
         assert_eq!(copied.into_inner(), 5);
+    }
+
+    #[test]
+    fn a_migration_behind_a_silence_is_refused_and_a_server_that_speaks_first_is_not() {
+        let target = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = target.local_addr().unwrap().to_string();
+        let care = Care { migrations: true, ..Care::default() };
+        for (says, passes) in [(&b"QEVM\0\0\0\x03and more"[..], false), (b"as an NBD client", true)]
+        {
+            let (mut client, near) = {
+                let (client, near) = std::os::unix::net::UnixStream::pair().unwrap();
+                (client, std::sync::Mutex::new(Some(QemuSocket::from(near))))
+            };
+            let next = || near.lock().unwrap().take().ok_or(ErrorKind::WouldBlock.into());
+            let copied = AtomicU64::new(0);
+            std::thread::scope(|scope| {
+                let forwarding = scope.spawn(|| forward(next, &to, &copied, care));
+                let (mut server, _) = target.accept().unwrap();
+                server.write_all(b"NBDMAGIC").unwrap();
+                let mut first = [0; 8];
+                client.read_exact(&mut first).unwrap();
+                assert_eq!(&first, b"NBDMAGIC");
+                client.write_all(says).unwrap();
+                let _ = client.shutdown(Shutdown::Write);
+                let mut got = Vec::new();
+                let _ = server.read_to_end(&mut got);
+                drop(server);
+                assert_eq!(got, if passes { says } else { b"" });
+                let error = forwarding.join().unwrap().err().map(|error| error.to_string());
+                assert_eq!(error.is_none(), passes, "{error:?}");
+            });
+        }
     }
 }

@@ -3,6 +3,10 @@
 //! Best effort, for messages: a service that is not root sees no other user's descriptors.
 
 use crate::peer_user::{connection_owner, listener_owner, Owner};
+use crate::unix_diag::unix_listeners;
+use crate::wanted::wanted;
+use relay::QemuSocket;
+use rustix::net::sockopt::socket_peercred;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -11,9 +15,28 @@ use std::path::Path;
 /// The most characters of a name.
 const MAX_NAME: usize = 255;
 
-/// The VM of the QEMU that has the socket with that own address, connected to `other`.
-pub fn of_connection(own: SocketAddr, other: SocketAddr) -> Option<String> {
-    of_socket(connection_owner(own, other).ok()??)
+/// The VM of the QEMU that has made this connection, or has got it from libvirt.
+pub fn of_connection(socket: &QemuSocket) -> Option<String> {
+    match socket {
+        QemuSocket::Tcp(socket) => {
+            let (own, other) = (socket.peer_addr().ok()?, wanted(socket).ok()?);
+            of_socket(connection_owner(own, other).ok()??)
+        }
+        // The process that has connected: libvirt, unless QEMU needs further connections.
+        QemuSocket::Unix(socket) => of_process(socket_peercred(socket).ok()?.pid.as_raw_pid()),
+    }
+}
+
+/// The VM of the QEMU that listens at this path alone.
+pub fn of_path(path: &Path) -> Option<String> {
+    let [inode] = unix_listeners(path).ok()?[..] else { return None };
+    of_socket(Owner { uid: fs::symlink_metadata(path).ok()?.uid(), inode })
+}
+
+/// The VM of this process, if it is a QEMU.
+pub fn of_process(pid: i32) -> Option<String> {
+    let process = Path::new("/proc").join(pid.to_string());
+    is_qemu(&process).then(|| name(&fs::read(process.join("cmdline")).ok()?))?
 }
 
 /// The VM of the QEMU that listens there.
@@ -32,14 +55,16 @@ fn of_socket(owner: Owner) -> Option<String> {
     processes
         .map(|process| process.path())
         .filter(|process| is_theirs(process))
-        .filter(|process| {
-            let comm = fs::read_to_string(process.join("comm")).unwrap_or_default();
-            // The kernel cuts names to 15 bytes; distributions also say qemu-kvm and kvm.
-            comm.starts_with("qemu") || comm.starts_with("kvm")
-        })
+        .filter(|process| is_qemu(process))
         .filter_map(|process| name(&fs::read(process.join("cmdline")).ok()?).zip(Some(process)))
         .find(|(_, process)| has_socket(process, &socket))
         .map(|(name, _)| name)
+}
+
+fn is_qemu(process: &Path) -> bool {
+    let comm = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    // The kernel cuts names to 15 bytes; distributions also say qemu-kvm and kvm.
+    comm.starts_with("qemu") || comm.starts_with("kvm")
 }
 
 fn has_socket(process: &Path, socket: &str) -> bool {

@@ -3,7 +3,7 @@
 //! Each other host has a *door address* here: a loopback address that stands for it. The service
 //! listens there, on the ports from which that host's libvirt chooses one for each VM. On the other
 //! host its own QEMU listens at that same address. So the address of a connection names the host,
-//! and its port the VM:
+//! and its port the VM. Unix sockets do the same: their folder names the host.
 //!
 //! ```text
 //!  host A                                              host B
@@ -25,8 +25,11 @@
 //! |---|---|
 //! | [`config`](Config) | `/etc/platen/platen.toml` |
 //! | `change` | what a service that runs takes of a new configuration |
-//! | `doors` | the listening sockets; who connects, and with what |
-//! | `peer_user`, `sock_diag`, `guest` | the user and the VM behind a connection |
+//! | `doors`, `listener` | the listening sockets; who connects, and with what |
+//! | `place` | the place of a VM on the host that it goes to |
+//! | `wanted` | where a connection wanted to go that a rule has led to a door |
+//! | `acl` | the rights to unix sockets |
+//! | `peer_user`, `sock_diag`, `unix_diag`, `guest` | the user and the VM behind a socket |
 //! | `channel`, `order`, `record` | what service and carriers tell each other |
 //! | `registry`, `carrier` | the service's and the carrier's end of that |
 //! | `entrance`, `forward` | a carrier's connections, and those that go past platen |
@@ -39,6 +42,7 @@
 //! **Limits.** 64 hosts, 4096 doors, 264 waiting connections at a door, 100 records of migrations
 //! that have ended.
 
+mod acl;
 mod carrier;
 mod change;
 mod channel;
@@ -48,12 +52,16 @@ mod entrance;
 mod error;
 mod forward;
 mod guest;
+mod listener;
 mod order;
 mod peer_user;
+mod place;
 mod qemu_conf;
 mod record;
 mod registry;
 mod sock_diag;
+mod unix_diag;
+mod wanted;
 
 pub use carrier::Carrier;
 pub use change::Change;
@@ -62,10 +70,14 @@ pub use config::{Config, HostEntry, MetricsAddress, Policy, PortRange, DEFAULT_C
 pub use doors::{Door, Doorkeeper, Doors};
 pub use entrance::{reset, DoorEntrance};
 pub use error::HostError;
-pub use forward::forward;
-pub use guest::{of_connection, of_listener};
+pub use forward::{forward, Care, MARK};
+pub use guest::{of_connection, of_listener, of_path, of_process};
+pub use listener::{connection, make_own_folder, DoorAddress, DoorListener};
 pub use order::{Job, Order, SessionOrder, Task};
 pub use peer_user::{connection_owner, AllowedUsers, Owner};
+pub use place::Place;
 pub use qemu_conf::{doors_missing, doors_off, doors_on, setting_of, QEMU_CONF};
 pub use record::{now, Event, Phase, Record, Role, Status};
 pub use registry::{new_id, Found, Registry, Watcher};
+pub use unix_diag::unix_listeners;
+pub use wanted::intercepted;

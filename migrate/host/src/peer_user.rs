@@ -1,10 +1,14 @@
-//! The user behind a TCP connection on this host.
+//! The user behind a connection on this host.
 //!
-//! TCP has no `SO_PEERCRED`. The kernel tells, for each socket, the user who made it.
+//! The kernel tells who is at the other end of a unix socket. TCP has no `SO_PEERCRED`: there the
+//! kernel tells, for each socket, the user who made it.
 
 use crate::sock_diag::{tcp_socket, Found};
+use crate::wanted::wanted;
+use relay::QemuSocket;
+use rustix::net::sockopt::socket_peercred;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
 /// The state of a listening socket.
 const LISTEN: u8 = 10;
@@ -23,16 +27,42 @@ pub struct Owner {
 pub struct AllowedUsers(pub Vec<u32>);
 
 impl AllowedUsers {
-    /// Checks that an allowed user made a connection from this host.
+    /// Checks that an allowed user is at the other end of a connection on this host.
     ///
     /// # Errors
-    /// A message that says who did.
-    pub fn check(&self, here: SocketAddr, there: SocketAddr) -> Result<(), String> {
-        match connection_owner(there, here) {
-            Ok(Some(Owner { uid, .. })) if self.0.contains(&uid) => Ok(()),
-            Ok(Some(Owner { uid, .. })) => Err(format!(
-                "user {uid} may not migrate: allow_users in the configuration names those who may"
-            )),
+    /// A message that says who is.
+    pub fn check(&self, socket: &QemuSocket) -> Result<(), String> {
+        let untold =
+            |error: &dyn ToString| format!("its user cannot be told: {}", error.to_string());
+        match socket {
+            QemuSocket::Tcp(socket) => self.check_tcp(socket, untold),
+            QemuSocket::Unix(socket) => {
+                let user = socket_peercred(socket).map_err(|error| untold(&error))?;
+                self.judge(user.uid.as_raw())
+            }
+        }
+    }
+
+    fn judge(&self, uid: u32) -> Result<(), String> {
+        if self.0.contains(&uid) {
+            return Ok(());
+        }
+        Err(format!(
+            "user {uid} may not migrate: allow_users in the configuration names those who may"
+        ))
+    }
+
+    fn check_tcp(
+        &self,
+        socket: &TcpStream,
+        untold: impl Fn(&dyn ToString) -> String,
+    ) -> Result<(), String> {
+        let here = socket.local_addr().map_err(|error| untold(&error))?;
+        let there = socket.peer_addr().map_err(|error| untold(&error))?;
+        // The other end knows nothing of a redirection.
+        let wanted = wanted(socket).map_err(|error| untold(&error))?;
+        match connection_owner(there, wanted) {
+            Ok(Some(Owner { uid, .. })) => self.judge(uid),
             // The door itself is a socket that the kernel knows.
             Ok(None) if !matches!(listener_owner(here), Ok(Some(_))) => {
                 Err("its user cannot be told: the kernel tells nothing about sockets \
@@ -45,7 +75,7 @@ impl AllowedUsers {
                      another network namespace"
                     .into())
             }
-            Err(error) => Err(format!("its user cannot be told: {error}")),
+            Err(error) => Err(untold(&error)),
         }
     }
 }
@@ -85,6 +115,7 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixStream;
 
     fn me() -> u32 {
         std::fs::metadata("/proc/self").unwrap().uid()
@@ -95,11 +126,12 @@ mod tests {
         let listener = TcpListener::bind("127.80.77.1:0").unwrap();
         let here = listener.local_addr().unwrap();
         let client = TcpStream::connect(here).unwrap();
-        let (_server, there) = listener.accept().unwrap();
+        let (server, there) = listener.accept().unwrap();
         let owner = connection_owner(there, here).unwrap().unwrap();
         assert_eq!(owner.uid, me());
-        AllowedUsers(vec![me()]).check(here, there).unwrap();
-        let error = AllowedUsers(vec![me() + 1]).check(here, there).unwrap_err();
+        let server = QemuSocket::from(server);
+        AllowedUsers(vec![me()]).check(&server).unwrap();
+        let error = AllowedUsers(vec![me() + 1]).check(&server).unwrap_err();
         assert!(error.contains(&format!("user {}", me())), "{error}");
         assert_eq!(listener_owner(here).unwrap().unwrap().uid, me());
         drop(client);
@@ -111,9 +143,9 @@ mod tests {
         let listener = TcpListener::bind("127.80.77.2:0").unwrap();
         let here = listener.local_addr().unwrap();
         let client = TcpStream::connect(here).unwrap();
-        let (_server, there) = listener.accept().unwrap();
+        let server = QemuSocket::from(listener.accept().unwrap().0);
         drop(client);
-        let error = AllowedUsers(vec![0, me()]).check(here, there).unwrap_err();
+        let error = AllowedUsers(vec![0, me()]).check(&server).unwrap_err();
         assert!(error.contains("cannot be told"), "{error}");
     }
 
@@ -139,16 +171,25 @@ mod tests {
         assert_eq!(connection_owner(everywhere, here).unwrap(), None);
     }
 
+    #[test]
+    fn the_user_at_the_other_end_of_a_unix_socket_is_known() {
+        let (_there, here) = UnixStream::pair().unwrap();
+        let here = QemuSocket::from(here);
+        AllowedUsers(vec![me()]).check(&here).unwrap();
+        let error = AllowedUsers(vec![me() + 1]).check(&here).unwrap_err();
+        assert!(error.contains(&format!("user {}", me())), "{error}");
+    }
+
     /// A local user may have any number of sockets: none is looked at.
     #[test]
     fn the_sockets_of_others_are_not_looked_through() {
         let listener = TcpListener::bind("127.80.77.5:0").unwrap();
         let here = listener.local_addr().unwrap();
         let client = TcpStream::connect(here).unwrap();
-        let (_server, there) = listener.accept().unwrap();
+        let server = QemuSocket::from(listener.accept().unwrap().0);
         let read = bytes_read();
         for _ in 0..100 {
-            AllowedUsers(vec![me()]).check(here, there).unwrap();
+            AllowedUsers(vec![me()]).check(&server).unwrap();
         }
         // A table has 150 bytes for each socket of the host, and there are 100 answers of 124.
         assert!(bytes_read() - read < 4096, "tables are read: {} bytes", bytes_read() - read);

@@ -1,5 +1,6 @@
 //! What is known of a migration.
 
+use crate::place::Place;
 use serde::{Deserialize, Serialize};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -54,8 +55,11 @@ pub struct Record {
     pub role: Role,
     /// Name of the other host.
     pub peer: String,
-    /// Port of the door.
+    /// Port of the door, or number of the unix socket.
     pub port: u16,
+    /// What the destination is asked for: `door:PORT`, `socket:N`, or for an intercepted connection
+    /// `address:IP:PORT`. Records of older versions have none: they are those of doors.
+    pub place: Option<Place>,
     /// Name of the VM, if its QEMU could be found.
     pub vm: Option<String>,
     /// Process that carries it.
@@ -93,7 +97,21 @@ impl Record {
     pub fn title(&self) -> String {
         let vm = self.vm.as_ref().map_or(String::new(), |vm| format!("of {vm} "));
         let way = if self.role == Role::Source { "to" } else { "from" };
-        format!("migration {} {vm}{way} {} (port {})", self.id, self.peer, self.port)
+        format!("migration {} {vm}{way} {} ({})", self.id, self.peer, self.place().in_words())
+    }
+
+    /// What the destination is asked for.
+    pub fn place(&self) -> Place {
+        self.place.unwrap_or(Place::Door(self.port))
+    }
+
+    /// What no other migration of this role may have while this one `holds_port`.
+    pub(crate) fn held(&self) -> Place {
+        match (self.role, self.place()) {
+            // It came through a door all the same.
+            (Role::Source, Place::Address(_)) => Place::Door(self.port),
+            (_, place) => place,
+        }
     }
 }
 

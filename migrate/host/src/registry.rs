@@ -7,14 +7,16 @@
 use crate::channel::Channel;
 use crate::doors::Door;
 use crate::error::HostError;
+use crate::listener::DoorListener;
 use crate::order::Order;
+use crate::place::Place;
 use crate::record::{now, Phase, Record, Role, Status};
 use rustix::fd::AsFd;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -58,7 +60,7 @@ struct Known {
 #[derive(Debug, Default)]
 pub struct Found {
     /// Doors that carriers have.
-    pub doors: Vec<(Door, TcpListener)>,
+    pub doors: Vec<(Door, DoorListener)>,
     /// Migrations that run.
     pub running: usize,
 }
@@ -151,8 +153,8 @@ impl Registry {
             channel.set_patience(None).map_err(forever)?;
             let record = match first {
                 Ok(Some((now, listener))) => {
-                    let door = Door { peer: now.peer.clone(), port: now.port };
-                    if let Some(listener) = listener.map(TcpListener::from) {
+                    let door = Door { peer: now.peer.clone(), place: now.held() };
+                    if let Some(listener) = listener.map(DoorListener::from) {
                         found.doors.push((door, listener));
                     }
                     now
@@ -252,12 +254,13 @@ impl Registry {
         self.watcher.changed(Some(found), &record);
     }
 
-    /// Whether a migration of this role has the port now.
-    pub fn has_port(&self, role: Role, peer: Option<&str>, port: u16) -> bool {
+    /// Whether a migration of this role has the place now: as source a door, as destination what a
+    /// QEMU of this host listens at.
+    pub fn has(&self, role: Role, peer: Option<&str>, place: Place) -> bool {
         self.lock().values().any(|known| {
             let record = &known.record;
             record.role == role
-                && record.port == port
+                && record.held() == place
                 && peer.is_none_or(|peer| record.peer == peer)
                 && record.holds_port
         })
@@ -336,6 +339,7 @@ impl Registry {
 mod tests {
     use super::*;
     use crate::carrier::Carrier;
+    use std::net::TcpListener;
     use std::sync::mpsc;
     use std::time::Instant;
 
@@ -378,7 +382,8 @@ mod tests {
         let first = Registry::open(run.path(), told.clone()).unwrap();
         let (ours, theirs) = Channel::pair().unwrap();
         let door = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = door.local_addr().unwrap();
+        let door = DoorListener::Tcp(door);
+        let address = door.address().unwrap();
         let (links, taken) = mpsc::channel();
         let begin = record();
         first.add(ours, begin.clone()).unwrap();
@@ -386,15 +391,17 @@ mod tests {
             Carrier::start(run.path(), begin.clone(), theirs.into(), Some(door), links).unwrap();
         carrier.update(|record| record.phase = Phase::Active);
         wait(|| first.running().iter().any(|record| record.phase == Phase::Active));
-        assert!(first.has_port(Role::Source, Some("b"), 49152));
-        assert!(!first.has_port(Role::Source, Some("c"), 49152));
-        assert!(!first.has_port(Role::Destination, None, 49152));
+        let place = Place::Door(49152);
+        assert!(first.has(Role::Source, Some("b"), place));
+        assert!(!first.has(Role::Source, Some("b"), Place::Socket(49152)));
+        assert!(!first.has(Role::Source, Some("c"), place));
+        assert!(!first.has(Role::Destination, None, place));
 
         let second = Registry::open(run.path(), silent()).unwrap();
         let found = second.find_again().unwrap();
         assert_eq!(found.running, 1);
-        assert_eq!(found.doors[0].0, Door { peer: "b".into(), port: 49152 });
-        assert_eq!(found.doors[0].1.local_addr().unwrap(), address);
+        assert_eq!(found.doors[0].0, Door { peer: "b".into(), place });
+        assert_eq!(found.doors[0].1.address().unwrap(), address);
         // A link reaches it by its session.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let link = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -455,7 +462,7 @@ mod tests {
         carrier.send(&"a record of another version", None).unwrap();
         carrier.send(&Record { plain: 7, ..begin.clone() }, None).unwrap();
         wait(|| registry.running().first().is_none_or(|record| record.plain == 7));
-        assert!(registry.has_port(Role::Source, Some("b"), 49152));
+        assert!(registry.has(Role::Source, Some("b"), Place::Door(49152)));
         // One whose record cannot be written has told its end all the same.
         let cause = Some("the disk is full".to_owned());
         let end = Record { phase: Phase::Ended, cause: cause.clone(), ..begin };

@@ -1,7 +1,8 @@
 //! The end of the stream that takes everything and discards it.
 
-use crate::sampler::{Sample, Sampled, Sampler};
+use crate::sampler::{Sample, Sampler};
 use crate::schedule::Allowed;
+use forecast::Sampled;
 use relay::{take_differences, Listening, UnixAddress};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::{recv, RecvFlags};

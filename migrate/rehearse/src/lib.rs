@@ -1,11 +1,11 @@
-//! A rehearsal of a migration: the discarding end of the stream, the measurements, and the forecast.
+//! A rehearsal of a migration: the discarding end of the stream, and the measurements.
 //!
 //! ```text
 //!  QEMU ─► Discard (thread: read, tokenise, differences) ─► sampler (thread) ─► Sizes
 //!            ▲ how far, how fast                                each candidate codec
-//!  monitor ─► Schedule (how far to read) ─► Pass ─► DirtyCurve ┐
-//!                                                            Sizes ─────┼─► forecast
-//!                                                            LinkRate ──┘
+//!  monitor ─► Schedule (how far to read) ─► Pass ──► DirtyCurve ┐
+//!                                                         Sizes ┼─► crate forecast
+//!                                                      LinkRate ┘
 //! ```
 //!
 //! # The VM stays
@@ -21,34 +21,23 @@
 //! * **Dirtying.** QEMU reads the dirty log at the end of each pass. A page that was written to
 //!   counts once, so the bytes that are dirty after a pass depend on how long the pass took.
 //!   [`Schedule`] makes QEMU wait in a write to its socket so that passes last from milliseconds to
-//!   seconds, and [`DirtyCurve`] has the bytes for any time in between.
+//!   seconds, and [`forecast::DirtyCurve`] has the bytes for any time in between.
 //! * **Sizes.** A thread of its own encodes chunks, packed and with differences as a relay sends them:
 //!   each with zstd 1, and with one of the other candidates of `--codec auto`.
 //!
-//! # What the forecast is
-//!
-//! A model of QEMU's passes ([`forecast`]); pure functions. It is no measurement, and its errors are
-//! those of its input: a guest that writes otherwise later, a link that others use.
+//! [`measure_pages`] has the same sizes for pages that were read otherwise.
 //!
 //! # Limits
 //!
-//! Single stream. The device state is never sent: its time is a guess. Dirtying beyond the longest
-//! pass is extrapolated from the curve's last part.
+//! Single stream. The device state is never sent, and its time stays unknown.
 
-mod best;
-mod curve;
+mod bench;
 mod discard;
-mod forecast;
-mod methods;
+mod pages;
 mod sampler;
 mod schedule;
-mod sizes;
+mod sums;
 
-pub use best::{best, Best, Cores};
-pub use curve::{DirtyCurve, Pass};
 pub use discard::{Discard, DiscardError, Totals};
-pub use forecast::{forecast, Course, End, Forecast, Guest};
-pub use methods::{Link, Method, QemuSettings, Setup};
-pub use sampler::Sampled;
+pub use pages::{measure_pages, Page};
 pub use schedule::{Allowed, Observation, Schedule};
-pub use sizes::{Candidate, Sizes};

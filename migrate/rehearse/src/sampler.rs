@@ -1,8 +1,9 @@
 //! Encodes chunks with every candidate, on a thread of its own.
 
-use crate::sizes::{controller_candidates, Candidate, SampleSums, Sizes};
-use codec::{Codec, Encoder};
-use rustix::time::{clock_gettime, ClockId};
+use crate::bench::{thread_cpu_ns, Bench, Chunk};
+use crate::sums::{controller_candidates, SampleSums};
+use codec::Settings;
+use forecast::{Candidate, Sampled};
 use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,35 +19,6 @@ pub(crate) struct Sample {
     pub(crate) page_size: usize,
     /// Of pages that were sent before: the chunk without differences.
     pub(crate) whole: Option<Vec<u8>>,
-}
-
-/// The results of all samples.
-#[derive(Clone, Debug, Default)]
-pub struct Sampled {
-    /// Pages that QEMU sends for the first time.
-    pub first: Sizes,
-    /// Pages that QEMU sends again, with differences.
-    pub again: Sizes,
-    /// The same pages without differences; zstd 1 only.
-    pub again_whole: Option<Candidate>,
-}
-
-impl Sampled {
-    /// The sizes of pages sent again. A candidate without samples of its own, of which there may be
-    /// few, has the size and cost that it has in the first pass.
-    pub fn again(&self) -> Sizes {
-        let missing = self
-            .first
-            .0
-            .iter()
-            .filter(|one| self.again.0.iter().all(|known| known.settings != one.settings));
-        Sizes(self.again.0.iter().chain(missing).copied().collect())
-    }
-
-    /// zstd 1 on pages sent again, whole.
-    pub fn again_zstd_1(&self) -> Option<&Candidate> {
-        self.again_whole.as_ref().or_else(|| self.first.zstd_1())
-    }
 }
 
 /// The handle of the thread.
@@ -67,9 +39,9 @@ impl Sampler {
     pub(crate) fn start(largest: usize) -> Result<Self, String> {
         let (sender, samples) = sync_channel(WAITING);
         let sums = Arc::new(Mutex::new(Sums::default()));
-        let mut bench = Bench::new(largest)?;
+        let mut measurer = Measurer { bench: Bench::new(largest)?, nth: 0 };
         let filled = sums.clone();
-        let body = move || bench.run(&samples, &filled);
+        let body = move || measurer.run(&samples, &filled);
         let thread = std::thread::Builder::new().name("sampler".into()).spawn(body);
         thread.map_err(|error| format!("cannot start a thread: {error}"))?;
         Ok(Self { sender, sums })
@@ -90,23 +62,14 @@ impl Sampler {
     }
 }
 
-/// Encoder and buffers.
-struct Bench {
-    encoder: Encoder,
-    packed: Vec<u8>,
-    payload: Vec<u8>,
+/// The thread's part.
+struct Measurer {
+    bench: Bench,
     /// The number of the sample.
     nth: usize,
 }
 
-impl Bench {
-    fn new(largest: usize) -> Result<Self, String> {
-        let encoder =
-            Encoder::new(codec::Settings::default()).map_err(|error| error.to_string())?;
-        let payload = vec![0; Encoder::roomy(largest)];
-        Ok(Self { encoder, packed: vec![0; largest], payload, nth: 0 })
-    }
-
+impl Measurer {
     fn run(&mut self, samples: &Receiver<Sample>, sums: &Mutex<Sums>) {
         while let Ok(sample) = samples.recv() {
             let begun = thread_cpu_ns();
@@ -124,7 +87,7 @@ impl Bench {
         if pages == 0 {
             return;
         }
-        let zstd_1 = codec::Settings::default();
+        let zstd_1 = Settings::default();
         let candidates = controller_candidates();
         let other = candidates[self.nth % candidates.len()];
         self.nth += 1;
@@ -140,26 +103,10 @@ impl Bench {
         }
     }
 
-    /// Bytes and CPU ns of `chunk` packed and encoded, as a relay's codec thread does it.
-    fn encode(
-        &mut self,
-        settings: codec::Settings,
-        chunk: &[u8],
-        sample: &Sample,
-    ) -> Option<(u64, u64)> {
-        self.encoder.set(settings).ok()?;
-        let begun = thread_cpu_ns();
-        let packed = stream::pack(chunk, &sample.tokens, sample.page_size, &mut self.packed);
-        let plain = packed.map_or(chunk, |len| &self.packed[..len]);
-        let encoded = self.encoder.encode(plain, &mut self.payload);
-        let len = if encoded.codec == Codec::Raw { plain.len() } else { encoded.len };
-        Some((len as u64, thread_cpu_ns().saturating_sub(begun)))
+    fn encode(&mut self, settings: Settings, chunk: &[u8], sample: &Sample) -> Option<(u64, u64)> {
+        let chunk = Chunk { bytes: chunk, tokens: &sample.tokens, page_size: sample.page_size };
+        self.bench.encode(settings, chunk).map(|unit| (unit.len, unit.cpu_ns))
     }
-}
-
-fn thread_cpu_ns() -> u64 {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).unwrap_or(0)
 }
 
 /// Bytes of the pages in a sample that are not all zeros.

@@ -1,6 +1,6 @@
 //! How long each pass is to take, and what the passes show.
 
-use crate::curve::Pass;
+use forecast::Pass;
 use std::time::Duration;
 
 /// The part of the rehearsal that the first pass takes.

@@ -15,6 +15,8 @@ pub(crate) struct Arrived {
     pub(crate) header: Header,
     /// DATA: the chunk in the first `plain_len` bytes, or the error from decoding it.
     pub(crate) chunk: Option<Result<Slot, SessionError>>,
+    /// The checksum of those bytes, where a codec thread has computed it.
+    pub(crate) checksum: Option<u64>,
 }
 
 /// The queue of a stream's frames for the thread that writes them to QEMU.
@@ -73,12 +75,18 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// Compares the running hash after a DATA frame's `bytes` with the sender's. Acknowledge the
-    /// receipt once the bytes are written.
+    /// Compares the running hash after a DATA frame's `bytes` with the sender's. `checksum` is that
+    /// of the bytes, computed here if there is none. Acknowledge the receipt once the bytes are
+    /// written.
     ///
     /// # Errors
     /// The hashes differ: none of these bytes may be written.
-    pub(crate) fn check(&mut self, header: &Header, bytes: &[u8]) -> Result<Receipt, SessionError> {
+    pub(crate) fn check(
+        &mut self,
+        header: &Header,
+        bytes: &[u8],
+        checksum: Option<u64>,
+    ) -> Result<Receipt, SessionError> {
         let (stream, seq) = (self.stream, header.seq);
         if header.offset != self.offset {
             let detail = format!(
@@ -88,7 +96,7 @@ impl<'a> Inbox<'a> {
             return Err(SessionError::Sequence { stream, seq, detail });
         }
         self.offset += bytes.len() as u64;
-        self.hash.add(codec::checksum(bytes));
+        self.hash.add(checksum.unwrap_or_else(|| codec::checksum(bytes)));
         let (ours, theirs) = (self.hash.value(), header.hash);
         if ours != theirs {
             return Err(SessionError::HashMismatch { stream, seq, ours, theirs });

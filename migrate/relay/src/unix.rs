@@ -247,6 +247,15 @@ impl Listening {
         Self { listener, place, path: address.0.clone() }
     }
 
+    /// The socket alone, which other processes get a copy of: its path stays when it is closed.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn into_socket(mut self) -> io::Result<UnixListener> {
+        self.place = None;
+        self.listener.try_clone()
+    }
+
     /// Whether the path still leads to this socket: another process may have removed or replaced
     /// it.
     pub fn is_ours(&self) -> bool {

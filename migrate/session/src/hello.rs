@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tls::TlsError;
 
 /// The protocol version of this build (W1).
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// How long a peer may take for its half of the hello (W5).
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 const MAGIC: [u8; 8] = *b"PLATEN\r\n";

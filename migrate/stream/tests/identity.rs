@@ -133,9 +133,12 @@ proptest! {
         cut in any::<prop::sample::Index>(), kind in kinds(), len in 0usize..70_000,
     ) {
         let mut tokens = Vec::new();
-        stream::Tokeniser::new(kind, 4096).feed(&bytes, &mut tokens);
+        let mut tokeniser = stream::Tokeniser::new(kind, 4096);
+        tokeniser.feed(&bytes, &mut tokens);
+        // The bytes may state another page size.
+        let size = tokeniser.facts().page_size;
         let mut out = vec![0; bytes.len() + 16 * tokens.len() + 64];
-        let packed = pack(&bytes, &tokens, 4096, &mut out).expect("room");
+        let packed = pack(&bytes, &tokens, size, &mut out).expect("room");
         let packed = &mut out[..packed];
         for (at, with) in flips {
             *at.get_mut(packed) ^= with;

@@ -32,6 +32,8 @@ mkdir -p dev/pts dev/shm run/libvirt run/lock var/lib/libvirt/qemu var/log/libvi
 chmod 777 run
 chown -R 64055:64055 var/lib/libvirt/qemu
 for n in null zero full random urandom tty; do : > dev/$n; mount --bind /dev/$n dev/$n; done
+# The folder of unix sockets has one path on both hosts and for both services.
+mkdir -p ".$DOORS"; mount --bind "$HERE/doors" ".$DOORS"
 mount -t devpts -o newinstance,ptmxmode=666,mode=620 devpts dev/pts; ln -s pts/ptmx dev/ptmx
 mount -t tmpfs -o mode=1777 tmpfs dev/shm
 ln -s /proc/self/fd dev/fd
@@ -47,6 +49,9 @@ Y
 exec chroot . /bin/bash /init
 "#;
 
+/// Starts the service where the folder of unix sockets is its host's.
+const SERVICE: &str = r#"mount --bind "$1" "$2" && shift 2 && exec "$@""#;
+
 /// The first folder in PATH on a host: programs that libvirt runs in place of the usual ones.
 const FILTERS: &str = "/filters";
 
@@ -58,6 +63,8 @@ pub struct Host {
     /// Its address.
     pub address: Ipv4Addr,
     folder: PathBuf,
+    /// The path of its unix sockets, which is the other host's, too.
+    doors: PathBuf,
     /// Its first process.
     pid: u32,
     child: Child,
@@ -72,8 +79,9 @@ impl Host {
         folder: &Path,
         base: &Path,
         guest: (&Path, &Path),
+        doors: &Path,
     ) -> Result<Self> {
-        for part in ["upper/etc/libvirt", "work", "root"] {
+        for part in ["upper/etc/libvirt", "work", "root", "doors"] {
             fs::create_dir_all(folder.join(part))?;
         }
         let etc = folder.join("upper/etc");
@@ -106,6 +114,7 @@ impl Host {
             .args(["sh", "-c", INIT])
             .envs([("BASE", base), ("HERE", folder), ("KERNEL", guest.0), ("INITRAMFS", guest.1)])
             .env("NAME", name)
+            .env("DOORS", doors)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -124,7 +133,8 @@ impl Host {
             std::thread::sleep(Duration::from_millis(20));
         }
         let pid = first_child(child.id())?;
-        Ok(Self { name, address, folder: folder.into(), pid, child, _group: group })
+        let (folder, doors) = (folder.into(), doors.into());
+        Ok(Self { name, address, folder, doors, pid, child, _group: group })
     }
 
     /// Ends everything on the host.
@@ -268,7 +278,9 @@ impl Host {
         let run_dir = self.folder.join("run");
         let flags = ["--name", self.name, "--config", &text(config), "--run-dir", &text(&run_dir)]
             .map(String::from);
-        let mut command = self.in_network(&[&text(binary), "host"]);
+        let doors = self.folder.join("doors");
+        let mut command = self.in_network(&["unshare", "--mount", "sh", "-c", SERVICE, "sh"]);
+        command.args([&doors, &self.doors, binary]).arg("host");
         command.args(&flags).stdout(Stdio::null()).stderr(out).process_group(0);
         let child = command.spawn().context("platen host")?;
         let ticket = register(Leftover::Group(rustix_pid(child.id()).context("a number")?));

@@ -29,6 +29,17 @@ const SCENARIOS: &[Scenario] = &[
         run: there_and_back,
     },
     Scenario { name: "libvirt_migrates_with_parallel_connections", quick: true, run: parallel },
+    Scenario { name: "libvirt_migrates_by_unix_sockets", quick: true, run: by_sockets },
+    Scenario {
+        name: "libvirt_migrates_by_unix_sockets_with_every_flag",
+        quick: false,
+        run: by_sockets_with_flags,
+    },
+    Scenario {
+        name: "a_unix_socket_without_its_service_is_a_failure_at_once",
+        quick: false,
+        run: socket_without_service,
+    },
     Scenario {
         name: "libvirt_saves_and_restores_by_platen_as_gzip",
         quick: true,
@@ -132,6 +143,39 @@ fn parallel(lab: &mut Lab) -> Result<()> {
     lab.migrate(&["--parallel", "--parallel-connections", "4"])
 }
 
+fn by_sockets(lab: &mut Lab) -> Result<()> {
+    lab.migrate_by_socket(&[])?;
+    // QEMU itself connects to the socket, several times.
+    lab.migrate_by_socket(&["--parallel", "--parallel-connections", "3"])
+}
+
+fn by_sockets_with_flags(lab: &mut Lab) -> Result<()> {
+    let _allowed = Userfaultfd::allowed()?;
+    for _ in 0..2 {
+        lab.migrate_by_socket(&["--p2p"])?;
+        lab.migrate_by_socket(&["--persistent", "--undefinesource", "--bandwidth", "40"])?;
+        lab.migrate_by_socket(&["--postcopy", "--postcopy-after-precopy"])?;
+    }
+    abort_with(lab, &lab.by_socket(1))?;
+    lab.migrate_by_socket(&[])?;
+    lab.migrate(&[])
+}
+
+fn socket_without_service(lab: &mut Lab) -> Result<()> {
+    for side in [lab.at, lab.at.other()] {
+        lab.kill_service(side)?;
+        let begin = Instant::now();
+        let socket = lab.by_socket(2);
+        let (well, said) = lab.begin(&socket.each_ref().map(String::as_str))?.ends()?;
+        ensure!(!well, "a migration without a service succeeded: {said}");
+        ensure!(begin.elapsed() < Duration::from_secs(300), "it hung: {said}");
+        lab.check_guest()?;
+        lab.start_service(side)?;
+    }
+    lab.migrate_by_socket(&[])?;
+    lab.migrate(&[])
+}
+
 /// `virsh save` and `restore`, where libvirt's gzip is platen.
 fn save_and_restore(lab: &mut Lab) -> Result<()> {
     let host = lab.host(lab.at);
@@ -160,8 +204,15 @@ fn counts(lab: &Lab) -> Result<[usize; 2]> {
 }
 
 fn abort(lab: &mut Lab) -> Result<()> {
+    abort_with(lab, &[])?;
+    // The next one works.
+    lab.migrate(&[])
+}
+
+fn abort_with(lab: &Lab, flags: &[String]) -> Result<()> {
     let before = counts(lab)?;
-    let migration = lab.begin(&SLOW)?;
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let migration = lab.begin(&[&SLOW[..], &flags].concat())?;
     lab.service(lab.at).wait_for_bytes(MIDDLE)?;
     lab.host(lab.at).virsh(&["domjobabort", "g1"])?;
     let (well, said) = migration.ends()?;
@@ -171,9 +222,7 @@ fn abort(lab: &mut Lab) -> Result<()> {
         ensure!(record["status"] == "failed", "{record}");
         ensure!(!record["cause"].as_str().unwrap_or_default().is_empty(), "{record}");
     }
-    lab.check_guest()?;
-    // The next one works.
-    lab.migrate(&[])
+    lab.check_guest()
 }
 
 fn services_killed(lab: &mut Lab) -> Result<()> {

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::process::{waitid, Pid, WaitId, WaitIdOptions};
 
 use crate::outcome::{self, Format, Outcome};
 
@@ -64,15 +65,17 @@ impl Job {
         let file = File::create(&log).with_context(|| log.display().to_string())?;
         self.command.stdout(file.try_clone()?).stderr(file);
         let begin = Instant::now();
-        let error = match self.command.spawn() {
+        let (error, cpu) = match self.command.spawn() {
             Ok(child) => wait(child),
             Err(error) => {
-                Some(format!("{:?} cannot be started: {error}", self.command.get_program()))
+                let program = self.command.get_program();
+                (Some(format!("{program:?} cannot be started: {error}")), 0.0)
             }
         };
         let output = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let outcome = outcome::read(&self, error, &output);
-        Ok(Done { part: self.part, name: self.name, took: begin.elapsed(), outcome, output, log })
+        let took = begin.elapsed();
+        Ok(Done { part: self.part, name: self.name, took, cpu, outcome, output, log })
     }
 }
 
@@ -82,27 +85,45 @@ pub(crate) struct Done {
     pub(crate) part: &'static str,
     pub(crate) name: String,
     pub(crate) took: Duration,
+    /// CPU seconds of its process and of the descendants that were waited for.
+    pub(crate) cpu: f64,
     pub(crate) outcome: Outcome,
     /// Its complete output.
     pub(crate) output: String,
     pub(crate) log: PathBuf,
 }
 
-/// Waits for the end; returns the reason if it is a failure.
-fn wait(mut child: Child) -> Option<String> {
+/// Waits for the end; returns the reason if it is a failure, and the CPU seconds.
+fn wait(mut child: Child) -> (Option<String>, f64) {
     let deadline = Instant::now() + LIMIT;
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return (!status.success()).then(|| status.to_string()),
-            Ok(None) if Instant::now() > deadline => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Some(format!("killed: no end after {} s", LIMIT.as_secs()));
-            }
-            Ok(None) => thread::sleep(Duration::from_millis(20)),
-            Err(error) => return Some(error.to_string()),
+    let pid = Pid::from_child(&child);
+    // The process stays as a zombie, whose times can be read.
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    while let Ok(None) = waitid(WaitId::Pid(pid), options) {
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            return (Some(format!("killed: no end after {} s", LIMIT.as_secs())), 0.0);
         }
+        thread::sleep(Duration::from_millis(20));
     }
+    let cpu = cpu_seconds(child.id()).unwrap_or(0.0);
+    match child.wait() {
+        Ok(status) => ((!status.success()).then(|| status.to_string()), cpu),
+        Err(error) => (Some(error.to_string()), cpu),
+    }
+}
+
+/// CPU seconds of a process and of its children that were waited for (`proc_pid_stat(5)`).
+fn cpu_seconds(pid: u32) -> Option<f64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything. utime, stime, cutime and cstime are fields 14 to
+    // 17.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let times = fields.split_whitespace().skip(11).take(4);
+    let ticks: f64 = times.filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
+    // Ticks of USER_HZ, which is 100 on every architecture that Rust runs on but alpha and ia64.
+    Some(ticks / 100.0)
 }
 
 /// The folder of the logs.

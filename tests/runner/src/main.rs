@@ -22,8 +22,9 @@ mod parts;
 mod specification;
 mod summary;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use anyhow::{bail, Result};
 
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
 
 /// Returns whether everything passed.
 fn run() -> Result<bool> {
+    me();
     std::env::set_current_dir(root())?;
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.split_first() {
@@ -49,6 +51,12 @@ fn run() -> Result<bool> {
         Some((word, folders)) if word == "circles" => circles::print(folders),
         _ => bail!("usage: runner test | proof [PART...] | specification | circles FOLDER..."),
     }
+}
+
+/// This program's path. The build may replace the file: it is asked for before.
+fn me() -> &'static Path {
+    static ME: OnceLock<PathBuf> = OnceLock::new();
+    ME.get_or_init(|| std::env::current_exe().unwrap_or_default())
 }
 
 /// The repository's root.

@@ -1,6 +1,7 @@
 //! The parts of a proof: the build, the jobs and the tracks of each.
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{bail, ensure, Result};
@@ -73,7 +74,7 @@ pub(crate) fn test() -> Result<bool> {
     let mut tracks = (1..=SHARDS).map(shard).collect::<Result<Vec<_>>>()?;
     let mut first = vec![
         Job::new("loom", "loom as written", Format::Plain, "scripts/loom", &["--as-written"]),
-        Job::new("specification", "specification", Format::Plain, me()?, &["specification"]),
+        Job::new("specification", "specification", Format::Plain, crate::me(), &["specification"]),
         circles()?,
         guest_init(),
     ];
@@ -83,14 +84,37 @@ pub(crate) fn test() -> Result<bool> {
         if nth % 3 == 0 { &mut first } else { &mut second }.push(job);
     }
     tracks.extend([first, second]);
-    for part in ["swap", "libvirt"] {
-        match why_not(part) {
-            Some(why) => all.push(without(part, &why)),
-            None => tracks.push(vec![harness(&programs, part, part, &["--quick"])?]),
-        }
-    }
+    tracks.extend(swap_and_libvirt(&programs, &mut all)?);
     all.extend(run_tracks(tracks, summary::say)?);
     Ok(summary::print(&all, begin.elapsed()))
+}
+
+/// The tracks of the guests that swap, which take longest, and of the hosts under libvirt. The latter
+/// come last, when fewer tests run beside them: their QEMU loses a guest's writes under TCG
+/// (tests/libvirt/src/domain.rs), the more the busier the machine is.
+fn swap_and_libvirt(programs: &[Program], all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> {
+    let mut tracks = Vec::new();
+    match why_not("swap") {
+        Some(why) => all.push(without("swap", &why)),
+        None => {
+            for shard in ["1/2", "2/2"] {
+                let name = format!("swap {}", shard.replace('/', " of "));
+                let arguments = ["--quick", &format!("--shard={shard}")];
+                tracks.push(vec![harness(programs, "swap", &name, &arguments)?]);
+            }
+        }
+    }
+    match why_not("libvirt") {
+        Some(why) => all.push(without("libvirt", &why)),
+        None => {
+            let job = harness(programs, "libvirt", "libvirt", &["--quick"])?;
+            match tracks.last_mut() {
+                Some(track) => track.push(job),
+                None => tracks.push(vec![job]),
+            }
+        }
+    }
+    Ok(tracks)
 }
 
 /// `make proof`: everything, or the named parts.
@@ -133,7 +157,7 @@ fn proof_jobs(part: &'static str, all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> 
         }
         "specification" => {
             build(&[])?;
-            let rows = Job::new(part, part, Format::Plain, me()?, &["specification"]);
+            let rows = Job::new(part, part, Format::Plain, crate::me(), &["specification"]);
             vec![vec![rows, circles()?]]
         }
         "loom" => vec![vec![script("scripts/loom", &[])]],
@@ -179,11 +203,7 @@ fn fetch(all: &[Fetched]) -> Vec<Job> {
 
 /// Builds the product, the simulated device and every test program of the workspace.
 fn build(profile: &[&str]) -> Result<Vec<Program>> {
-    let programs = cargo::test_programs(&[&["--workspace"], profile].concat())?;
-    // Only the libraries of the simulated device: everything else is built. A choice of packages
-    // would choose other features, and rebuild most of the workspace.
-    cargo::run(&[&["build", "--workspace", "--lib"], profile].concat())?;
-    Ok(programs)
+    cargo::test_programs(&[&["--workspace"], profile].concat())
 }
 
 /// One job for each test program of the crates.
@@ -202,7 +222,10 @@ fn crates(programs: &[Program]) -> Vec<Job> {
             let mut words = if is_root { vec!["unshare", "--mount", "--"] } else { Vec::new() };
             words.push(&path);
             words.extend(arguments);
+            // Beside the folder of the test programs lie the libraries of the simulated device.
+            let built = program.path.ancestors().nth(2).map(Path::to_owned).unwrap_or_default();
             Job::new("crates", &program.name, Format::Libtest, words[0], &words[1..])
+                .env("PLATEN_QAT_SIM_BUILT", built)
                 .env("RUSTC_BOOTSTRAP", "1")
                 .env("CARGO_MANIFEST_DIR", &program.folder)
                 .folder(&program.folder)
@@ -212,7 +235,7 @@ fn crates(programs: &[Program]) -> Vec<Job> {
 
 /// The search for modules of the product that import each other.
 fn circles() -> Result<Job> {
-    Ok(Job::new("specification", "circles", Format::Plain, me()?, &["circles"]))
+    Ok(Job::new("specification", "circles", Format::Plain, crate::me(), &["circles"]))
 }
 
 /// The tests of the guest's init, which is a separate workspace.
@@ -265,6 +288,7 @@ fn without(part: &'static str, why: &str) -> Done {
         part,
         name: part.to_owned(),
         took: std::time::Duration::ZERO,
+        cpu: 0.0,
         outcome: Outcome { skipped, ..Outcome::default() },
         output: String::new(),
         log: std::path::PathBuf::new(),
@@ -273,8 +297,4 @@ fn without(part: &'static str, why: &str) -> Done {
 
 fn is_set(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value == "1")
-}
-
-fn me() -> Result<std::path::PathBuf> {
-    Ok(std::env::current_exe()?)
 }

@@ -13,8 +13,9 @@ pub(crate) fn say(done: &Done) {
     let outcome = &done.outcome;
     let verdict = if outcome.failed.is_empty() { "ok" } else { "FAILED" };
     println!(
-        "{:6.1} s  {:14} {:44} {:4} passed {:3} failed {:3} skipped  {verdict}",
+        "{:6.1} s {:6.1} CPU s  {:14} {:44} {:4} passed {:3} failed {:3} skipped  {verdict}",
         done.took.as_secs_f64(),
+        done.cpu,
         done.part,
         done.name,
         outcome.passed.len(),
@@ -33,9 +34,10 @@ pub(crate) fn print(all: &[Done], took: Duration) -> bool {
     for part in parts {
         if !seen.contains(&part) {
             seen.push(part);
-            let of_part = all.iter().filter(|done| done.part == part);
-            let seconds: f64 = of_part.map(|done| done.took.as_secs_f64()).sum();
-            println!("{seconds:8.1} s  {part}");
+            let of_part = || all.iter().filter(|done| done.part == part);
+            let seconds: f64 = of_part().map(|done| done.took.as_secs_f64()).sum();
+            let cpu: f64 = of_part().map(|done| done.cpu).sum();
+            println!("{seconds:8.1} s {cpu:8.1} CPU s  {part}");
         }
     }
     println!("{:8.1} s  in all", took.as_secs_f64());

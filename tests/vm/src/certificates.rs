@@ -23,7 +23,6 @@ impl Certificates {
     ///
     /// # Errors
     /// If `platen cert` fails.
-    /// When `platen cert` fails.
     pub fn new(folder: &Path, ends: [&[&str]; 2]) -> Result<Self> {
         let ca = folder.to_owned();
         cert(&["init", "--dir", &ca.display().to_string()])?;
@@ -43,7 +42,6 @@ impl Certificates {
     ///
     /// # Errors
     /// If `platen cert` fails.
-    /// When `platen cert` fails.
     pub fn issue(&self, names: &[&str]) -> Result<PathBuf> {
         issue(&self.ca, names)
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
 use corpus::Corpus;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// The folder of the guest's parts, `target/vm`.
 pub(crate) fn folder() -> PathBuf {
@@ -37,7 +37,7 @@ pub fn initramfs(corpus_mib: u32, random: bool) -> Result<PathBuf> {
     } else {
         pages(corpus_mib)
     };
-    let key = xxh3_64(&init) ^ xxh3_64(&corpus);
+    let key = XxHash3_64::oneshot(&init) ^ XxHash3_64::oneshot(&corpus);
     let kind = if random { "random".into() } else { corpus_mib.to_string() };
     let prefix = format!("initramfs-{kind}-");
     let path = folder().join(format!("{prefix}{key:016x}.cpio"));

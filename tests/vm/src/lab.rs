@@ -121,6 +121,14 @@ pub struct Lab {
     _ticket: Ticket,
 }
 
+/// The host name in the certificate of an end.
+pub(crate) fn certified_name(side: Side) -> &'static str {
+    match side {
+        Side::Source => "source.test",
+        Side::Destination => "destination.test",
+    }
+}
+
 impl Lab {
     /// Makes the network and a scratch folder (a short path, because unix socket paths are limited
     /// to 107 bytes).
@@ -159,14 +167,17 @@ impl Lab {
         self.folder.join(self.fresh_name(what))
     }
 
-    /// A CA and a certificate for each end, by its address; made at the first call.
+    /// A CA and a certificate for each end, by its address and its [`certified_name`]; made at the
+    /// first call.
     ///
     /// # Errors
     /// When `platen cert` fails.
     pub fn certificates(&self) -> Result<&Certificates> {
         if self.certificates.get().is_none() {
             let [source, destination] = self.net.addresses();
-            let ends = [&["source.test", &source][..], &["destination.test", &destination][..]];
+            let [source_name, destination_name] =
+                [Side::Source, Side::Destination].map(certified_name);
+            let ends = [&[source_name, &source][..], &[destination_name, &destination][..]];
             let made = Certificates::new(&self.scratch("ca"), ends)?;
             // If another thread was faster, its set is as good.
             let _ = self.certificates.set(made);

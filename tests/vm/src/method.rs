@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Error, Result};
 use serde_json::{json, Value};
 
-use crate::lab::Lab;
+use crate::lab::{certified_name, Lab};
 use crate::platen;
 use crate::qemu::{Vm, DOWNTIME_LIMIT};
 use crate::simulated::SimulatedQat;
@@ -29,6 +29,8 @@ pub enum Method {
     Qemu,
     /// QEMU alone, this many multifd channels.
     QemuMultifd(u32, Compression),
+    /// The same with QEMU's own TLS, both ends showing certificates as platen's do.
+    QemuMultifdTls(u32, Compression),
     /// QEMU alone with its `compress` capability (gone in 9.1): zlib threads on the main
     /// connection, all at their defaults.
     QemuCompress,
@@ -171,6 +173,10 @@ impl Method {
         let (listen, peer) = lab.net.meeting_point(destination.side())?;
         self.prepare(vm)?;
         self.prepare(destination)?;
+        if matches!(self, Self::QemuMultifdTls(..)) {
+            use_tls(lab, vm, "client")?;
+            use_tls(lab, destination, "server")?;
+        }
         destination.listen(&format!("tcp:{listen}"))?;
         vm.monitor.execute("migrate", json!({"uri": format!("tcp:{peer}")}))?;
         let ends = ["completed", "failed", "cancelled"];
@@ -200,7 +206,8 @@ impl Method {
     /// As [`Monitor::execute`](crate::Monitor::execute).
     pub fn prepare(&self, vm: &mut Vm) -> Result<()> {
         let (channels, compression) = match self {
-            Self::QemuMultifd(channels, compression) => (Some(*channels), *compression),
+            Self::QemuMultifd(channels, compression)
+            | Self::QemuMultifdTls(channels, compression) => (Some(*channels), *compression),
             _ => (None, Compression::None),
         };
         let compression = match compression {
@@ -231,10 +238,43 @@ impl Method {
             "downtime-limit": DOWNTIME_LIMIT,
             "multifd-channels": channels.unwrap_or(2),
             "multifd-compression": compression,
+            "tls-creds": "",
+            "tls-hostname": "",
         });
         vm.monitor.execute("migrate-set-parameters", parameters)?;
         Ok(())
     }
+}
+
+/// Has `vm` use TLS for its next migration, as its `endpoint`: "client" or "server".
+fn use_tls(lab: &Lab, vm: &mut Vm, endpoint: &str) -> Result<()> {
+    let certificates = lab.certificates()?;
+    // QEMU wants these names.
+    let folder = lab.folder().join(format!("qemu-tls-{}", certified_name(vm.side())));
+    std::fs::create_dir_all(&folder)?;
+    let from = certificates.of(vm.side());
+    for (file, name) in [("ca.pem", "ca-cert"), ("cert.pem", "{}-cert"), ("key.pem", "{}-key")] {
+        let name = folder.join(name.replace("{}", endpoint)).with_extension("pem");
+        if !name.exists() {
+            std::fs::copy(from.join(file), &name)
+                .with_context(|| format!("cannot copy {file} to {}", name.display()))?;
+        }
+    }
+    let id = format!("tls-{endpoint}");
+    let objects = vm.monitor.execute("qom-list", json!({"path": "/objects"}))?;
+    if !objects.as_array().is_some_and(|all| all.iter().any(|one| one["name"] == id)) {
+        let object = json!({
+            "qom-type": "tls-creds-x509",
+            "id": id,
+            "dir": folder.display().to_string(),
+            "endpoint": endpoint,
+            "verify-peer": true,
+        });
+        vm.monitor.execute("object-add", object)?;
+    }
+    let parameters = json!({"tls-creds": id, "tls-hostname": certified_name(vm.side().other())});
+    vm.monitor.execute("migrate-set-parameters", parameters)?;
+    Ok(())
 }
 
 /// Migrates the VM through two relays; returns their CPU seconds and the source's report.

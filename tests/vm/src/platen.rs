@@ -75,7 +75,6 @@ fn built(name: &str) -> Result<PathBuf> {
 ///
 /// # Errors
 /// If it does not start to listen.
-/// When it does not come to listen.
 pub fn receive(lab: &Lab, vm: &Vm, extra: &[&str]) -> Result<Receive> {
     let deliver = format!("unix:{}", vm.incoming_socket().display());
     let qmp = format!("unix:{}", vm.platen_monitor().display());
@@ -113,6 +112,14 @@ pub fn migrate(lab: &Lab, vm: &Vm, peer: SocketAddr, extra: &[&str]) -> Result<P
     let peer = peer.to_string();
     let words = [&["migrate", "--qmp", &qmp, "--peer", &peer], extra].concat();
     Platen::secured(lab, "migrate", vm.side(), &words)
+}
+
+/// Starts `platen evacuate` with these flags beside `--tls-dir` and `--json`.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn evacuate(lab: &Lab, side: Side, flags: &[&str]) -> Result<Platen> {
+    Platen::secured(lab, "evacuate", side, &[&["evacuate"], flags].concat())
 }
 
 /// Starts `platen relay`, listening at `socket` for the source QEMU.

@@ -34,7 +34,7 @@ const STACK: &str = "262144";
 const LOCKED_STACK: &str = if cfg!(debug_assertions) { STACK } else { "65536" };
 
 /// Time limit of a trainer; the server waits for less.
-const TRAINING: Duration = Duration::from_secs(150);
+const TRAINING: Duration = Duration::from_secs(630);
 
 /// Clears `FD_CLOEXEC`, so that child processes inherit the descriptor.
 pub(super) fn inheritable(fd: OwnedFd) -> anyhow::Result<OwnedFd> {

@@ -19,7 +19,7 @@ const MEMORY: u64 = 512 << 20;
 const CPU: u64 = 60;
 
 /// Timeout for a silent server. A closed connection is noticed at once.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 pub(crate) fn run() -> anyhow::Result<()> {
     for untaken in swap::apart(MEMORY, CPU) {

@@ -1,7 +1,7 @@
 //! What has happened since the service started: counters, events, messages.
 
 use super::feed::Feed;
-use crate::say::say;
+use super::journal::say_of;
 use host::{Event, Phase, Record, Role, Status, Watcher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -114,7 +114,8 @@ fn tell(record: &Record) {
     };
     let (plain, transferred) = (record.plain, record.transferred);
     let title = record.title();
-    say(&format!("{title} {outcome}; {plain} bytes of QEMU's stream as {transferred} bytes"));
+    let text = format!("{title} {outcome}; {plain} bytes of QEMU's stream as {transferred} bytes");
+    say_of(record, &text);
 }
 
 #[cfg(test)]

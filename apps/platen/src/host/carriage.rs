@@ -1,7 +1,7 @@
 //! What the two ends of a migration, and connections that go past platen, share in a carrier.
 
+use super::journal::say_of;
 use super::settings::Settings;
-use crate::say::say;
 use host::{Carrier, Record, Status};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,7 +36,8 @@ pub(super) struct Carriage {
 impl Carriage {
     /// A message for the user.
     pub(super) fn say(&self, text: &str) {
-        say(&format!("{}: {text}", self.carrier.record().title()));
+        let record = self.carrier.record();
+        say_of(&record, &format!("{}: {text}", record.title()));
     }
 
     /// What a signal to end does.

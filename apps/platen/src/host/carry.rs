@@ -7,9 +7,9 @@ use super::settings::Settings;
 use super::source;
 use crate::say::say_panics;
 use anyhow::{bail, Context};
-use host::{Carrier, Channel, Job, Order, Phase, Status, Task};
-use relay::Promise;
-use std::net::{TcpListener, TcpStream};
+use host::{connection, Carrier, Channel, DoorListener, Job, Order, Phase, Status, Task};
+use relay::{Promise, QemuSocket};
+use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver};
@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What a carrier has got from the service.
 struct Orders {
     job: Job,
-    connections: Vec<TcpStream>,
-    door: Option<TcpListener>,
+    connections: Vec<QemuSocket>,
+    door: Option<DoorListener>,
 }
 
 pub(super) fn run() -> anyhow::Result<ExitCode> {
@@ -32,7 +32,7 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
     // Ended by no terminal and no service.
     let _ = rustix::process::setsid();
     let (links, taken) = mpsc::channel();
-    let copy = door.as_ref().map(TcpListener::try_clone).transpose()?;
+    let copy = door.as_ref().map(DoorListener::try_clone).transpose()?;
     let carrier =
         Carrier::start(&job.config.run_dir, job.record.clone(), channel, copy, links.clone())?;
     let outcome = carry(&carrier, job, connections, door, &taken)
@@ -52,8 +52,8 @@ fn orders(channel: &Channel) -> anyhow::Result<Orders> {
     loop {
         let message = channel.receive::<Order>().context("the orders of the service")?;
         match message.context("the service has gone before it had given its orders")? {
-            (Order::Connection, Some(fd)) => connections.push(TcpStream::from(fd)),
-            (Order::Listener, Some(fd)) => door = Some(TcpListener::from(fd)),
+            (Order::Connection, Some(fd)) => connections.push(connection(fd)),
+            (Order::Listener, Some(fd)) => door = Some(DoorListener::from(fd)),
             (Order::Carry(job), _) => return Ok(Orders { job: *job, connections, door }),
             (order, _) => bail!("an order out of place: {order:?}"),
         }
@@ -63,8 +63,8 @@ fn orders(channel: &Channel) -> anyhow::Result<Orders> {
 fn carry(
     carrier: &Arc<Carrier>,
     job: Job,
-    connections: Vec<TcpStream>,
-    door: Option<TcpListener>,
+    connections: Vec<QemuSocket>,
+    door: Option<DoorListener>,
     links: &Receiver<(TcpStream, String)>,
 ) -> anyhow::Result<Outcome> {
     let settings = Settings::given(job.config, job.me)?;

@@ -2,16 +2,19 @@
 
 use super::carriage::{Carriage, Outcome};
 use anyhow::Context;
-use host::{Phase, Record, Status};
+use host::{of_process, unix_listeners, Phase, Record, Status};
 use relay::{
-    Destination, DestinationEnd, Host, Promise, QemuAddress, RelayError, Server, ServerConfig,
+    Destination, DestinationEnd, Host, Promise, QemuAddress, QemuSocket, RelayError, Server,
+    ServerConfig,
 };
+use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
 use session::{Grants, Hello};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Takes the VM of the promised session, from the links that the service hands over.
@@ -21,10 +24,13 @@ pub(super) fn run(
     links: &Receiver<(TcpStream, String)>,
 ) -> anyhow::Result<Outcome> {
     let settings = &carriage.settings;
-    let port = carriage.carrier.record().port;
-    let address = SocketAddr::from((settings.me().deliver(), port));
+    let address = settings.deliver(carriage.carrier.record().place());
+    let path = match &address {
+        QemuAddress::Unix(address) => Some(address.path().to_owned()),
+        QemuAddress::Tcp(_) => None,
+    };
     let config = ServerConfig {
-        targets: vec![(promise.hello.name.clone(), QemuAddress::Tcp(address))],
+        targets: vec![(promise.hello.name.clone(), address)],
         acceptor: Some(settings.acceptor()?.0),
         decompress_threads: settings.decompress_threads(),
         qat: None,
@@ -34,7 +40,8 @@ pub(super) fn run(
         delta_cache: promise.hello.delta_cache,
         resume: Duration::from_secs(settings.config.resume_timeout),
     };
-    let receiver = Arc::new(Receiving { carriage, outcome: Mutex::new(None) });
+    let receiver =
+        Arc::new(Receiving { carriage, path, process: OnceLock::new(), outcome: Mutex::new(None) });
     let server = Server::new(config, receiver.clone())?;
     let stopping = server.clone();
     receiver.carriage.stop_by(move || stopping.stop());
@@ -45,12 +52,49 @@ pub(super) fn run(
 
 struct Receiving {
     carriage: Carriage,
+    /// The unix socket of the destination QEMU.
+    path: Option<PathBuf>,
+    /// The process behind the first connection there.
+    process: OnceLock<i32>,
     outcome: Mutex<Option<Outcome>>,
 }
 
 impl Host for Receiving {
     fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
         // libvirt has set the destination QEMU up.
+        Ok(())
+    }
+
+    fn listen(&self, _: &Option<String>) -> Result<(), String> {
+        self.path.as_deref().map_or(Ok(()), is_of_one_vm)
+    }
+
+    fn connected(&self, socket: &QemuSocket) -> Result<(), String> {
+        let (QemuSocket::Unix(socket), Some(path)) = (socket, &self.path) else { return Ok(()) };
+        // The second QEMU may have come between the first look and the connection.
+        is_of_one_vm(path)?;
+        let told = |error: rustix::io::Errno| format!("its user cannot be told: {error}");
+        let user = socket_peercred(socket).map_err(told)?;
+        let uid = user.uid.as_raw();
+        if !self.carriage.settings.allowed_users().0.contains(&uid) {
+            return Err(format!(
+                "user {uid} listens at {}, who may not migrate: allow_users in the configuration \
+                 names those who may",
+                path.display()
+            ));
+        }
+        let pid = user.pid.as_raw_pid();
+        let first = *self.process.get_or_init(|| pid);
+        if pid != first {
+            return Err(format!(
+                "process {pid} listens at {}, and process {first} has the migration's first \
+                 connection",
+                path.display()
+            ));
+        }
+        if let Some(vm) = of_process(pid) {
+            self.carriage.carrier.update(|record| record.vm = Some(vm));
+        }
         Ok(())
     }
 
@@ -89,6 +133,23 @@ impl Host for Receiving {
     fn notice(&self, text: &str) {
         self.carriage.say(text);
     }
+}
+
+/// Refuses a path that a second QEMU has taken from a first one, which still waits there: the VM is
+/// for one of them, and nobody can say for which.
+fn is_of_one_vm(path: &Path) -> Result<(), String> {
+    let found = unix_listeners(path).map_err(|error| {
+        format!("the kernel does not tell who listens at {}: {error}", path.display())
+    })?;
+    if found.len() < 2 {
+        return Ok(());
+    }
+    Err(format!(
+        "{} QEMUs wait at {}: each of several migrations needs a socket of its own. End them, and \
+         migrate again",
+        found.len(),
+        path.display()
+    ))
 }
 
 fn outcome(begun: bool, result: Result<DestinationEnd, RelayError>) -> Outcome {

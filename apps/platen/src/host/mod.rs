@@ -11,6 +11,8 @@ mod doctor;
 mod enrol;
 mod events;
 mod feed;
+mod intercept;
+mod journal;
 mod links;
 pub(crate) mod metrics;
 mod question;
@@ -50,6 +52,9 @@ enum HostCommand {
     /// Join the hosts of a CA with a one-time token of `platen host add`. The key is made here and
     /// stays here
     Join(enrol::JoinArgs),
+    /// Lead QEMU's connections to the migration ports of the other hosts (`intercept`) to their doors,
+    /// by rules of nftables, or take the rules away
+    Intercept(intercept::InterceptArgs),
     /// Write the lines of libvirt's qemu.conf that make this host known by its door address, or take
     /// them out again
     Doors(DoorsArgs),
@@ -145,6 +150,7 @@ pub(crate) fn run(args: &HostArgs) -> anyhow::Result<ExitCode> {
     match &args.command {
         None => service::run(&args.service),
         Some(HostCommand::Status(args)) => status::status(&args.service, args.json),
+        Some(HostCommand::Intercept(args)) => intercept::run(args),
         Some(HostCommand::Doors(args)) => doors(args),
         Some(HostCommand::Add(args)) => enrol::add(args),
         Some(HostCommand::Join(args)) => enrol::join(args),

@@ -11,10 +11,11 @@ use crate::device::control;
 use crate::device::endpoint::Endpoint;
 use crate::say::{say, say_panics};
 use anyhow::Context;
-use host::{reset, Door, Doorkeeper, Doors, Policy, Registry, Role, Task};
-use relay::{Listening, UnixAddress};
+use host::{
+    intercepted, reset, Door, DoorListener, Doorkeeper, Doors, Place, Policy, Registry, Role, Task,
+};
+use relay::{Listening, QemuSocket, UnixAddress};
 use rustix::process::{getrlimit, setrlimit, Resource};
-use std::net::{TcpListener, TcpStream};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     let registry = Registry::open(&settings.config.run_dir, activity.clone())?;
     // Refuses a second service, too.
     let control = UnixAddress::from(status::socket(&settings.config.run_dir)).listen()?;
+    settings.make_socket_folder()?;
     let carriers = Carriers::new(settings.clone(), registry, activity.clone());
     let mut links = Links::listen(&settings, carriers.clone())?;
     let found = carriers.registry.find_again()?;
@@ -133,6 +135,7 @@ impl Service<'_> {
         let carriers = self.keeper.carriers.clone();
         let new = reload::read(self.args, &carriers.settings())?;
         // First what may fail.
+        new.settings.make_socket_folder()?;
         self.links.serve(new.acceptor, new.settings.config.page_size)?;
         self.keeper.activity.certificate_end.store(new.certificate_end, Ordering::Relaxed);
         self.doors.change(new.settings.doors(), new.settings.allowed_users());
@@ -215,41 +218,44 @@ impl Keeper {
 
 impl Doorkeeper for Keeper {
     fn is_lent(&self, door: &Door) -> bool {
-        self.carriers.registry.has_port(Role::Source, Some(&door.peer), door.port)
+        self.carriers.registry.has(Role::Source, Some(&door.peer), door.place)
     }
 
-    fn migration(&mut self, door: &Door, listener: &TcpListener, connections: Vec<TcpStream>) {
+    fn migration(&mut self, door: &Door, listener: &DoorListener, connections: Vec<QemuSocket>) {
         let started = self.carriers.leave(door, Task::Source, Some(listener), &connections);
         if let Err(error) = started {
-            say(&format!("a migration to {} (port {}) failed: {error:#}", door.peer, door.port));
+            say(&format!("a migration to {door} failed: {error:#}"));
             connections.into_iter().for_each(reset);
         }
     }
 
-    fn stranger(&mut self, door: &Door, connection: TcpStream, why: &str) {
-        let Door { peer, port } = door;
+    fn stranger(&mut self, door: &Door, connection: QemuSocket, why: &str) {
         Self::count(&self.activity.strangers);
-        if self.carriers.settings().config.stranger == Policy::Forward {
+        let policy = match door.place {
+            // Where a unix socket would lead in the clear, nobody has said.
+            Place::Socket(_) => Policy::Refuse,
+            // What nobody has sent to a door passes unharmed.
+            _ if intercepted(&connection).is_some() => Policy::Forward,
+            _ => self.carriers.settings().config.stranger,
+        };
+        if policy == Policy::Forward {
             let connections = [connection];
             let forwarded = self.carriers.leave(door, Task::Forward, None, &connections);
             let Err(error) = forwarded else { return };
-            self.said
-                .say(&format!("cannot forward a connection to {peer} (port {port}): {error:#}"));
+            self.said.say(&format!("cannot forward a connection to {door}: {error:#}"));
             connections.into_iter().for_each(reset);
             return;
         }
         reset(connection);
-        self.said.say(&format!(
-            "reset a connection to {peer} (port {port}) that is no migration: {why}"
-        ));
+        self.said.say(&format!("reset a connection to {door} that is no migration: {why}"));
     }
 
     fn refused(&mut self, door: &Door, why: &str) {
         Self::count(&self.activity.refused);
-        self.said.say(&format!("reset a connection to {} (port {}): {why}", door.peer, door.port));
+        self.said.say(&format!("reset a connection to {door}: {why}"));
     }
 
     fn shut(&mut self, door: &Door, why: &str) {
-        self.said.say(&format!("the door to {} on port {} is shut: {why}", door.peer, door.port));
+        self.said.say(&format!("the door to {door} is shut: {why}"));
     }
 }

@@ -5,12 +5,11 @@ use crate::args::{compress_threads, default_threads, delta_cache_default, CodecC
 use crate::device::settings_file;
 use anyhow::{ensure, Context};
 use codec::Settings as CodecSettings;
-use host::{AllowedUsers, Change, Config, HostEntry};
+use host::{AllowedUsers, Change, Config, Door, DoorAddress, HostEntry, Place};
 use nix::unistd::User;
-use relay::{AutoConfig, SourceConfig};
-use std::net::Ipv4Addr;
-use std::ops::RangeInclusive;
-use std::path::Path;
+use relay::{AutoConfig, QemuAddress, SourceConfig, UnixAddress};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tls::{Acceptor, Connector, Credentials};
 
@@ -73,20 +72,54 @@ impl Settings {
     }
 
     /// The doors to the other hosts.
-    pub(super) fn doors(
-        &self,
-    ) -> impl Iterator<Item = (String, Ipv4Addr, RangeInclusive<u16>)> + use<'_> {
-        self.others().map(|host| (host.name.clone(), host.door, host.ports.0.clone()))
+    pub(super) fn doors(&self) -> impl Iterator<Item = (Door, DoorAddress)> + use<'_> {
+        let of_host = move |host: &HostEntry| {
+            let (name, door) = (host.name.clone(), host.door);
+            let named = name.clone();
+            let ports = host.ports.0.clone().map(move |port| {
+                let at = SocketAddr::from((door, port));
+                (Door { peer: named.clone(), place: Place::Door(port) }, DoorAddress::Tcp(at))
+            });
+            let sockets = (1..=self.config.sockets).map(move |number| {
+                let at = self.config.socket_of(&name, number);
+                (Door { peer: name.clone(), place: Place::Socket(number) }, DoorAddress::Unix(at))
+            });
+            ports.chain(sockets)
+        };
+        self.others().flat_map(of_host)
     }
 
-    /// The users who may connect to a door.
-    pub(super) fn allowed_users(&self) -> AllowedUsers {
+    /// Makes the folder in which this host's QEMUs listen at unix sockets, if there are any.
+    pub(super) fn make_socket_folder(&self) -> anyhow::Result<()> {
+        if self.config.sockets == 0 {
+            return Ok(());
+        }
+        let folder = self.socket_folder();
+        host::make_own_folder(&folder, &self.allowed_users())
+            .with_context(|| format!("the folder of unix sockets {}", folder.display()))
+    }
+
+    /// The folder in which this host's QEMUs listen.
+    pub(super) fn socket_folder(&self) -> PathBuf {
+        self.config.socket_dir.join(&self.me)
+    }
+
+    /// Root and the users of `allow_users`, as whom libvirt and QEMU run.
+    pub(super) fn qemu_users(&self) -> Vec<u32> {
         let named = self.config.allow_users.iter().filter_map(|name| {
             let found = || User::from_name(name).ok().flatten();
             name.parse().ok().or_else(|| found().map(|user| user.uid.as_raw()))
         });
+        let mut users: Vec<_> = [0].into_iter().chain(named).collect();
+        users.sort_unstable();
+        users.dedup();
+        users
+    }
+
+    /// The users who may connect to a door.
+    pub(super) fn allowed_users(&self) -> AllowedUsers {
         let own = rustix::process::geteuid().as_raw();
-        AllowedUsers([0, own].into_iter().chain(named).collect())
+        AllowedUsers(self.qemu_users().into_iter().chain([own]).collect())
     }
 
     pub(super) fn credentials(&self) -> anyhow::Result<Credentials> {
@@ -113,8 +146,8 @@ impl Settings {
         Ok((Acceptor::new(&credentials, &names)?, credentials.valid_until()?))
     }
 
-    /// The source end of a migration to `peer`, for the VM that `port` stands for.
-    pub(super) fn source(&self, peer: &HostEntry, port: u16) -> anyhow::Result<SourceConfig> {
+    /// The source end of a migration to `peer`, for the VM that `place` stands for there.
+    pub(super) fn source(&self, peer: &HostEntry, place: Place) -> anyhow::Result<SourceConfig> {
         let config = &self.config;
         let codec = codec(config)?;
         let threads = compress_threads(config.max_cpu);
@@ -130,7 +163,7 @@ impl Settings {
             links: config.links,
             page_size: config.page_size,
             max_bandwidth: config.max_bandwidth,
-            name: Some(target(port)),
+            name: Some(place.to_string()),
             setup: None,
             resume: Duration::from_secs(config.resume_timeout),
             // A host whose service cannot be reached is a failure at once.
@@ -139,36 +172,94 @@ impl Settings {
         })
     }
 
+    /// The place on this host that the other host asks for.
+    ///
+    /// # Errors
+    /// No VM may come to it; the message is for the peer's user.
+    pub(super) fn place(&self, named: &str) -> Result<Place, String> {
+        let (ports, sockets) = (&self.me().ports, self.config.sockets);
+        let may = |place: &Place| match place {
+            Place::Door(port) => ports.contains(*port),
+            Place::Socket(number) => *number <= sockets,
+            Place::Address(address) => {
+                let ports = self.me().intercept.as_ref();
+                ports.is_some_and(|ports| ports.contains(address.port())) && is_own(*address.ip())
+            }
+        };
+        named.parse::<Place>().ok().filter(may).ok_or_else(|| {
+            let mut text = format!(
+                "'{}' is no door of this host: its doors are door:{} to door:{}",
+                named.escape_debug(),
+                ports.0.start(),
+                ports.0.end()
+            );
+            if sockets > 0 {
+                text.push_str(&format!(", and socket:1 to socket:{sockets}"));
+            }
+            if let Some(ports) = &self.me().intercept {
+                let (first, last) = (ports.0.start(), ports.0.end());
+                text.push_str(&format!(", and ports {first} to {last} of its own addresses"));
+            }
+            text
+        })
+    }
+
+    /// Where a QEMU of this host awaits the VM of that place.
+    pub(super) fn deliver(&self, place: Place) -> QemuAddress {
+        match place {
+            Place::Door(port) => QemuAddress::Tcp((self.me().deliver(), port).into()),
+            Place::Socket(number) => {
+                UnixAddress::from(self.config.socket_of(&self.me, number)).into()
+            }
+            Place::Address(address) => QemuAddress::Tcp(address.into()),
+        }
+    }
+
     /// Threads that decompress one migration.
     pub(super) fn decompress_threads(&self) -> usize {
         self.config.decompress_threads.map_or_else(default_threads, usize::from)
     }
 }
 
-/// The name of a door as a target (W4b).
-pub(super) fn target(port: u16) -> String {
-    format!("{TARGET}{port}")
+/// Whether other hosts reach this one by this address.
+fn is_own(address: Ipv4Addr) -> bool {
+    // The kernel's choice of an address for what goes to one of its own is that one. It may let a
+    // socket be bound to any address, as for a cluster's that comes and goes.
+    let way = || -> std::io::Result<_> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect((address, 1))?;
+        Ok(socket.local_addr()?.ip())
+    };
+    !address.is_loopback() && way().is_ok_and(|from| from == address)
 }
-
-/// The port of a target that is a door.
-pub(super) fn port_of(target: &str) -> Option<u16> {
-    let port = target.strip_prefix(TARGET)?;
-    let port = port.parse().ok()?;
-    // One name for a port: no sign, no zeros before it.
-    (self::target(port) == target).then_some(port)
-}
-
-const TARGET: &str = "door:";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_door_has_one_name_as_a_target() {
-        assert_eq!(port_of(&target(49152)), Some(49152));
-        for other in ["door:+1", "door:01", "door:", "door:65536", "49152", "vm"] {
-            assert_eq!(port_of(other), None, "{other}");
+    fn only_places_of_this_host_are_taken() {
+        let text =
+            "sockets = 2\n[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\nports = \"100-109\"\n\
+                    intercept = \"200-209\"\n";
+        let settings = Settings::given(Config::parse(text).unwrap(), "a".into()).unwrap();
+        for named in ["door:100", "door:109", "socket:1", "socket:2"] {
+            assert_eq!(settings.place(named).unwrap().to_string(), named);
+        }
+        for named in [
+            "door:99",
+            "door:200",
+            "socket:3",
+            "vm",
+            "",
+            "address:127.80.0.1:200",
+            "address:0.0.0.0:200",
+            "address:192.0.2.7:200",
+            "address:224.0.0.1:200",
+            "address:255.255.255.255:200",
+        ] {
+            let error = settings.place(named).unwrap_err();
+            assert!(error.contains("socket:1 to socket:2, and ports 200 to 209"), "{error}");
         }
     }
 

@@ -4,37 +4,38 @@ use super::carriage::{Carriage, Outcome};
 use crate::keeper;
 use crate::report::process_cpu;
 use anyhow::Context;
-use host::{forward, DoorEntrance, Phase, Policy, Record, Status};
-use relay::{RelayError, Source};
+use host::{forward, Care, DoorEntrance, DoorListener, Phase, Place, Policy, Record, Status};
+use relay::{QemuSocket, RelayError, Source};
 use serde_json::json;
 use session::SessionError;
 use std::io::{self, ErrorKind};
-use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Migrates the VM of the connections.
 pub(super) fn run(
     carriage: &Carriage,
-    door: TcpListener,
-    connections: Vec<TcpStream>,
+    door: DoorListener,
+    connections: Vec<QemuSocket>,
 ) -> anyhow::Result<Outcome> {
     let record = carriage.carrier.record();
     let settings = &carriage.settings;
     let entrance = DoorEntrance::new(door, connections, settings.allowed_users());
     let entrance = Arc::new(entrance);
     let peer = settings.config.find(&record.peer)?;
-    let config = settings.source(peer, record.port)?;
+    let config = settings.source(peer, record.place())?;
+    // Where a unix socket would lead in the clear, nobody has said.
+    let may_forward = settings.config.unreachable == Policy::Forward
+        && !matches!(record.place(), Place::Socket(_));
     // Before the peer is contacted, so that a failure here costs the peer nothing.
     let keeper = keeper::start()?;
     let source = match Source::connect_with(&config, None, &mut |text| carriage.say(text)) {
         Ok(source) => Arc::new(source),
-        Err(RelayError::Session(error @ SessionError::Connect { .. }))
-            if settings.config.unreachable == Policy::Forward =>
-        {
+        Err(RelayError::Session(error @ SessionError::Connect { .. })) if may_forward => {
             let why = format!("{:#}", anyhow::Error::from(error));
             carriage.say(&format!("goes in the clear: {why}"));
-            return forward_all(carriage, || entrance.next(), &why);
+            let care = Care { unmarked: true, migrations: false };
+            return forward_all(carriage, || entrance.next(), &why, care);
         }
         Err(error) => {
             // QEMU must see its sockets close now; those that still wait at the door, too.
@@ -77,24 +78,36 @@ pub(super) fn run(
 /// Carries connections that are no migration in the clear.
 pub(super) fn forward_strangers(
     carriage: &Carriage,
-    connections: Vec<TcpStream>,
+    connections: Vec<QemuSocket>,
 ) -> anyhow::Result<Outcome> {
     let waiting = Mutex::new(connections);
     let next = || {
         let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.pop().ok_or_else(|| io::Error::from(ErrorKind::WouldBlock))
     };
-    forward_all(carriage, next, "it is no migration")
+    let care = Care { unmarked: true, migrations: true };
+    forward_all(carriage, next, "it is no migration", care)
 }
 
 fn forward_all(
     carriage: &Carriage,
-    next: impl Fn() -> io::Result<TcpStream>,
+    next: impl Fn() -> io::Result<QemuSocket>,
     why: &str,
+    care: Care,
 ) -> anyhow::Result<Outcome> {
     let record = carriage.carrier.record();
+    // Only a connection that was intercepted is led anywhere, and only then was silence no answer.
+    let own = rustix::process::geteuid().as_raw();
+    let is_led = matches!(record.place(), Place::Address(_));
+    let care = Care {
+        unmarked: care.unmarked && is_led && carriage.settings.qemu_users().contains(&own),
+        migrations: care.migrations && is_led,
+    };
     let peer = carriage.settings.config.find(&record.peer)?;
-    let to = peer.address_with(record.port);
+    let to = match record.place() {
+        Place::Address(address) => address.to_string(),
+        place => peer.address_with(place.port()),
+    };
     let copied = AtomicU64::new(0);
     let progress = |record: &mut Record| {
         record.plain = copied.load(Ordering::Relaxed);
@@ -102,7 +115,7 @@ fn forward_all(
         record.phase = Phase::Active;
     };
     carriage
-        .while_telling(progress, || forward(next, &to, &copied))
+        .while_telling(progress, || forward(next, &to, &copied, care))
         .with_context(|| format!("cannot forward to {to}, because {why}"))?;
     Ok(Outcome { status: Status::Forwarded, cause: Some(why.into()) })
 }

@@ -1,18 +1,19 @@
 //! The service's processes: starts a carrier for each migration, and finds the carrier of a link.
 
 use super::activity::Activity;
+use super::journal::say_of;
 use super::question;
-use super::settings::{port_of, Settings};
+use super::settings::Settings;
 use crate::say::say;
 use anyhow::{ensure, Context};
 use host::{
-    new_id, now, of_connection, of_listener, Channel, Door, Job, Order, Record, Registry, Role,
-    Task,
+    intercepted, new_id, now, of_connection, of_listener, of_path, Channel, Door, DoorListener,
+    Job, Order, Place, Record, Registry, Role, Task,
 };
-use relay::{Promise, Switchboard};
+use relay::{Promise, QemuAddress, QemuSocket, Switchboard};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
@@ -65,17 +66,17 @@ impl Carriers {
         &self,
         door: &Door,
         task: Task,
-        listener: Option<&TcpListener>,
-        connections: &[TcpStream],
+        listener: Option<&DoorListener>,
+        connections: &[QemuSocket],
     ) -> anyhow::Result<()> {
-        let vm = connections
-            .first()
-            .and_then(|first| of_connection(first.peer_addr().ok()?, first.local_addr().ok()?));
+        // What was led to the door wanted to go there.
+        let elsewhere = connections.first().and_then(intercepted);
         let record = Record {
             role: Role::Source,
             peer: door.peer.clone(),
-            port: door.port,
-            vm,
+            port: door.place.port(),
+            place: Some(elsewhere.map_or(door.place, Place::Address)),
+            vm: connections.first().and_then(of_connection),
             holds_port: listener.is_some(),
             ..self.record()
         };
@@ -90,8 +91,8 @@ impl Carriers {
         &self,
         task: Task,
         mut record: Record,
-        listener: Option<&TcpListener>,
-        connections: &[TcpStream],
+        listener: Option<&DoorListener>,
+        connections: &[QemuSocket],
     ) -> anyhow::Result<()> {
         let running = self.registry.running().len();
         ensure!(running < MAX_CARRIERS, "{running} migrations run or end here, as many as may");
@@ -110,7 +111,6 @@ impl Carriers {
             .spawn()
             .context("cannot start a carrier")?;
         record.pid = child.id();
-        let title = record.title();
         let reap = move || drop(child.wait());
         // A carrier that is not waited for stays in the process table.
         let _ = std::thread::Builder::new().name("wait".into()).spawn(reap);
@@ -123,44 +123,40 @@ impl Carriers {
         if let Some(listener) = listener {
             send(&ours, &Order::Listener, Some(listener.as_fd()))?;
         }
-        let role = record.role;
+        let begun = record.clone();
         // Before it may begin: one that nobody follows would migrate, and its port be free.
         let orders = self.registry.add(ours, record)?;
         send(&orders, &Order::Carry(Box::new(job)), None).inspect_err(|_| orders.close())?;
-        self.activity.of(role).begun.fetch_add(1, Ordering::Relaxed);
-        say(&format!("{title} begins"));
+        self.activity.of(begun.role).begun.fetch_add(1, Ordering::Relaxed);
+        say_of(&begun, &format!("{} begins", begun.title()));
         Ok(())
     }
 
     /// Starts the carrier of a migration that comes to this host; the error is for the peer's user.
     fn come(&self, promise: Promise) -> Result<(), String> {
         let settings = self.settings();
-        let range = &settings.me().ports;
         let named = promise.hello.name.as_deref().unwrap_or_default();
         if let Some(answer) = question::answer(named) {
             return Err(answer);
         }
-        let port = port_of(named).filter(|port| range.contains(*port)).ok_or_else(|| {
-            format!(
-                "'{}' is no door of this host: its doors are door:{} to door:{}",
-                named.escape_debug(),
-                range.0.start(),
-                range.0.end()
-            )
-        })?;
+        let place = settings.place(named)?;
         let until = Instant::now() + PORT_FREE;
         let opening = loop {
             let opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
-            if !self.registry.has_port(Role::Destination, None, port) {
+            if !self.registry.has(Role::Destination, None, place) {
                 break opening;
             }
             drop(opening);
             if Instant::now() >= until {
-                return Err(format!("a migration to port {port} of this host is in progress"));
+                let place = place.in_words();
+                return Err(format!("a migration to {place} of this host is in progress"));
             }
             std::thread::sleep(LOOK);
         };
-        let deliver = SocketAddr::from((settings.me().deliver(), port));
+        let vm = match settings.deliver(place) {
+            QemuAddress::Tcp(address) => of_listener(address),
+            QemuAddress::Unix(address) => of_path(address.path()),
+        };
         let names = &promise.owner.names;
         let known = settings
             .others()
@@ -168,8 +164,9 @@ impl Carriers {
         let record = Record {
             role: Role::Destination,
             peer: known.map_or_else(|| promise.owner.to_string(), |host| host.name.clone()),
-            port,
-            vm: of_listener(deliver),
+            port: place.port(),
+            place: Some(place),
+            vm,
             session: Some(promise.hello.session.clone()),
             holds_port: true,
             ..self.record()

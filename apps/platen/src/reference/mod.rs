@@ -20,6 +20,17 @@ const CONFIG: &[&str] = &[include_str!("../../../../migrate/host/src/config.rs")
 const HOST: &[&str] =
     &[include_str!("../host/status.rs"), include_str!("../../../../migrate/host/src/record.rs")];
 const REHEARSAL: &[&str] = &[include_str!("../rehearse/report.rs")];
+const EVACUATION: &[&str] = &[include_str!("../evacuate/report.rs")];
+const ADVICE: &[&str] = &[
+    include_str!("../advise/report.rs"),
+    include_str!("../../../../migrate/advise/src/compressed_memory.rs"),
+    include_str!("../../../../migrate/advise/src/rules.rs"),
+    include_str!("../../../../migrate/advise/src/host/mod.rs"),
+    include_str!("../../../../migrate/advise/src/host/network.rs"),
+    include_str!("../../../../migrate/advise/src/host/accelerators.rs"),
+    include_str!("../../../../migrate/advise/src/host/kernel.rs"),
+    include_str!("../../../../migrate/advise/src/vm/look.rs"),
+];
 const DOCTOR: &[&str] = &[include_str!("../host/doctor/mod.rs")];
 const CHECK: &[&str] = &[include_str!("../../../../memory/swap/src/check/mod.rs")];
 
@@ -101,7 +112,9 @@ fn reports(text: &mut String) {
     let helps = helps(&metrics);
     for (title, sources, name) in [
         ("Report of a migration (`--json` of `migrate`, `relay` and `receive`)", REPORT, "Report"),
+        ("Report of an evacuation (`platen evacuate --json`)", EVACUATION, "Evacuation"),
         ("Report of a rehearsal (`platen rehearse --json`)", REHEARSAL, "Report"),
+        ("Report of advice (`platen advise --json`)", ADVICE, "Report"),
         (
             "Status of the service (`platen host status --json`, `platen list --json`)",
             HOST,

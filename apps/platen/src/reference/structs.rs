@@ -58,6 +58,7 @@ fn kind(of: &Type) -> (String, Option<String>, bool) {
     let path = match of {
         Type::Path(path) => path.path.segments.last().unwrap(),
         Type::Reference(reference) => return kind(&reference.elem),
+        Type::Array(array) => return (format!("array of {}s", kind(&array.elem).0), None, true),
         _ => panic!("not understood: a field that is neither a path nor a reference"),
     };
     let inner: Vec<&Type> = match &path.arguments {
@@ -77,7 +78,9 @@ fn kind(of: &Type) -> (String, Option<String>, bool) {
         "u8" | "u16" | "u32" | "u64" | "usize" | "i32" | "i64" => plain("integer"),
         "f64" => plain("number"),
         "String" | "str" | "PathBuf" | "State" | "Weight" | "PortRange" | "Policy" | "Ipv4Addr"
-        | "IpAddr" | "Role" | "Phase" | "Status" | "Verdict" => plain("string"),
+        | "IpAddr" | "Role" | "Phase" | "Status" | "Verdict" | "Place" | "Feature" | "Origin" => {
+            plain("string")
+        }
         "BTreeMap" => (format!("object of {}s", kind(inner[1]).0), None, false),
         "Option" => {
             let (kind, nested, array) = kind(inner[0]);

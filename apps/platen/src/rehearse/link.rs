@@ -1,33 +1,15 @@
-//! The links that forecasts are for: measured ones and imagined ones.
+//! The links that a user imagines.
 
-use crate::args::TlsOptions;
-use crate::network;
+use crate::link::Over;
 use crate::rate::Rate;
-use anyhow::Context;
-use rehearse::Link;
-use relay::measure_links;
-use session::SessionError;
+use forecast::Link;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Connections of a measurement: as many as `migrate` has by default.
-const LINKS: u16 = 4;
-/// Time of a measurement; its second half counts.
-const TIME: Duration = Duration::from_secs(2);
 /// The longest round trip that can be imagined, milliseconds.
-const LONGEST: u64 = 10_000;
-/// The page size of the hello, which a measurement does not use.
-const PAGE_SIZE: u32 = 4096;
+const LONGEST: u64 = crate::link::LONGEST_TRIP;
 /// Links without --peer and --what-if, bytes per second.
 const DEFAULTS: [u64; 2] = [125_000_000, 1_250_000_000];
-
-/// A link that migrations are forecast for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Over {
-    pub(super) link: Link,
-    /// It was measured, and is no --what-if.
-    pub(super) is_measured: bool,
-}
 
 /// Links of one --what-if.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,27 +56,6 @@ impl FromStr for WhatIf {
 pub(super) fn defaults() -> Vec<Over> {
     let of = |rate| Over { link: Link::of_rate(rate, Duration::ZERO), is_measured: false };
     DEFAULTS.map(of).to_vec()
-}
-
-/// Measures the links to a receiver.
-pub(super) fn measure(peer: &str, tls: &TlsOptions, name: Option<&str>) -> anyhow::Result<Over> {
-    let connector = network::connector(tls, peer, name)?;
-    let found = measure_links(peer, connector.as_ref(), PAGE_SIZE, LINKS, TIME);
-    let rate = found.map_err(|error| {
-        let is_older = matches!(&error, SessionError::Refused { reason, .. }
-            if reason.contains("no target named") || reason.contains("no door") || reason.contains("by --name"));
-        let error = anyhow::Error::from(error);
-        if is_older {
-            return error.context(
-                "the receiver's platen is older than this one and does not measure links: use the same \
-                 platen on both hosts, or say --what-if link=RATE instead of --peer",
-            );
-        }
-        error
-    });
-    let rate = rate.with_context(|| format!("cannot measure the links to {peer}"))?;
-    let link = Link { goodput: rate.goodput, rtt: rate.rtt };
-    Ok(Over { link, is_measured: true })
 }
 
 #[cfg(test)]

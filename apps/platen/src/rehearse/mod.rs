@@ -1,8 +1,7 @@
 //! `platen rehearse`: a migration that goes nowhere, and forecasts of real ones.
 //!
 //! ```text
-//!  link     what the links to a receiver carry; --what-if
-//!  load     the CPU cores that are idle
+//!  link     --what-if
 //!  vm       QEMU: settings, the migration into crate `rehearse`'s discarding end, its cancel
 //!  report   the forecasts, as a table and as JSON
 //! ```
@@ -20,17 +19,17 @@
 //!    `pre-switchover`, should this process be killed: there QEMU does not notice the end of a socket.
 
 mod link;
-mod load;
 mod report;
 mod vm;
 
 use crate::args::{compress_threads, TlsOptions};
+use crate::link::{measure, Over};
 use crate::monitor::open_monitor;
 use crate::say::{say, show};
 use crate::settings::Before;
 use anyhow::{bail, ensure, Context};
 use clap::Args;
-use link::{Over, WhatIf};
+use link::WhatIf;
 use relay::UnixAddress;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -85,7 +84,7 @@ pub(crate) fn run(args: &RehearseArgs) -> anyhow::Result<ExitCode> {
     // Before the guest is disturbed: a peer that cannot be measured is an error.
     let peer = args.peer.as_deref();
     let measured =
-        peer.map(|peer| link::measure(peer, &args.tls, args.peer_name.as_deref())).transpose()?;
+        peer.map(|peer| measure(peer, &args.tls, args.peer_name.as_deref())).transpose()?;
     ensure!(!interrupted.load(Ordering::Acquire), "interrupted");
     let mut settings = Before::with_keeper(&args.qmp)?;
     let length = Duration::from_secs(args.seconds);

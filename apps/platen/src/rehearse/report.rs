@@ -1,10 +1,10 @@
 //! The report of a rehearsal, as a table and as JSON.
 
-use super::link::Over;
 use super::vm::Rehearsed;
+use crate::link::Over;
 use crate::saved_vm::write_json;
 use codec::Codec;
-use rehearse::{Candidate, End, Method, Setup, Sizes};
+use forecast::{Candidate, End, Method, Setup, Sizes};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
@@ -146,7 +146,7 @@ impl Report {
     pub(super) fn new(seen: &Rehearsed, setup: &Setup, over: &[Over]) -> Self {
         let forecasts = over
             .iter()
-            .flat_map(|over| Method::ALL.map(|method| Forecast::new(setup, over, method)));
+            .flat_map(|over| Method::USUAL.map(|method| Forecast::new(setup, over, method)));
         let dirtied = setup.guest.curve.points().iter();
         Self {
             status: "completed",

@@ -1,16 +1,14 @@
 //! The rehearsal of one VM, by its monitor.
 
-use super::load::Load;
+use crate::load::Load;
 use crate::monitor::{refuse_colo, refuse_in_progress, refuse_tls};
 use crate::say::say;
 use crate::settings::{capabilities, Before};
 use crate::settings_keeper::{is_cancel_lost, wake_lost_cancel, LOST_CANCEL};
 use anyhow::{bail, ensure, Context};
+use forecast::{Cores, DirtyCurve, Guest, Pass, QemuSettings, Sampled, Setup, Work};
 use qmp::{Event, MigrationInfo, Qmp, QmpError, Timestamp, Version};
-use rehearse::{
-    Allowed, Cores, DirtyCurve, Discard, Guest, Observation, Pass, QemuSettings, Sampled, Schedule,
-    Setup, Totals,
-};
+use rehearse::{Allowed, Discard, Observation, Schedule, Totals};
 use relay::UnixAddress;
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -152,15 +150,18 @@ impl BeforeIt {
             ram,
             data,
             source,
-            first_pass: data / source + (ram - data).max(0.0) / ZEROS,
+            zeros: (ram - data).max(0.0) / ZEROS,
             data_share: if again > 0 { again_data as f64 / again as f64 } else { 1.0 },
             curve: seen.curve(),
         };
-        let other = controller::Config::new(1).other_ns_per_byte;
+        let work = Work { page: controller::Config::new(1).other_ns_per_byte, wire: 0.0 };
+        let cores = Cores { workers, free: seen.free_cores, work, there: None };
         Setup {
             guest,
             sampled: seen.sampled.clone(),
-            cores: Cores { workers, free: seen.free_cores, other },
+            cores,
+            qemu_cores: Cores { work: Work::default(), ..cores },
+            device: None,
             qemu: QemuSettings {
                 version: (self.version.major, self.version.minor),
                 max_bandwidth: self.max_bandwidth.map(|rate| rate as f64),

@@ -27,9 +27,53 @@ pub(super) trait Front {
     fn compact(&mut self) -> anyhow::Result<()>;
 }
 
+/// A thread's access to a store of pages that several threads use.
+pub(super) trait Lane {
+    /// As [`Front::write`].
+    fn write(&mut self, page: u64, bytes: &[u8]) -> anyhow::Result<()>;
+    /// As [`Front::read`].
+    fn read(&mut self, page: u64, bytes: &mut [u8]) -> anyhow::Result<()>;
+}
+
+/// A queue of platen's device, with one request in flight.
+pub(super) struct OwnLane(DeviceQueue);
+
+impl OwnLane {
+    /// A new queue of `device`.
+    pub(super) fn new(device: &Device) -> anyhow::Result<Self> {
+        Ok(Self(device.queue()?))
+    }
+
+    #[expect(unsafe_code, reason = "the device takes buffers as addresses")]
+    fn run(&mut self, op: Op, page: u64, start: *mut u8, len: usize) -> anyhow::Result<()> {
+        // SAFETY: the callers hold the bytes until this returns, and then the request has
+        // completed.
+        let buffer = unsafe { Buffer::new(start, len) };
+        let pages = u32::try_from(len / PAGE)?;
+        let mut done = self.0.submit(0, Request { op, page, pages, buffer });
+        while done.is_none() {
+            if self.0.arm() {
+                let _ = poll(&mut [PollFd::new(&self.0.fd(), PollFlags::IN)], None);
+            }
+            self.0.reap(&mut |_, result| done = Some(result));
+        }
+        Ok(done.expect("just seen")?)
+    }
+}
+
+impl Lane for OwnLane {
+    fn write(&mut self, page: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        self.run(Op::Write, page, bytes.as_ptr().cast_mut(), bytes.len())
+    }
+
+    fn read(&mut self, page: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
+        self.run(Op::Read, page, bytes.as_mut_ptr(), bytes.len())
+    }
+}
+
 /// platen's device, in this process.
 pub(super) struct Own {
-    queue: DeviceQueue,
+    lane: OwnLane,
     store: Arc<Store>,
     device: Device,
     _keeper: Keeper,
@@ -43,7 +87,7 @@ impl Own {
             &store,
             &DeviceOptions { settings, workers, depth: 256, ..DeviceOptions::default() },
         )?;
-        Ok(Self { queue: device.queue()?, store, device, _keeper: keeper })
+        Ok(Self { lane: OwnLane::new(&device)?, store, device, _keeper: keeper })
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -67,13 +111,13 @@ impl Own {
         let mut failed = None;
         let mut requests = bytes.chunks(each * PAGE).zip((0..).step_by(each));
         let mut next = requests.next();
-        while next.is_some() || self.queue.in_flight() > 0 {
-            let Some((part, page)) = next.filter(|_| self.queue.in_flight() < most) else {
-                if self.queue.arm() {
-                    let _ = poll(&mut [PollFd::new(&self.queue.fd(), PollFlags::IN)], None);
+        while next.is_some() || self.lane.0.in_flight() > 0 {
+            let Some((part, page)) = next.filter(|_| self.lane.0.in_flight() < most) else {
+                if self.lane.0.arm() {
+                    let _ = poll(&mut [PollFd::new(&self.lane.0.fd(), PollFlags::IN)], None);
                 }
                 let ended = now();
-                self.queue.reap(&mut |began, result| {
+                self.lane.0.reap(&mut |began, result| {
                     times.push((ended - began) as f32 / 1e3);
                     failed = failed.or(result.err());
                 });
@@ -85,7 +129,7 @@ impl Own {
             let pages = u32::try_from(part.len() / PAGE)?;
             let began = now();
             let request = Request { op: Op::Write, page, pages, buffer };
-            if let Some(result) = self.queue.submit(began, request) {
+            if let Some(result) = self.lane.0.submit(began, request) {
                 times.push((now() - began) as f32 / 1e3);
                 failed = failed.or(result.err());
             }
@@ -97,31 +141,15 @@ impl Own {
     pub(super) fn store(&self) -> &Arc<Store> {
         &self.store
     }
-
-    #[expect(unsafe_code, reason = "the device takes buffers as addresses")]
-    fn run(&mut self, op: Op, page: u64, start: *mut u8, len: usize) -> anyhow::Result<()> {
-        // SAFETY: the callers hold the bytes until this returns, and then the request has
-        // completed.
-        let buffer = unsafe { Buffer::new(start, len) };
-        let pages = u32::try_from(len / PAGE)?;
-        let mut done = self.queue.submit(0, Request { op, page, pages, buffer });
-        while done.is_none() {
-            if self.queue.arm() {
-                let _ = poll(&mut [PollFd::new(&self.queue.fd(), PollFlags::IN)], None);
-            }
-            self.queue.reap(&mut |_, result| done = Some(result));
-        }
-        Ok(done.expect("just seen")?)
-    }
 }
 
 impl Front for Own {
     fn write(&mut self, page: u64, bytes: &[u8]) -> anyhow::Result<()> {
-        self.run(Op::Write, page, bytes.as_ptr().cast_mut(), bytes.len())
+        self.lane.write(page, bytes)
     }
 
     fn read(&mut self, page: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
-        self.run(Op::Read, page, bytes.as_mut_ptr(), bytes.len())
+        self.lane.read(page, bytes)
     }
 
     fn memory(&mut self) -> anyhow::Result<Memory> {

@@ -9,6 +9,7 @@
 mod front;
 mod fuse;
 mod idle;
+mod jobs;
 mod large;
 mod nbd;
 mod nbd_client;
@@ -58,9 +59,13 @@ pub(super) struct DeviceBenchArgs {
     runs: u32,
     /// Parts to measure: pages (each page alone), large (512 KiB requests), nbd (against nbdkit),
     /// idle (recompressed by the policy), qat (compressed by a QAT device, simulated unless told
-    /// otherwise), fuse (the same jobs on a loop device over FUSE as on zram's disk)
+    /// otherwise), fuse (the same jobs on a loop device over FUSE as on zram's disk), jobs (several
+    /// threads that write and read, in order and at random; with qat also on the device)
     #[arg(long, value_delimiter = ',', default_value = "pages,large,nbd,idle,qat,fuse")]
     parts: Vec<Part>,
+    /// Numbers of threads of the part jobs
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = clap::value_parser!(u16).range(1..=32))]
+    jobs: Vec<u16>,
     /// Pages in the groups that the part idle makes: 1, or 8 to 32
     #[arg(long, value_delimiter = ',', default_value = "1,8,16,24")]
     groups: Vec<usize>,
@@ -96,6 +101,7 @@ enum Part {
     Idle,
     Qat,
     Fuse,
+    Jobs,
 }
 
 /// The store that is measured.
@@ -185,6 +191,7 @@ impl Aligned {
 }
 
 pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
+    zram::remove_at_signals()?;
     let corpus = Corpus::load();
     let mut fronts = args.fronts.clone();
     if let Some(why) = zram::missing() {
@@ -228,6 +235,9 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
         }
         if args.parts.contains(&Part::Large) {
             results.push(large::measure(args, &fronts, name, pages)?);
+        }
+        if args.parts.contains(&Part::Jobs) {
+            results.push(jobs::measure(args, &fronts, name, pages)?);
         }
         if args.parts.contains(&Part::Idle) {
             results.push(idle::measure(args, &fronts, name, pages)?);

@@ -7,15 +7,15 @@
 //! throughput is no real device's.
 
 use super::front::{Front, Memory, Own};
-use super::{median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, PAGE};
+use super::{jobs, median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, Part, PAGE};
 use crate::program::again;
+use crate::watch::threads_cpu;
 use anyhow::{ensure, Context};
 use codec::{Codec, Settings};
 use device::OffloadOptions;
 use qat::{Libraries, Qat, StartOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -124,8 +124,12 @@ pub(super) fn scene(
         }
     };
     let mut results = Vec::new();
+    let mut by_jobs = Vec::new();
     for (name, pages) in sets {
         let pages = &*pages.all();
+        if args.parts.contains(&Part::Jobs) && scene == Scene::Cpu {
+            by_jobs.push(jobs_on_device(args, &libraries, name, pages)?);
+        }
         println!(
             "\n{name}: {} pages written, {UNDER_WAY} under way; {device}; medians of {} runs in turns",
             pages.len() / PAGE,
@@ -177,7 +181,46 @@ pub(super) fn scene(
             results.push(json!({ "set": name, "request_kib": kib, "ways": rows }));
         }
     }
-    Ok(json!({ "device": device, "results": results }))
+    Ok(json!({ "device": device, "results": results, "jobs": by_jobs }))
+}
+
+/// The part jobs on the device of this process.
+fn jobs_on_device(
+    args: &DeviceBenchArgs,
+    libraries: &Libraries,
+    name: &str,
+    pages: &[u8],
+) -> anyhow::Result<Value> {
+    let mut runs = Vec::new();
+    for run in 0..args.runs {
+        let settings = Settings::new(Codec::DeflateQz, Some(1))?;
+        let kept = Own::new(settings, (pages.len() / PAGE) as u64, 0)?;
+        let qat = on_device(&kept, libraries, OffloadOptions::default().depth)?;
+        runs.push(jobs::one_run(
+            args,
+            &jobs::Target::Own(kept.device()),
+            pages,
+            u64::from(run) + 1,
+            true,
+        )?);
+        drop(kept);
+        drop(qat);
+    }
+    Ok(jobs::rows(args, name, pages, &[("platen, SIMULATED QAT".to_owned(), runs)]))
+}
+
+/// Gives the writes of `kept` to the device; nothing is done in software, so that only the path
+/// through the device is measured.
+fn on_device(kept: &Own, libraries: &Libraries, depth: usize) -> anyhow::Result<Arc<Qat>> {
+    let qat = Qat::start(libraries, &StartOptions::default())?;
+    let deadline = Duration::from_secs(10);
+    let options =
+        OffloadOptions { threads: 1, depth, share: false, deadline, ..Default::default() };
+    kept.device().offload(&qat, &options)?;
+    while kept.device().offload_stats().is_some_and(|stats| stats.on_device == 0) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(qat)
 }
 
 fn compare(rows: &[(Way, Figures)]) {
@@ -222,17 +265,8 @@ fn one_run(libraries: &Libraries, way: Way, pages: &[u8], each: usize) -> anyhow
     let mut kept = Own::new(settings, count, workers)?;
     let qat = match way {
         Way::Direct | Way::Asynchronous => {
-            let qat = Qat::start(libraries, &StartOptions::default())?;
             let depth = if way == Way::Direct { 1 } else { OffloadOptions::default().depth };
-            // Nothing in software, so that only the path through the device is measured.
-            let deadline = Duration::from_secs(10);
-            let options =
-                OffloadOptions { threads: 1, depth, share: false, deadline, ..Default::default() };
-            kept.device().offload(&qat, &options)?;
-            while kept.device().offload_stats().is_some_and(|stats| stats.on_device == 0) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Some(qat)
+            Some(on_device(&kept, libraries, depth)?)
         }
         _ => None,
     };
@@ -277,21 +311,4 @@ fn taken(
 
 fn coded(memory: &Memory) -> f64 {
     memory.plain as f64 / memory.compressed.max(1) as f64
-}
-
-/// Microseconds of CPU of this process's threads whose name begins with `name`
-/// (`/proc/PID/task/TID/schedstat`).
-fn threads_cpu(name: &str) -> anyhow::Result<f64> {
-    let mut sum = 0.0;
-    for task in std::fs::read_dir("/proc/self/task")? {
-        let path = task?.path();
-        let read = |name| std::fs::read_to_string(Path::join(&path, name));
-        // A thread that ends meanwhile is not one of these.
-        let (Ok(comm), Ok(text)) = (read("comm"), read("schedstat")) else { continue };
-        if comm.starts_with(name) {
-            let first = text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());
-            sum += first.context("schedstat without a number")? / 1e3;
-        }
-    }
-    Ok(sum)
 }

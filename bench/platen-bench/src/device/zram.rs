@@ -1,21 +1,54 @@
 //! A private zram device: added, measured, removed.
 
-use anyhow::{bail, Context};
+use anyhow::{bail, ensure, Context};
 use rustix::fs::OFlags;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::front::{Front, Memory};
+use super::front::{Front, Lane, Memory};
 
 const CONTROL: &str = "/sys/class/zram-control";
+
+/// Devices that there are, and whether a signal has asked for the end.
+static DEVICES: AtomicUsize = AtomicUsize::new(0);
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Makes Ctrl-C and SIGTERM remove the devices: with one open, its next request is an error, and the
+/// device goes with its owner; without one the process ends.
+pub(super) fn remove_at_signals() -> anyhow::Result<()> {
+    Ok(ctrlc::set_handler(|| {
+        ENDING.store(true, Ordering::SeqCst);
+        if DEVICES.load(Ordering::SeqCst) == 0 {
+            std::process::exit(130);
+        }
+    })?)
+}
 
 /// A new device, hot-added, and hot-removed when dropped. No other device is touched.
 pub(super) struct Zram {
     number: u32,
     sys: PathBuf,
     file: Option<File>,
+    _counted: Counted,
+}
+
+/// One of [`DEVICES`].
+struct Counted;
+
+impl Counted {
+    fn new() -> Self {
+        DEVICES.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        DEVICES.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Why zram is unavailable; `None` if it is available.
@@ -28,11 +61,12 @@ pub(super) fn missing() -> Option<String> {
 
 impl Zram {
     pub(super) fn new(algorithm: &str, bytes: u64) -> anyhow::Result<Self> {
+        let counted = Counted::new();
         let added = fs::read_to_string(Path::new(CONTROL).join("hot_add")).context("hot_add")?;
         let number = added.trim().parse().with_context(|| format!("hot_add says '{added}'"))?;
         let sys = PathBuf::from(format!("/sys/block/zram{number}"));
         // From here on, dropping removes it.
-        let mut this = Self { number, sys, file: None };
+        let mut this = Self { number, sys, file: None, _counted: counted };
         let known = fs::read_to_string(this.sys.join("comp_algorithm"))?;
         if !known.split([' ', '[', ']', '\n']).any(|one| one == algorithm) {
             bail!("this kernel's zram has no {algorithm} (it has {})", known.trim());
@@ -68,11 +102,11 @@ impl Zram {
 
 impl Front for Zram {
     fn write(&mut self, page: u64, bytes: &[u8]) -> anyhow::Result<()> {
-        Ok(self.file().write_all_at(bytes, page * device::PAGE as u64)?)
+        Lane::write(&mut &*self, page, bytes)
     }
 
     fn read(&mut self, page: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
-        Ok(self.file().read_exact_at(bytes, page * device::PAGE as u64)?)
+        Lane::read(&mut &*self, page, bytes)
     }
 
     fn memory(&mut self) -> anyhow::Result<Memory> {
@@ -87,6 +121,18 @@ impl Front for Zram {
 
     fn compact(&mut self) -> anyhow::Result<()> {
         Ok(fs::write(self.sys.join("compact"), "1")?)
+    }
+}
+
+impl Lane for &Zram {
+    fn write(&mut self, page: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        ensure!(!ENDING.load(Ordering::Relaxed), "interrupted by a signal");
+        Ok(self.file().write_all_at(bytes, page * device::PAGE as u64)?)
+    }
+
+    fn read(&mut self, page: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
+        ensure!(!ENDING.load(Ordering::Relaxed), "interrupted by a signal");
+        Ok(self.file().read_exact_at(bytes, page * device::PAGE as u64)?)
     }
 }
 

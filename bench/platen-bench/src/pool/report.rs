@@ -168,6 +168,8 @@ pub(super) fn table_json(plan: &Plan, rows: &[table::Row]) -> Value {
             "worker_cpu_percent_max": row.workers.1,
             "cpu_ms": row.cpu_ms,
             "bytes_sent": row.sent,
+            "total_ms_runs": row.total_ms_runs,
+            "cpu_ms_runs": row.cpu_ms_runs,
         })
     };
     json!({

@@ -71,6 +71,10 @@ pub(super) struct Row {
     pub(super) workers: (f64, f64),
     pub(super) cpu_ms: f64,
     pub(super) sent: f64,
+    /// Total time of each run, ms.
+    pub(super) total_ms_runs: Vec<f64>,
+    /// CPU time of each run, ms.
+    pub(super) cpu_ms_runs: Vec<f64>,
 }
 
 pub(super) fn measure(pages: &Pages, plan: &Plan) -> anyhow::Result<Vec<Row>> {
@@ -108,6 +112,8 @@ pub(super) fn measure(pages: &Pages, plan: &Plan) -> anyhow::Result<Vec<Row>> {
                     ),
                     cpu_ms: of(&|run| run.cpu().as_secs_f64() * 1e3),
                     sent: of(&|run| run.sent as f64),
+                    total_ms_runs: runs.iter().map(|run| total(run) * 1e3).collect(),
+                    cpu_ms_runs: runs.iter().map(|run| run.cpu().as_secs_f64() * 1e3).collect(),
                 });
             }
         }

@@ -1,6 +1,7 @@
 //! A process that dies at any step of a store's operations leaves every finished save whole.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use codec::{Codec, Settings};
@@ -266,6 +267,59 @@ fn a_save_of_any_size_is_written_in_packs_of_a_bounded_size() {
     is_whole(&store, "two", &ram);
 }
 
+/// Runs `work` as another user, on a thread of its own.
+fn as_user<T: Send>(user: u32, work: impl FnOnce() -> T + Send) -> T {
+    let switch = || {
+        let user = rustix::fs::Uid::from_raw(user);
+        // The user of this thread and of those that it starts.
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(switch).join().unwrap())
+}
+
+/// A save of another owner stays, and not one byte of it is copied to find that out.
+#[test]
+fn the_owner_of_a_save_is_looked_at_before_its_pages_are_copied() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can give a save to another user");
+        return;
+    }
+    let (ours, other) = (4711, 4712);
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(ours), None).unwrap();
+    let first: Ram = (0..40).map(page).collect();
+    let second: Ram = (0..40).map(|at| page(if at < 5 { at } else { at + 1000 })).collect();
+    let store = as_user(ours, || {
+        let store = Store::create(&folder.path().join("store")).unwrap();
+        run(&store, &Op::Save("a", None, first)).unwrap();
+        run(&store, &Op::Save("b", Some("a"), second.clone())).unwrap();
+        store.remove("a").unwrap();
+        store
+    });
+    let save = store.path("b").unwrap();
+    std::os::unix::fs::chown(&save, Some(other), None).unwrap();
+    // Another user's save that may be locked, and one that may only be read.
+    for (mode, reason) in [(0o666, "cannot keep its owner"), (0o644, "cannot be opened")] {
+        std::fs::set_permissions(&save, std::fs::Permissions::from_mode(mode)).unwrap();
+        let before = std::fs::read(&save).unwrap();
+        let (done, log) = as_user(ours, || {
+            steps::begin(usize::MAX);
+            let done = store.collect(options()).unwrap();
+            (done, steps::end())
+        });
+        assert!(done.left.len() == 1 && done.left[0].0 == "b", "{done:?}");
+        assert!(done.left[0].1.contains(reason), "{done:?}");
+        assert!(log.iter().all(|(step, ..)| *step != Step::Write), "{mode:o}: {log:?}");
+        assert!(std::fs::read(&save).unwrap() == before);
+        is_whole(&store, "b", &second);
+    }
+    // A process that may give files to that owner rewrites it.
+    let done = store.collect(options()).unwrap();
+    assert_eq!(done.rewritten, ["b"], "{done:?}");
+    is_whole(&store, "b", &second);
+}
+
 /// A store may have another owner than the process that collects it.
 #[test]
 fn links_and_folders_in_a_store_lead_nowhere() {
@@ -273,13 +327,15 @@ fn links_and_folders_in_a_store_lead_nowhere() {
     let store = |name: &str| Store::create(&folder.path().join(name)).unwrap();
     let (one, other) = (store("one"), store("other"));
     let ram: Ram = (0..40).map(page).collect();
+    run(&one, &Op::Save("save", None, ram.clone())).unwrap();
     run(&other, &Op::Save("save", None, ram.clone())).unwrap();
     let packs = |store: &Store| store.folder().join("packs");
-    let pack = std::fs::read_dir(packs(&other)).unwrap().next().unwrap().unwrap().file_name();
-    // A save whose pack is a link to one of another store.
     let save = |store: &Store| store.folder().join("save");
-    std::fs::copy(save(&other), save(&one)).unwrap();
-    std::os::unix::fs::symlink(packs(&other).join(&pack), packs(&one).join(&pack)).unwrap();
+    // A save whose pack is a link to the same pack elsewhere.
+    let pack = std::fs::read_dir(packs(&one)).unwrap().next().unwrap().unwrap().path();
+    assert!(Image::open(&save(&one)).is_ok());
+    std::fs::rename(&pack, folder.path().join("elsewhere")).unwrap();
+    std::os::unix::fs::symlink(folder.path().join("elsewhere"), &pack).unwrap();
     assert!(matches!(Image::open(&save(&one)), Err(crate::Damage::Pack { .. })));
     // A folder with the name of what is left behind.
     std::fs::create_dir(one.folder().join(format!(".save{PARTIAL}x"))).unwrap();

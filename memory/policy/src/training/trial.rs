@@ -11,8 +11,8 @@ use crate::stats::{add as count, thread_cpu};
 use crate::trainer::{cost, gain, is_held_out, pays, FEWEST};
 
 impl Training {
-    pub(super) fn look_for_dictionary(&mut self, since: Instant) -> Result<(), Over> {
-        self.state = State::Given(since);
+    pub(super) fn look_for_dictionary(&mut self, until: Instant) -> Result<(), Over> {
+        self.state = State::Given(until);
         if !self.channel.flush()? {
             return Ok(());
         }

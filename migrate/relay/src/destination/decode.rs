@@ -24,7 +24,7 @@ impl DecodeContext {
             let options = EngineOptions {
                 depth: PIECES_ON_DEVICE,
                 direction: Direction::Decompress,
-                // The unit's own checksum over its plain bytes is compared in any case.
+                // The unit's checksum is compared with the chunk in any case.
                 verify_every: 0,
                 ..EngineOptions::default()
             };
@@ -83,20 +83,28 @@ impl DecodeJob {
         let out = &mut chunk[..header.plain_len as usize];
         let result = if header.flags & FLAG_PACKED != 0 {
             let packed = &mut packed[..unit.plain_len as usize];
-            match decoder.decode(unit, payload, packed) {
-                Ok(()) => stream::unpack(packed, out).map_err(|error| bad(error.to_string())),
-                Err(error) => Err(bad(error.to_string())),
-            }
+            decoder
+                .decode_unverified(unit, payload, packed)
+                .map_err(|error| error.to_string())
+                .and_then(|()| stream::unpack(packed, out).map_err(|error| error.to_string()))
+                .and_then(|()| unit.verify_checksum(out).map_err(|error| error.to_string()))
         } else {
-            decoder.decode(unit, payload, out).map_err(|error| bad(error.to_string()))
+            decoder.decode(unit, payload, out).map_err(|error| error.to_string())
         };
-        Arrived { header: self.header, chunk: Some(result.map(|()| self.chunk)) }
+        let result = result.map_err(bad);
+        self.arrived(result)
+    }
+
+    /// The chunk, whose checksum is that of the unit.
+    fn arrived(self, result: Result<(), SessionError>) -> Arrived {
+        let Self { header, unit, chunk, .. } = self;
+        let checksum = Some(unit.checksum);
+        Arrived { header, chunk: Some(result.map(|()| chunk)), checksum }
     }
 
     /// Makes the chunk from the device's output; returns the job if that output is wrong.
     fn accept(mut self, plain: &[u8]) -> Result<Arrived, Self> {
-        let whole = plain.len() == self.unit.plain_len as usize;
-        if !whole || codec::checksum(plain) != self.unit.checksum {
+        if plain.len() != self.unit.plain_len as usize {
             return Err(self);
         }
         let out = &mut self.chunk[..self.header.plain_len as usize];
@@ -109,8 +117,11 @@ impl DecodeJob {
         } else {
             return Err(self);
         }
+        if self.unit.verify_checksum(out).is_err() {
+            return Err(self);
+        }
         self.move_table();
-        Ok(Arrived { header: self.header, chunk: Some(Ok(self.chunk)) })
+        Ok(self.arrived(Ok(())))
     }
 }
 
@@ -164,5 +175,67 @@ impl Job for DecodeJob {
             };
             done(ticket, arrived);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use codec::{Encoder, Settings};
+    use pages::Arena;
+    use session::FrameType;
+    use stream::synth::{Configuration, MainStream, Section};
+    use stream::{Kind, Tokeniser};
+
+    const PAGE: usize = 4096;
+
+    /// A chunk of pages in the stream of a QEMU, and its packed form.
+    fn chunk() -> (Vec<u8>, Vec<u8>) {
+        let mut main = MainStream::new(PAGE);
+        main.file_header();
+        main.configuration(&Configuration { machine: "pc", ..Configuration::default() });
+        main.section(Section::Start).block_table(&[("pc.ram", 20 * PAGE as u64)]);
+        for number in 0..20_u8 {
+            main.page("pc.ram", u64::from(number) * PAGE as u64, &[number; PAGE]);
+        }
+        let plain = main.end_of_section().take();
+        let mut tokens = Vec::new();
+        Tokeniser::new(Kind::Main, PAGE).feed(&plain, &mut tokens);
+        let mut packed = vec![0; plain.len()];
+        let len = stream::pack(&plain, &tokens, PAGE, &mut packed).expect("it has pages");
+        packed.truncate(len);
+        (plain, packed)
+    }
+
+    /// What a codec thread makes of the packed chunk, sent with this checksum.
+    fn decoded(plain_len: usize, packed: &[u8], checksum: u64) -> Arrived {
+        let arena = Arena::new(2, 1 << 18).unwrap();
+        let (mut payload, chunk) = (arena.take().unwrap(), arena.take().unwrap());
+        let mut encoder = Encoder::new(Settings::new(Codec::Zstd, None).unwrap()).unwrap();
+        let encoded = encoder.encode(packed, &mut payload);
+        let unit = UnitHeader { checksum, ..UnitHeader::of(packed, encoded) };
+        let mut header = Header::free(FrameType::Data, 0);
+        (header.flags, header.plain_len) = (FLAG_PACKED, u32::try_from(plain_len).unwrap());
+        let job = DecodeJob { header, unit, payload, chunk };
+        job.run(&mut DecodeContext::new(None))
+    }
+
+    #[test]
+    fn the_checksum_of_a_packed_chunk_is_that_of_the_chunk() {
+        let (plain, packed) = chunk();
+        let checksum = codec::checksum(&plain);
+        let arrived = decoded(plain.len(), &packed, checksum);
+        let chunk = arrived.chunk.unwrap().unwrap();
+        assert!(chunk[..plain.len()] == plain);
+        assert_eq!(arrived.checksum, Some(checksum));
+        // What unpacks to other bytes is refused, whatever its own checksum.
+        let mut other = packed.clone();
+        *other.last_mut().unwrap() ^= 1;
+        for (packed, checksum) in
+            [(&packed, codec::checksum(&packed)), (&other, checksum), (&other, 0)]
+        {
+            let error = decoded(plain.len(), packed, checksum).chunk.unwrap().unwrap_err();
+            assert!(error.to_string().contains("has checksum"), "{error}");
+        }
     }
 }

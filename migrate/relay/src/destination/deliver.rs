@@ -114,7 +114,9 @@ impl Delivery<'_> {
             (_, _) if self.kind.is_none() => {
                 return Err(bad("the first frame of a stream is OPEN").into())
             }
-            (FrameType::Data, Some(chunk)) => return self.data(inbox, header, chunk?),
+            (FrameType::Data, Some(chunk)) => {
+                return self.data(inbox, header, chunk?, arrived.checksum)
+            }
             (FrameType::StillOpen, _) => self.release(inbox)?,
             (FrameType::Eof, _) => self.eof(inbox)?,
             _ => return Err(bad("a second OPEN, or DATA without a unit").into()),
@@ -165,12 +167,19 @@ impl Delivery<'_> {
         Ok(())
     }
 
-    fn data(&mut self, inbox: &mut Inbox<'_>, header: Header, mut chunk: Slot) -> Result<(), Stop> {
+    fn data(
+        &mut self,
+        inbox: &mut Inbox<'_>,
+        header: Header,
+        mut chunk: Slot,
+        mut checksum: Option<u64>,
+    ) -> Result<(), Stop> {
         if header.table_len > 0 {
             self.undo_deltas(&header, &mut chunk)?;
+            checksum = None;
         }
         let bytes = &chunk[..header.plain_len as usize];
-        let receipt = inbox.check(&header, bytes)?;
+        let receipt = inbox.check(&header, bytes, checksum)?;
         self.connect()?;
         self.tokens.clear();
         let before = self.tokeniser.facts().fed;

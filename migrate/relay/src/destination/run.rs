@@ -3,7 +3,7 @@
 
 use super::barrier::Barriers;
 use super::decode::DecodeJob;
-use super::shared::{Event, Listen, Shared};
+use super::shared::{Event, Listen, Shared, Vet};
 use super::sink::{DestinationSink, Notice};
 use crate::counters::Counters;
 use crate::error::{error_chain, RelayError};
@@ -60,7 +60,7 @@ impl Destination {
         peer: String,
         (grants, lifeline): (Grants, (u16, Duration)),
         (page_size, delta_cache): (usize, u64),
-        (target, listen): (QemuAddress, Listen),
+        (target, listen, vet): (QemuAddress, Listen, Vet),
         pool: Arc<Pool<DecodeJob>>,
         notice: Notice,
     ) -> Result<Self, RelayError> {
@@ -73,6 +73,7 @@ impl Destination {
             pool,
             target,
             listen,
+            vet,
             page_size,
             delta_cache: AtomicU64::new(delta_cache),
             barriers: Barriers::default(),

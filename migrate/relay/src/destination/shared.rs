@@ -9,6 +9,7 @@ use crate::qemu_socket::{QemuAddress, QemuSocket};
 use pipeline::{Pool, Results};
 use ring::EventCount;
 use session::{Session, SessionError};
+use std::io;
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Makes QEMU listen for its migration; the error is a message for the peer's user.
 pub(crate) type Listen = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+/// Looks at a connection to QEMU before its first byte.
+pub(crate) type Vet = Box<dyn Fn(&QemuSocket) -> Result<(), String> + Send + Sync>;
 
 /// How often a connect is retried while QEMU does not listen yet.
 const RETRY: Duration = Duration::from_millis(50);
@@ -47,6 +50,7 @@ pub(super) struct Shared {
     pub(super) target: QemuAddress,
     /// Makes QEMU listen on `target`.
     pub(super) listen: Listen,
+    pub(super) vet: Vet,
     pub(super) page_size: usize,
     /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
@@ -143,6 +147,10 @@ impl Shared {
                 }
                 match self.target.connect() {
                     Ok(socket) => {
+                        (self.vet)(&socket).map_err(|reason| RelayError::Deliver {
+                            address: self.target.to_string(),
+                            source: io::Error::other(reason),
+                        })?;
                         let socket = Arc::new(socket);
                         let place = if is_main { 0 } else { sockets.len() };
                         sockets.insert(place, socket.clone());

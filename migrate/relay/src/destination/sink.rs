@@ -67,11 +67,11 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
     let header = frame.header;
     let results = stream(shared, header.stream)?;
     let Some((unit, payload)) = frame.unit else {
-        let _ = results.push(Arrived { header, chunk: None });
+        let _ = results.push(Arrived { header, chunk: None, checksum: None });
         return Ok(());
     };
     if unit.codec == Codec::Raw && header.flags & FLAG_PACKED == 0 {
-        let _ = results.push(Arrived { header, chunk: Some(Ok(payload)) });
+        let _ = results.push(Arrived { header, chunk: Some(Ok(payload)), checksum: None });
         return Ok(());
     }
     // An honest peer does not exceed its credit, so a buffer is always free (W13).

@@ -1,7 +1,7 @@
 //! The settings of a receiver, and the trait of its application.
 
 use crate::destination::Destination;
-use crate::qemu_socket::QemuAddress;
+use crate::qemu_socket::{QemuAddress, QemuSocket};
 use qat::Qat;
 use session::{Grants, Hello};
 use std::sync::Arc;
@@ -44,6 +44,15 @@ pub trait Host: Send + Sync + 'static {
     /// A message for the peer's user.
     fn listen(&self, target: &Option<String>) -> Result<(), String> {
         let _ = target;
+        Ok(())
+    }
+    /// A connection to QEMU was made. An error closes it before its first byte, and ends the
+    /// migration.
+    ///
+    /// # Errors
+    /// A message for the peer's user.
+    fn connected(&self, socket: &QemuSocket) -> Result<(), String> {
+        let _ = socket;
         Ok(())
     }
     /// Runs the migration to its end with [`Destination::run`] and reports it.

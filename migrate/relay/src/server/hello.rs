@@ -6,7 +6,7 @@ use super::measure;
 use super::state::{Active, Server};
 use super::waiting::LastPass;
 use crate::destination::Destination;
-use crate::qemu_socket::QemuAddress;
+use crate::qemu_socket::{QemuAddress, QemuSocket};
 use crate::threads::spawn;
 use session::{
     random_id, read_preamble, write_preamble, Hello, Link, SessionError, Welcome, HELLO_TIMEOUT,
@@ -231,15 +231,16 @@ impl Server {
         };
         address.check_target().map_err(|error| error.to_string())?;
         self.host.prepare(target, hello)?;
-        let (host, listener) = (self.host.clone(), self.host.clone());
+        let (host, listener, judge) = (self.host.clone(), self.host.clone(), self.host.clone());
         let named = target.clone();
         let listen = move || listener.listen(&named);
+        let vet = move |socket: &QemuSocket| judge.connected(socket);
         let delta_cache = hello.delta_cache.min(self.config.delta_cache);
         let destination = Destination::new(
             peer,
             (self.config.grants, (hello.links, self.config.resume)),
             (self.config.page_size as usize, delta_cache),
-            (address.clone(), Box::new(listen)),
+            (address.clone(), Box::new(listen), Box::new(vet)),
             self.pool.clone(),
             Box::new(move |text| host.notice(text)),
         );

@@ -53,7 +53,6 @@ pub(crate) struct Encoding {
     ticket: Ticket<Outgoing>,
     /// Length of the unit's plain bytes: the chunk or its packed form.
     plain_len: usize,
-    checksum: u64,
     packed: bool,
     begun: Option<Begun>,
 }
@@ -67,21 +66,15 @@ impl Carry for Encoding {
 impl Encoding {
     /// Makes the frame from the device's output.
     fn finish(self, streams: Option<&Streams<'_>>) -> (Ticket<Outgoing>, Outgoing) {
-        let Self { mut job, ticket, plain_len, checksum, packed, begun } = self;
+        let Self { mut job, ticket, plain_len, packed, begun } = self;
         let (assigned, len) = (job.assigned.take(), job.len);
         let written = streams
             .filter(|streams| streams.payload_len() < plain_len)
             .and_then(|streams| streams.write(&mut job.payload));
         let outgoing = match written {
-            Some(payload_len) => {
-                let length = |len| u32::try_from(len).unwrap_or(u32::MAX);
-                let unit = UnitHeader {
-                    codec: Codec::DeflateQz,
-                    plain_len: length(plain_len),
-                    payload_len: length(payload_len),
-                    checksum,
-                };
-                job.into_unit(unit, if packed { FLAG_PACKED } else { 0 })
+            Some(len) => {
+                let encoded = Encoded { codec: Codec::DeflateQz, len };
+                job.into_unit(plain_len, encoded, if packed { FLAG_PACKED } else { 0 })
             }
             None if packed => job.into_packed(),
             None => job.into_raw(),
@@ -99,7 +92,8 @@ pub(crate) struct EncodeJob {
     pub(crate) header: Header,
     pub(crate) chunk: Slot,
     pub(crate) len: usize,
-    /// xxh3-64 of the chunk, computed by the reader.
+    /// xxh3-64 of the chunk, computed by the reader. The unit states it for the chunk or its packed
+    /// form (W10), so that each end reads each byte once for a checksum.
     pub(crate) checksum: u64,
     pub(crate) tokens: Vec<Token>,
     pub(crate) page_size: usize,
@@ -122,12 +116,20 @@ impl EncodeJob {
         raw(header, chunk, len, checksum)
     }
 
-    /// Makes the frame from `payload`, which holds the unit's bytes.
-    fn into_unit(mut self, unit: UnitHeader, flags: u8) -> Outgoing {
-        let payload_len = unit.payload_len as usize;
+    /// Makes the frame from `payload`, which holds the unit's bytes. `plain_len`: the length of the
+    /// chunk or of its packed form.
+    fn into_unit(mut self, plain_len: usize, encoded: Encoded, flags: u8) -> Outgoing {
+        let payload_len = encoded.len;
         if payload_len >= self.len {
             return self.into_raw();
         }
+        let length = |len| u32::try_from(len).unwrap_or(u32::MAX);
+        let unit = UnitHeader {
+            codec: encoded.codec,
+            plain_len: length(plain_len),
+            payload_len: length(payload_len),
+            checksum: self.checksum,
+        };
         let table = self.header.table_len as usize;
         self.payload[payload_len..payload_len + table]
             .copy_from_slice(&self.chunk[self.len..self.len + table]);
@@ -141,10 +143,7 @@ impl EncodeJob {
     fn into_packed(mut self) -> Outgoing {
         let chunk = &self.chunk[..self.len];
         match stream::pack(chunk, &self.tokens, self.page_size, &mut self.payload) {
-            Some(len) => {
-                let unit = UnitHeader::of(&self.payload[..len], Encoded { codec: Codec::Raw, len });
-                self.into_unit(unit, FLAG_PACKED)
-            }
+            Some(len) => self.into_unit(len, Encoded { codec: Codec::Raw, len }, FLAG_PACKED),
             None => self.into_raw(),
         }
     }
@@ -175,7 +174,7 @@ impl Job for EncodeJob {
         } else {
             None
         };
-        let (unit, flags) = match packed_len {
+        let (plain_len, encoded, flags) = match packed_len {
             Some(packed_len) => {
                 let plain = &packed[..packed_len];
                 let mut encoded = encoder.encode(plain, &mut self.payload);
@@ -183,18 +182,12 @@ impl Job for EncodeJob {
                     self.payload[..packed_len].copy_from_slice(plain);
                     encoded = Encoded { codec: Codec::Raw, len: packed_len };
                 }
-                (UnitHeader::of(plain, encoded), FLAG_PACKED)
+                (packed_len, encoded, FLAG_PACKED)
             }
-            None => {
-                let encoded = encoder.encode(chunk, &mut self.payload);
-                let plain_len = u32::try_from(self.len).unwrap_or(u32::MAX);
-                let payload_len = u32::try_from(encoded.len).unwrap_or(u32::MAX);
-                let codec = encoded.codec;
-                (UnitHeader { codec, plain_len, payload_len, checksum: self.checksum }, 0)
-            }
+            None => (self.len, encoder.encode(chunk, &mut self.payload), 0),
         };
         let len = self.len;
-        let outgoing = self.into_unit(unit, flags);
+        let outgoing = self.into_unit(plain_len, encoded, flags);
         if let (Some(assigned), Some(begun)) = (assigned, begun) {
             assigned.done(len, &outgoing, &begun);
         }
@@ -215,15 +208,13 @@ impl Job for EncodeJob {
         if let Some(buffer) = offload.buffer().filter(|_| self.is_structured()) {
             let chunk = &self.chunk[..self.len];
             if let Some(plain_len) = stream::pack(chunk, &self.tokens, self.page_size, buffer) {
-                let checksum = codec::checksum(&buffer[..plain_len]);
-                let encoding =
-                    Encoding { job: self, ticket, plain_len, checksum, packed: true, begun };
+                let encoding = Encoding { job: self, ticket, plain_len, packed: true, begun };
                 offload.compress(encoding, plain_len);
                 return None;
             }
         }
-        let (plain_len, checksum) = (self.len, self.checksum);
-        let encoding = Encoding { job: self, ticket, plain_len, checksum, packed: false, begun };
+        let plain_len = self.len;
+        let encoding = Encoding { job: self, ticket, plain_len, packed: false, begun };
         offload.compress(encoding, 0);
         None
     }

@@ -29,12 +29,12 @@ fn hand_back(
     let mut inbox = Inbox::new(stream.id, queue);
     let mut sniffer = ReturnPath::default();
     let mut shut_ok = false;
-    while let Some(Arrived { header, chunk }) = inbox.next()? {
+    while let Some(Arrived { header, chunk, checksum }) = inbox.next()? {
         let receipt = match chunk {
             Some(chunk) => {
                 let slot = chunk?;
                 let bytes = &slot[..header.plain_len as usize];
-                let receipt = inbox.check(&header, bytes)?;
+                let receipt = inbox.check(&header, bytes, checksum)?;
                 let is_main = stream.kind.is_main();
                 match sniffer.feed(bytes) {
                     Some((code, before)) => {

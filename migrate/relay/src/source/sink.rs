@@ -50,7 +50,7 @@ impl Sink for SourceSink {
             }
             unit => unit.map(|(_, slot)| Ok(slot)),
         };
-        let _ = results.push(Arrived { header: frame.header, chunk });
+        let _ = results.push(Arrived { header: frame.header, chunk, checksum: None });
         Ok(())
     }
 

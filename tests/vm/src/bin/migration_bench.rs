@@ -15,14 +15,14 @@ use serde_json::{json, Value};
 use vm_tests::table::{megabytes, render, seconds, to_f64};
 use vm_tests::{
     cleanup, platen, Compression, DidNotEnd, Lab, Method, Outcome, Patience, Qemu, Rate, Vm,
-    VmSpec, MACHINE_10,
+    VmSpec, MACHINE_10, MACHINE_11,
 };
 
 /// Moves one VM by several methods, round after round, and prints medians.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Methods, by the names that --list prints, or `platen:FLAG=VALUE,FLAG=VALUE` for any flags of
-    /// `platen migrate`.
+    /// Methods, by the names that --list prints, `qemu-multifdN-COMPRESSION` for N channels, or
+    /// `platen:FLAG=VALUE,FLAG=VALUE` for any flags of `platen migrate`.
     #[arg(long, value_delimiter = ' ', num_args = 1..)]
     methods: Vec<String>,
     /// Print the methods and end.
@@ -45,8 +45,8 @@ struct Options {
     /// helps it to an end.
     #[arg(long, default_value_t = 300)]
     limit: u64,
-    /// The QEMU at both ends: the system's, or the 10 that scripts/fetch-qemu 10 has unpacked.
-    #[arg(long, value_parser = ["system", "10"], default_value = "system")]
+    /// The QEMU at both ends: the system's, or the 10 or 11 that `scripts/fetch-qemu` has unpacked.
+    #[arg(long, value_parser = ["system", "10", "11"], default_value = "system")]
     qemu: String,
     /// Have both QEMUs touch all of their memory before. Otherwise the destination's first touch is
     /// part of what is measured, and where this machine is a VM itself that costs 0.7 or 2.3 CPU
@@ -63,6 +63,8 @@ fn catalogue() -> Vec<(&'static str, Method)> {
     vec![
         ("qemu", Method::Qemu),
         ("qemu-multifd2-zstd", Method::QemuMultifd(2, Compression::Zstd)),
+        ("qemu-multifd2-zstd-tls", Method::QemuMultifdTls(2, Compression::Zstd)),
+        ("qemu-multifd8-zstd", Method::QemuMultifd(8, Compression::Zstd)),
         ("qemu-multifd2-zlib", Method::QemuMultifd(2, Compression::Zlib)),
         ("qemu-compress", Method::QemuCompress),
         ("qemu-xbzrle", Method::QemuXbzrle),
@@ -71,6 +73,9 @@ fn catalogue() -> Vec<(&'static str, Method)> {
             "platen-zstd-single-insecure",
             Method::platen(&["--codec", "zstd", "--channels", "0", "--insecure"]),
         ),
+        ("platen-default-insecure", Method::platen(&["--insecure"])),
+        ("platen-multifd2-insecure", Method::platen(&["--channels", "2", "--insecure"])),
+        ("platen-multifd8-insecure", Method::platen(&["--channels", "8", "--insecure"])),
         ("platen-zstd-multifd2", Method::platen(&["--codec", "zstd", "--channels", "2"])),
         ("platen-lz4-single", Method::platen(&["--codec", "lz4", "--channels", "0"])),
         ("platen-zlib-single", Method::platen(&["--codec", "zlib", "--channels", "0"])),
@@ -97,7 +102,12 @@ const PLAIN: [&str; 9] = [
 ];
 
 /// The baselines, where they were measured.
-const BASELINES: [&str; 3] = ["qemu-multifd2-zstd", "qemu-compress", "platen-zstd-single-insecure"];
+const BASELINES: [&str; 4] = [
+    "qemu-multifd2-zstd",
+    "qemu-multifd2-zstd-tls",
+    "qemu-compress",
+    "platen-zstd-single-insecure",
+];
 
 fn main() -> ExitCode {
     match bench(&Options::parse()) {
@@ -183,10 +193,14 @@ fn bench(options: &Options) -> Result<()> {
     }
 
     let mut spec = VmSpec::large();
-    if options.qemu == "10" {
-        (spec.qemu, spec.machine) = (Qemu::Ten, MACHINE_10);
-        ensure!(spec.qemu.is_there(), "there is no QEMU 10: scripts/fetch-qemu 10 fetches it");
+    match options.qemu.as_str() {
+        "10" => (spec.qemu, spec.machine) = (Qemu::Ten, MACHINE_10),
+        "11" => (spec.qemu, spec.machine) = (Qemu::Eleven, MACHINE_11),
+        _ => {}
     }
+    let number = &options.qemu;
+    let fetch = || format!("there is no QEMU {number}: scripts/fetch-qemu {number} fetches it");
+    ensure!(spec.qemu.is_there(), fetch());
     spec.prealloc = options.prealloc;
     let lab = Lab::new()?;
     lab.net.shape(match options.link {
@@ -255,8 +269,9 @@ fn parse_methods(names: &[String]) -> Result<Vec<Measured>> {
         .iter()
         .map(|name| {
             let known = catalogue().into_iter().find(|(known, _)| known == name);
+            let known = known.map(|(_, method)| method).or_else(|| multifd(name));
             let method = match (known, name.strip_prefix("platen:")) {
-                (Some((_, method)), _) => method,
+                (Some(method), _) => method,
                 (None, Some(flags)) => {
                     Method::Platen(flags.split(',').map(|flag| format!("--{flag}")).collect())
                 }
@@ -266,6 +281,19 @@ fn parse_methods(names: &[String]) -> Result<Vec<Measured>> {
             Ok(Measured { name, method, runs, not_ended: 0, failures })
         })
         .collect()
+}
+
+/// `qemu-multifdN-COMPRESSION`: QEMU alone with N channels, 1 to 64.
+fn multifd(name: &str) -> Option<Method> {
+    let (channels, compression) = name.strip_prefix("qemu-multifd")?.split_once('-')?;
+    let channels = channels.parse().ok().filter(|channels| (1..=64).contains(channels))?;
+    let compression = match compression {
+        "none" => Compression::None,
+        "zlib" => Compression::Zlib,
+        "zstd" => Compression::Zstd,
+        _ => return None,
+    };
+    Some(Method::QemuMultifd(channels, compression))
 }
 
 /// The columns: heading, value of a run, format.
@@ -468,4 +496,17 @@ fn first_line_after(path: &str, name: &str) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with(name));
     line.and_then(|line| line.split_once(':')).map_or(String::new(), |(_, v)| v.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_and_compression_are_in_a_method_s_name() {
+        assert_eq!(multifd("qemu-multifd8-zlib"), Some(Method::QemuMultifd(8, Compression::Zlib)));
+        for name in ["qemu-multifd0-none", "qemu-multifd65-zstd", "qemu-multifd-zstd", "qemu", ""] {
+            assert_eq!(multifd(name), None, "{name}");
+        }
+    }
 }

@@ -2,13 +2,14 @@
 //! own with the same memory, pages and codec.
 //!
 //! ```text
-//! swap_latency [--runs N] [--json FILE]
+//! swap_latency [--runs N] [--only TEXT] [--json FILE]
 //! ```
 //!
 //! A program fills 64 MiB, the kernel swaps it out (`memory.reclaim` of its cgroup), and one or
 //! four threads read each page once in random order. `vm.page-cluster` is 0, so a fault reads one
-//! page. The kinds take turns; the table shows medians of the runs' percentiles. zswap is in front
-//! of a disk of the guest and holds all pages itself.
+//! page. `--only` leaves out the kinds whose name has no such text. The kinds take turns; the table
+//! shows medians of the runs' percentiles. zswap is in front of a disk of the guest and holds all
+//! pages itself.
 //!
 //! Without KVM the guest runs under QEMU's TCG: its times only serve to compare the rows of a
 //! table.
@@ -56,15 +57,17 @@ fn main() -> Result<()> {
     if let Some(why) = missing() {
         bail!("no guest can be started: {why}");
     }
-    let (runs, json) = arguments()?;
-    let stage = Stage::new()?;
-    let kinds: Vec<Kind> = ["lz4", "zstd"]
+    let (runs, only, json) = arguments()?;
+    let mut kinds: Vec<Kind> = ["lz4", "zstd"]
         .into_iter()
         .flat_map(|codec| [1, 4].map(|threads| (codec, threads)))
         .flat_map(|(codec, threads)| {
             [Swap::Zram, Swap::Zswap, Swap::Ublk].map(|swap| Kind { swap, codec, threads })
         })
         .collect();
+    kinds.retain(|kind| kind.name().contains(&only));
+    ensure!(!kinds.is_empty(), "no kind has {only:?} in its name");
+    let stage = Stage::new()?;
     let mut all: Vec<Vec<[u64; 3]>> = vec![Vec::new(); kinds.len()];
     for run in 0..runs {
         for (kind, figures) in kinds.iter().zip(&mut all) {
@@ -92,19 +95,21 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn arguments() -> Result<(usize, Option<PathBuf>)> {
-    let (mut runs, mut json) = (5, None);
+/// Runs, text in the name of a kind, file of the figures.
+fn arguments() -> Result<(usize, String, Option<PathBuf>)> {
+    let (mut runs, mut only, mut json) = (5, String::new(), None);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let value = words.next().with_context(|| format!("{word} needs a value"))?;
         match word.as_str() {
             "--runs" => runs = value.parse().context("--runs")?,
+            "--only" => only = value,
             "--json" => json = Some(PathBuf::from(value)),
-            _ => bail!("usage: swap_latency [--runs N] [--json FILE]"),
+            _ => bail!("usage: swap_latency [--runs N] [--only TEXT] [--json FILE]"),
         }
     }
     ensure!(runs > 0, "--runs 0: nothing to measure");
-    Ok((runs, json))
+    Ok((runs, only, json))
 }
 
 /// Percentiles of one run, nanoseconds.

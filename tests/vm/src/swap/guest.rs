@@ -42,10 +42,23 @@ impl Stage {
     /// # Errors
     /// When a piece is missing.
     pub fn with(programs: &[(&Path, &str)]) -> Result<Self> {
+        Self::packed(programs, &[])
+    }
+
+    /// The same as [`Self::new`], and these libraries under these names in `/lib`.
+    ///
+    /// # Errors
+    /// When a piece is missing.
+    pub fn with_libraries(libraries: &[(&Path, &str)]) -> Result<Self> {
+        Self::packed(&[], libraries)
+    }
+
+    fn packed(programs: &[(&Path, &str)], libraries: &[(&Path, &str)]) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!(
-            "platen-swap-{}-{}",
+            "platen-swap-{}-{}-{}",
             std::process::id(),
-            programs.len()
+            programs.len(),
+            libraries.len()
         ));
         std::fs::create_dir_all(&folder)?;
         let ticket = register(Leftover::Folder(folder.clone()));
@@ -55,6 +68,9 @@ impl Stage {
         contents.redis()?;
         for (path, name) in programs {
             contents.program(path, name)?;
+        }
+        for (path, name) in libraries {
+            contents.library(path, name);
         }
         let initramfs = folder.join("initramfs");
         write_initramfs(&initramfs, &contents)?;
@@ -283,6 +299,22 @@ impl Guest {
                 let all = self.vm.sh("platen device stat --json", SHORT)?;
                 bail!("{field} is {there} in {PATIENCE:?}, not {value}: {all}");
             }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Waits until the kernel has swapped out this many pages since the guest booted.
+    ///
+    /// # Errors
+    /// If it does not, or the guest does not answer.
+    pub fn wait_for_swapped_out(&mut self, pages: u64) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let out = self.vmstat("pswpout")?;
+            if out >= pages {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "{out} pages were swapped out, not {pages}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }

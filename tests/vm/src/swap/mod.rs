@@ -74,6 +74,11 @@ impl Contents {
         Ok(())
     }
 
+    /// Adds a library under this name; programs bring those that it needs itself.
+    pub fn library(&mut self, path: &Path, name: &str) {
+        self.files.insert(format!("lib/{name}"), path.to_owned());
+    }
+
     /// redis-server.
     ///
     /// # Errors

@@ -1,13 +1,15 @@
 //! The tests of swap in guests, one after the other.
 //!
 //! ```text
-//! cargo test --release -p vm-tests --test swap -- [FILTER...] [--quick] [--list]
+//! cargo test --release -p vm-tests --test swap -- [FILTER...] [--quick] [--shard=N/M] [--list]
 //! ```
 //!
 //! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
-//! of `make test`. Needs the files that `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack,
-//! and the binary of the same profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` makes the soak
-//! longer than 60 s (10 s by NBD, 5 s with `--quick`).
+//! of `make test`; with `--shard=N/M`, if it is in the N-th of M parts of these. Needs the files that
+//! `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack, and the binary of the same profile;
+//! fails without. `PLATEN_SWAP_SOAK=SECONDS` is the length of the soak (60; 10 by NBD; 3 with
+//! `--quick`), `PLATEN_SWAP_BEYOND=MIB` what the program has beyond the guest's memory (100; 40 with
+//! `--quick`).
 
 mod disk;
 mod limits;
@@ -130,7 +132,12 @@ fn main() -> ExitCode {
         (filters.is_empty() || filters.iter().any(|filter| scenario.name.contains(filter.as_str())))
             && (!quick || QUICK.iter().any(|name| scenario.name.starts_with(name)))
     };
-    let chosen: Vec<&Scenario> = SCENARIOS.iter().filter(wanted).collect();
+    let Some((shard, shards)) = shard(&flags) else {
+        eprintln!("swap: --shard takes N/M, N from 1 to M");
+        return ExitCode::FAILURE;
+    };
+    let chosen: Vec<&Scenario> =
+        SCENARIOS.iter().filter(wanted).skip(shard - 1).step_by(shards).collect();
     if flags.iter().any(|flag| flag == "--list") {
         chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
         return ExitCode::SUCCESS;
@@ -139,8 +146,10 @@ fn main() -> ExitCode {
         eprintln!("swap: {} scenarios cannot run: {why}", chosen.len());
         return ExitCode::FAILURE;
     }
-    if quick && std::env::var_os("PLATEN_SWAP_SOAK").is_none() {
-        std::env::set_var("PLATEN_SWAP_SOAK", "5");
+    for (name, value) in [("PLATEN_SWAP_SOAK", "3"), ("PLATEN_SWAP_BEYOND", "40")] {
+        if quick && std::env::var_os(name).is_none() {
+            std::env::set_var(name, value);
+        }
     }
     match run(&chosen) {
         Ok(0) => ExitCode::SUCCESS,
@@ -153,6 +162,16 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Number and count of the shard among these flags, which is all without one.
+fn shard(flags: &[String]) -> Option<(usize, usize)> {
+    let Some(given) = flags.iter().find_map(|flag| flag.strip_prefix("--shard=")) else {
+        return Some((1, 1));
+    };
+    let (number, count) = given.split_once('/')?;
+    let (number, count) = (number.parse().ok()?, count.parse().ok()?);
+    (1..=count).contains(&number).then_some((number, count))
 }
 
 fn run(chosen: &[&Scenario]) -> anyhow::Result<usize> {

@@ -30,15 +30,13 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     guest.serve(arguments, "page-cluster")?;
     let first = guest.check()?;
     ensure!(!first.contains("\nadvice "), "{first}");
-    // All of the memory, and 100 MiB more.
-    let eat = guest.available_mib()? + 100;
+    let eat = guest.available_mib()? + beyond_mib();
     guest.background(
         "eat",
         &format!("guest swap eat mib={eat} seconds={seconds} until=/tmp/enough"),
     )?;
     guest.wait_for("eat", "filled pages", LONG)?;
-    let out = guest.vmstat("pswpout")?;
-    ensure!(out > 10_000, "only {out} pages were swapped out");
+    guest.wait_for_swapped_out(10_000)?;
     // Idle pages are in groups, and groups are being made, when the server dies; and again after
     // its replacement.
     guest.wait_for_stat("groups_made", 1)?;
@@ -125,8 +123,7 @@ fn untuned(mut guest: Guest, way: &str) -> Result<()> {
     let eat = guest.available_mib()? + 100;
     guest.background("eat", &format!("guest swap eat mib={eat} seconds=10 until=/tmp/enough"))?;
     guest.wait_for("eat", "filled pages", LONG)?;
-    let out = guest.vmstat("pswpout")?;
-    ensure!(out > 10_000, "only {out} pages were swapped out");
+    guest.wait_for_swapped_out(10_000)?;
     let took = guest.kill_server()?;
     guest.check()?;
     freed(&mut guest, LONG)?;
@@ -220,6 +217,12 @@ fn written_back(mut guest: Guest, way: &str) -> Result<()> {
     guest.finish("serve", LONG)?;
     ensure!(guest.vm.sh("cat /proc/swaps", SHORT)?.lines().count() == 1, "it is still swapped to");
     Ok(())
+}
+
+/// How much more a program has than the guest's memory, in MiB.
+fn beyond_mib() -> u64 {
+    let given = std::env::var("PLATEN_SWAP_BEYOND").ok().and_then(|mib| mib.parse().ok());
+    given.unwrap_or(100)
 }
 
 /// How long memory is churned: as requested, or the default.

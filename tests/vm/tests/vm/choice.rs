@@ -16,7 +16,7 @@ const QUICK: &[&str] = &[
     "moves_dirtying_defaults",
     "moves_dirtying_2_channels_lz4",
     "moves_dirtying_8_channels_zstd",
-    "moves_dirtying_single_level_15_busy",
+    "moves_dirtying_single_one_busy_thread",
     "moves_whatever_was_set_before",
     "moves_insecure_2_channels",
     "auto_is_told_a_level",
@@ -27,11 +27,13 @@ const QUICK: &[&str] = &[
     "a_simulated_device_that_lies_costs_the_migration_at_most",
     "qatzip_without_a_device_is_software_or_refused",
     "qemu_7_rehearsal_killed_before_switchover",
+    "advice_for_a_running_vm_changes_nothing",
     "cancel_by_ctrl_c_2_channels",
     "cancel_by_monitor_0_channels",
     "receive_killed_2_channels",
     "receive_frozen_2_channels",
     "two_at_once_through_one_receive",
+    "evacuates_all_but_the_one_that_fails",
     "relay_2_channels",
     "intruders_are_turned_away_and_harm_nobody",
     "receive_serves_the_vms_it_allows_and_no_other",
@@ -54,6 +56,10 @@ const QUICK: &[&str] = &[
     "qemu_10_colo_is_refused",
     "a_guest_that_does_not_converge_is_reported",
     "saved_7_to_7_runs_at_once",
+    "intercepts_a_migration_to_an_address",
+    "proxmox_sequence",
+    "proxmox_while_the_rules_go",
+    "proxmox_destination_carrier_killed_when_the_source_has_completed",
 ];
 
 /// The parsed command line.

@@ -8,6 +8,7 @@
 //! the release binary. `PLATEN_VM_LOOPBACK=1` does without namespaces.
 
 mod accelerator;
+mod advise;
 mod auto;
 mod bad_input;
 mod bare;
@@ -16,7 +17,9 @@ mod choice;
 mod course;
 mod doubt;
 mod ending;
+mod evacuate;
 mod guest;
+mod intercept;
 mod kill;
 mod matrix;
 mod moves;
@@ -85,6 +88,7 @@ fn run() -> anyhow::Result<u32> {
         cancel::scenarios(),
         kill::scenarios(),
         several::scenarios(),
+        evacuate::scenarios(),
         security::scenarios(),
         resume::scenarios(),
         bad_input::scenarios(),
@@ -94,6 +98,8 @@ fn run() -> anyhow::Result<u32> {
         doubt::scenarios(),
         ending::scenarios(),
         rehearse::scenarios(),
+        intercept::scenarios(),
+        advise::scenarios(),
         saved::scenarios(),
     ];
     let choice = choice::Choice::new(std::env::args().skip(1))?;

@@ -7,7 +7,7 @@ use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Lab, Method, Patience, Qemu, Rate, Vm, VmSpec};
 
 /// Data in the guest, in MiB.
-pub(crate) const DATA_MIB: u64 = 144;
+pub(crate) const DATA_MIB: u64 = 96;
 
 /// Data in the guest of a tiny VM, in MiB.
 pub(crate) const TINY_DATA_MIB: u64 = 40;

@@ -1,10 +1,11 @@
 //! This host: users, certificate, the service, its doors and ports.
 
+use super::super::intercept;
 use super::super::settings::Settings;
 use super::super::status::{self, HostStatus, STATUS};
 use super::super::ServiceArgs;
 use super::Finding;
-use host::{connection_owner, now};
+use host::{connection_owner, now, unix_listeners, DoorAddress};
 use nix::unistd::User;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -25,6 +26,8 @@ pub(super) fn check(args: &ServiceArgs, settings: &Settings) -> Vec<Finding> {
     let mut findings = vec![users, sockets(), certificate(settings)];
     findings.extend(service.and_then(|user| key_of(&key, user.uid.as_raw(), user.gid.as_raw())));
     findings.extend(run_dir(&settings.config.run_dir));
+    findings.extend((settings.config.sockets > 0).then(|| unix_sockets(&settings.socket_folder())));
+    findings.extend(intercept::missing(settings).map(led));
     findings.push(served(status.as_ref()));
     match status {
         Ok(status) => findings.push(open_doors(settings, &status)),
@@ -144,6 +147,49 @@ fn run_dir(path: &Path) -> Option<Finding> {
     })
 }
 
+/// The folder in which QEMUs of this host listen at unix sockets.
+fn unix_sockets(folder: &Path) -> Finding {
+    const CHECK: &str = "unix sockets";
+    let shown = folder.display();
+    if let Err(error) = unix_listeners(&folder.join("1")) {
+        let found = format!("the kernel does not tell who listens at a unix socket: {error}");
+        let advice = "modprobe unix_diag: without it no VM may come to a unix socket";
+        return Finding::fail(CHECK, found, advice);
+    }
+    let Ok(found) = fs::metadata(folder) else {
+        let found = format!("there is no {shown}, in which QEMU would listen");
+        return Finding::warn(CHECK, found, "systemctl restart platen: the service makes it");
+    };
+    // The group's place in the mode is the mask of the access control list.
+    if found.mode() & 0o070 != 0o070 {
+        let found =
+            format!("QEMU cannot make sockets in {shown} (mode {:o})", found.mode() & 0o777);
+        return Finding::fail(
+            CHECK,
+            found,
+            "systemctl restart platen: the service sets its rights",
+        );
+    }
+    Finding::ok(CHECK, format!("QEMU can make sockets in {shown}"))
+}
+
+/// Whether QEMU's connections are led to the doors, where they are to be.
+fn led(missing: anyhow::Result<Vec<String>>) -> Finding {
+    const CHECK: &str = "interception";
+    let advice =
+        "platen host intercept on; after each `nft flush ruleset` (a restart of nftables), too";
+    match missing {
+        Ok(missing) if missing.is_empty() => {
+            Finding::ok(CHECK, "migrations to the ports of `intercept` are led to the doors")
+        }
+        Ok(missing) => {
+            let goes = "migrations go past platen, in the clear";
+            Finding::fail(CHECK, format!("{goes}, to {}", missing.join(", ")), advice)
+        }
+        Err(error) => Finding::warn(CHECK, format!("{error:#}"), "run platen doctor as root"),
+    }
+}
+
 fn served(status: Result<&HostStatus, &anyhow::Error>) -> Finding {
     const CHECK: &str = "service";
     match status {
@@ -157,7 +203,7 @@ fn served(status: Result<&HostStatus, &anyhow::Error>) -> Finding {
 /// The doors of a service that runs.
 fn open_doors(settings: &Settings, status: &HostStatus) -> Finding {
     const CHECK: &str = "doors";
-    let all: usize = settings.doors().map(|(_, _, ports)| ports.len()).sum();
+    let all = settings.doors().count();
     let open = status.doors;
     if open == all as u64 {
         return Finding::ok(CHECK, format!("{open} are open"));
@@ -174,9 +220,10 @@ fn open_doors(settings: &Settings, status: &HostStatus) -> Finding {
 fn free_ports(settings: &Settings) -> Vec<Finding> {
     let any = IpAddr::from(Ipv4Addr::UNSPECIFIED);
     let port = (settings.me().listen.unwrap_or(any), settings.config.port).into();
-    let doors = settings
-        .doors()
-        .flat_map(|(_, address, ports)| ports.map(move |port| SocketAddr::from((address, port))));
+    let doors = settings.doors().filter_map(|(_, address)| match address {
+        DoorAddress::Tcp(address) => Some(address),
+        DoorAddress::Unix(_) => None,
+    });
     vec![free("port", &[port]), free("doors", &doors.collect::<Vec<_>>())]
 }
 
@@ -260,6 +307,14 @@ mod tests {
             run_dir(folder.path()).map(|finding| finding.verdict)
         };
         assert_eq!((open(0o777), open(0o700)), (Some(Verdict::Fail), None));
+
+        let sockets = folder.path().join("a");
+        assert_eq!(unix_sockets(&sockets).verdict, Verdict::Warn);
+        fs::create_dir(&sockets).unwrap();
+        fs::set_permissions(&sockets, PermissionsExt::from_mode(0o700)).unwrap();
+        assert_eq!(unix_sockets(&sockets).verdict, Verdict::Fail);
+        host::make_own_folder(&sockets, &host::AllowedUsers(vec![64055])).unwrap();
+        assert_eq!(unix_sockets(&sockets).verdict, Verdict::Ok);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P] [random=1]`: allocates and
 //! fills N MiB, and for T seconds and until FILE exists reads and rewrites random pages, each
-//! compared with its expected contents; at the end compares all of them. Between filling and
-//! touching it waits, without touching its memory, until the file of `after` exists.
+//! compared with its expected contents; at the end compares all of them. It frees what it has
+//! compared: otherwise the last comparison would swap out each page again that it has yet to read,
+//! and take most of the test. Between filling and touching it waits, without touching its memory,
+//! until the file of `after` exists.
 //!
 //! Of the touched pages P per cent are rewritten (default 30). With `random=1` no page compresses.
 //! Reports its progress every second (`beat`), which shows a test that it is not waiting for
@@ -13,6 +15,10 @@ use crate::pattern::{mix, PAGE};
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// Pages that are allocated and freed together. An allocation of this size is a mapping of its own,
+/// so that the kernel has its memory, and its swap slots, back at once.
+const PART: usize = 256;
 
 /// Runs, and prints `ok pages=... touched=... ms=...`.
 pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
@@ -26,14 +32,20 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     let count = usize::try_from(pages).map_err(|e| Failure::Cannot(e.to_string()))?;
     let begin = Instant::now();
     let mut beat = Beat { last: begin, begin };
-    // Not touched before they are filled.
-    let mut memory: Vec<Page> = Vec::new();
-    memory.try_reserve_exact(count).map_err(|e| Failure::Cannot(e.to_string()))?;
+    let mut memory: Vec<Vec<Page>> = Vec::new();
     let mut versions = vec![0_u32; count];
     let mut scratch: Page = [0; PAGE];
     for index in 0..pages {
         fill(seed, index, 0, &mut scratch);
-        memory.push(scratch);
+        if memory.last().is_none_or(|part| part.len() == PART) {
+            // Not touched before it is filled.
+            let mut part = Vec::new();
+            part.try_reserve_exact(PART).map_err(|e| Failure::Cannot(e.to_string()))?;
+            memory.push(part);
+        }
+        if let Some(part) = memory.last_mut() {
+            part.push(scratch);
+        }
         beat.tick("filled", index);
     }
     println!("filled pages={pages} ms={}", begin.elapsed().as_millis());
@@ -49,23 +61,26 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
         let index = at as u64;
         let version = &mut versions[at];
         let page = (seed, index, u64::from(*version));
-        if let Some(what) = content::wrong(fill, page, &memory[at], &mut scratch) {
+        if let Some(what) = content::wrong(fill, page, &memory[at / PART][at % PART], &mut scratch)
+        {
             return Err(Failure::Wrong(what));
         }
         if draw >> 40 & 127 < percent * 128 / 100 {
             *version += 1;
-            fill(seed, index, u64::from(*version), &mut memory[at]);
+            fill(seed, index, u64::from(*version), &mut memory[at / PART][at % PART]);
         }
         touched += 1;
         beat.tick("touched", touched);
     }
-    for index in 0..pages {
-        let at = usize::try_from(index).map_err(|e| Failure::Cannot(e.to_string()))?;
-        let page = (seed, index, u64::from(versions[at]));
-        if let Some(what) = content::wrong(fill, page, &memory[at], &mut scratch) {
-            return Err(Failure::Wrong(what));
+    for (nth, part) in memory.into_iter().enumerate() {
+        for (at, there) in part.iter().enumerate() {
+            let at = nth * PART + at;
+            let page = (seed, at as u64, u64::from(versions[at]));
+            if let Some(what) = content::wrong(fill, page, there, &mut scratch) {
+                return Err(Failure::Wrong(what));
+            }
+            beat.tick("verified", at as u64);
         }
-        beat.tick("verified", index);
     }
     Ok(format!("ok pages={pages} touched={touched} ms={}", begin.elapsed().as_millis()))
 }

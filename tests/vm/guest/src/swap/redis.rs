@@ -47,7 +47,7 @@ pub(crate) fn fill(socket: &str, words: &[&str]) -> Result<String, Failure> {
     Ok(format!("ok keys={stored} ms={}", begin.elapsed().as_millis()))
 }
 
-/// Reads keys 0 to N-1 back and compares.
+/// Reads keys 0 to N-1 back and compares; says each second how many.
 pub(crate) fn check(socket: &str, words: &[&str]) -> Result<String, Failure> {
     let (keys, size) = (option(words, "keys", 1000)?, size(words)?);
     let named = option(words, "named", 0)? == 1;
@@ -55,6 +55,7 @@ pub(crate) fn check(socket: &str, words: &[&str]) -> Result<String, Failure> {
     let mut server = Server::connect(socket)?;
     let (mut expected, mut got) = (vec![0; size], vec![0; size]);
     let mut checked = 0;
+    let mut last = Instant::now();
     while checked < keys {
         let batch = BATCH.min(keys - checked);
         for key in checked..checked + batch {
@@ -73,6 +74,11 @@ pub(crate) fn check(socket: &str, words: &[&str]) -> Result<String, Failure> {
             }
         }
         checked += batch;
+        if last.elapsed().as_secs() >= 1 {
+            println!("beat read={checked} ms={}", begin.elapsed().as_millis());
+            let _ = std::io::stdout().flush();
+            last = Instant::now();
+        }
     }
     Ok(format!("ok keys={checked} ms={}", begin.elapsed().as_millis()))
 }

@@ -1,66 +1,7 @@
-//! Sizes and costs of the samples, by codec.
+//! The sums of the samples, and what they say of each codec.
 
 use codec::{Codec, Settings};
-
-/// What one codec and level made of all samples.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Candidate {
-    /// Codec and level.
-    pub settings: Settings,
-    /// Bytes of the pages in the samples that are not all zeros.
-    pub pages: u64,
-    /// Bytes of the frames' units.
-    pub encoded: u64,
-    /// CPU time, ns.
-    pub cpu_ns: u64,
-}
-
-#[expect(clippy::cast_precision_loss, reason = "bytes and ns of samples, far below 2^53")]
-impl Candidate {
-    pub(crate) fn new(settings: Settings) -> Self {
-        Self { settings, pages: 0, encoded: 0, cpu_ns: 0 }
-    }
-
-    /// Encoded bytes for each byte of pages; 1 without samples.
-    pub fn size(&self) -> f64 {
-        if self.pages == 0 {
-            return 1.0;
-        }
-        self.encoded as f64 / self.pages as f64
-    }
-
-    /// CPU time for each byte of pages, ns.
-    pub fn cost(&self) -> f64 {
-        if self.pages == 0 {
-            return 0.0;
-        }
-        self.cpu_ns as f64 / self.pages as f64
-    }
-
-    pub(crate) fn add(&mut self, pages: u64, encoded: u64, cpu_ns: u64) {
-        self.pages += pages;
-        self.encoded += encoded;
-        self.cpu_ns += cpu_ns;
-    }
-}
-
-/// The candidates of the pages of one kind.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sizes(pub Vec<Candidate>);
-
-impl Sizes {
-    /// Whether anything was sampled.
-    pub fn is_empty(&self) -> bool {
-        self.0.iter().all(|candidate| candidate.pages == 0)
-    }
-
-    /// The candidate zstd 1, which QEMU's own multifd compression uses.
-    pub fn zstd_1(&self) -> Option<&Candidate> {
-        let is_it =
-            |one: &&Candidate| (one.settings.codec(), one.settings.level()) == (Codec::Zstd, 1);
-        self.0.iter().find(is_it)
-    }
-}
+use forecast::{Candidate, Sizes};
 
 /// Sums of samples, each of which was encoded with zstd 1 and with one other candidate.
 #[derive(Clone, Debug, Default)]
@@ -134,16 +75,6 @@ pub(crate) fn controller_candidates() -> Vec<Settings> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_was_not_tried_on_pages_sent_again_is_as_in_the_first_pass() {
-        let [none, zstd_1] = [Settings::new(Codec::Raw, None).unwrap(), Settings::default()];
-        let of = |settings, encoded| Candidate { settings, pages: 1000, encoded, cpu_ns: 5 };
-        let first = Sizes(vec![of(none, 900), of(zstd_1, 500)]);
-        let again = Sizes(vec![of(zstd_1, 100)]);
-        let sampled = crate::Sampled { first, again, again_whole: None };
-        assert_eq!(sampled.again().0, [of(zstd_1, 100), of(none, 900)]);
-    }
 
     #[test]
     fn a_candidate_is_scaled_to_all_samples() {

@@ -4,7 +4,7 @@ use crate::report::process_cpu;
 use std::time::Instant;
 
 /// The host's CPU time, in ticks.
-pub(super) struct Load {
+pub(crate) struct Load {
     at: Instant,
     own: f64,
     /// Busy, and all.
@@ -12,12 +12,21 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Self { at: Instant::now(), own: process_cpu(), ticks: ticks() }
     }
 
+    /// Cores that a migration would get: those that were idle since then, or its share of those that
+    /// other threads use, if that is more. `others`: threads that run or wait for a CPU.
+    pub(crate) fn cores_to_get(&self, others: f64) -> f64 {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        // Its codec threads, and one that reads or sends.
+        let own = cores + 1.0;
+        self.free_cores().max(cores * own / (own + others.max(0.0)))
+    }
+
     /// Cores that were idle since then, or used by this process.
-    pub(super) fn free_cores(&self) -> f64 {
+    pub(crate) fn free_cores(&self) -> f64 {
         /// A migration always gets some.
         const LEAST: f64 = 0.25;
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;

@@ -1,0 +1,156 @@
+//! The migration of one VM: a process `platen migrate`.
+//!
+//! ```text
+//!  evacuate ── SIGINT ──► migrate        in a process group of its own: a terminal's Ctrl-C and
+//!      ◄── standard error: messages      hangup reach it by `evacuate` alone, and once
+//!      ◄── standard input, a socket: samples, dropped when they are not read
+//!      ◄── --json FILE: its report
+//! ```
+//!
+//! It shares nothing that it would wait for: if `evacuate` is stopped or killed, it migrates on.
+
+use super::schedule::Sample;
+use anyhow::Context;
+use serde_json::Value;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::Sender;
+
+/// The longest line that is read at once.
+const LINE: u64 = 8192;
+/// The longest report that is read.
+const REPORT: u64 = 1 << 20;
+
+/// What comes from a migration.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// A line for the user.
+    Line(String),
+    /// A figure.
+    Sample(Sample),
+}
+
+/// A running migration.
+#[derive(Debug)]
+pub(super) struct Migration {
+    child: Child,
+    report: PathBuf,
+}
+
+impl Migration {
+    /// Starts `platen migrate` with these words. `tell` gets what it says, with the VM's number.
+    ///
+    /// # Errors
+    /// The system has no more processes, threads or descriptors.
+    pub(super) fn start(
+        vm: usize,
+        words: &[OsString],
+        folder: &Path,
+        tell: &Sender<(usize, Told)>,
+    ) -> anyhow::Result<Self> {
+        let report = folder.join(format!("{vm}.json"));
+        let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
+        let mut child = Command::new("/proc/self/exe")
+            .arg0("platen")
+            .arg("migrate")
+            .args(words)
+            .arg("--feed")
+            .arg("--json")
+            .arg(&report)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .context("cannot start platen migrate")?;
+        if let Some(errors) = child.stderr.take() {
+            let told = |line: &[u8]| {
+                let line = String::from_utf8_lossy(line);
+                Some(Told::Line(line.strip_prefix("platen: ").unwrap_or(&line).to_owned()))
+            };
+            read_lines(vm, errors, tell.clone(), told)?;
+        }
+        read_lines(vm, ours, tell.clone(), |line| sample(line).map(Told::Sample))?;
+        Ok(Self { child, report })
+    }
+
+    /// Asks it to cancel. Call it once: a second signal would force it.
+    pub(super) fn cancel(&mut self) {
+        let id = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        // A process that has ended and was not waited for keeps its number.
+        if let (Ok(None), Some(id)) = (self.child.try_wait(), id) {
+            let _ = rustix::process::kill_process(id, rustix::process::Signal::INT);
+        }
+    }
+
+    /// The process's number.
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it has ended, once it has.
+    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// The report that it has written; null without one.
+    pub(super) fn report(&self) -> Value {
+        let mut text = String::new();
+        let read =
+            File::open(&self.report).and_then(|file| file.take(REPORT).read_to_string(&mut text));
+        read.ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
+    }
+}
+
+/// A line that `migrate --feed` writes.
+fn sample(line: &[u8]) -> Option<Sample> {
+    let value: Value = serde_json::from_slice(line).ok()?;
+    Some(Sample { bytes: value["transferred"].as_u64()?, in_doubt: value["in-doubt"].as_bool()? })
+}
+
+/// Reads lines on a thread of its own, which ends with the stream.
+fn read_lines(
+    vm: usize,
+    from: impl Read + Send + 'static,
+    tell: Sender<(usize, Told)>,
+    told: impl Fn(&[u8]) -> Option<Told> + Send + 'static,
+) -> anyhow::Result<()> {
+    let body = move || {
+        let mut from = BufReader::new(from);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match (&mut from).take(LINE).read_until(b'\n', &mut line) {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return,
+            }
+            let told = told(line.trim_ascii_end());
+            if told.is_some_and(|told| tell.send((vm, told)).is_err()) {
+                return;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("read".into()).spawn(body);
+    thread.context("cannot start a thread").map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_a_line_of_the_feed_or_nothing() {
+        let of = |text: &str| sample(text.as_bytes());
+        let line = crate::progress::feed_line(7, true);
+        assert_eq!(of(line.trim_end()), Some(Sample { bytes: 7, in_doubt: true }));
+        for bad in ["", "{}", "7", r#"{"transferred":-1,"in-doubt":true}"#, "\u{fffd}"] {
+            assert_eq!(of(bad), None, "{bad}");
+        }
+    }
+}

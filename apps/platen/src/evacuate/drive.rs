@@ -1,0 +1,240 @@
+//! Runs the migrations of an evacuation, and follows each to its end.
+
+use super::child::{Migration, Told};
+use super::entry::Entry;
+use super::order::Found;
+use super::report::{Outcome, VmReport};
+use super::schedule::{AtOnce, Schedule};
+use super::verdict::verdict;
+use crate::say::say;
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+/// The interval between two looks at the processes.
+const TICK: Duration = Duration::from_millis(200);
+/// How long the last words of a process that has ended are waited for.
+const LAST_WORDS: Duration = Duration::from_millis(600);
+
+/// A VM and its turn.
+#[derive(Debug)]
+pub(super) struct Turn {
+    pub(super) entry: Entry,
+    pub(super) found: Found,
+    /// The options of its `platen migrate`.
+    pub(super) words: Vec<OsString>,
+    pub(super) report: VmReport,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting,
+    Running(Migration),
+    /// The process has ended, and its last words may still come.
+    Ended(Migration, ExitStatus, Instant),
+    /// Its source QEMU is asked where the VM is.
+    Judged,
+    Done,
+}
+
+/// An evacuation in progress.
+struct Drive<'a> {
+    turns: &'a mut [Turn],
+    states: Vec<State>,
+    said: Vec<String>,
+    schedule: Schedule,
+    folder: &'a Path,
+    begun: Instant,
+    tell: Sender<(usize, Told)>,
+    verdicts: Sender<(usize, Outcome, String)>,
+}
+
+/// Migrates the VMs, each in its turn, until each has an outcome. Returns the most at once.
+pub(super) fn drive(
+    turns: &mut [Turn],
+    at_once: AtOnce,
+    (folder, begun): (&Path, Instant),
+    interrupts: &AtomicU32,
+) -> usize {
+    let (tell, told) = mpsc::channel();
+    let (verdicts, judged) = mpsc::channel();
+    let mut drive = Drive {
+        states: turns.iter().map(|_| State::Waiting).collect(),
+        said: vec![String::new(); turns.len()],
+        schedule: Schedule::new(turns.len(), at_once),
+        turns,
+        folder,
+        begun,
+        tell,
+        verdicts,
+    };
+    let mut seen = 0;
+    while !drive.is_over() {
+        let now = interrupts.load(Ordering::Acquire);
+        if now > seen {
+            drive.interrupt(seen == 0);
+            seen = now;
+        }
+        while let Some(vm) = drive.schedule.next(begun.elapsed()) {
+            drive.start(vm);
+        }
+        drive.listen(&told, &judged);
+        for vm in 0..drive.states.len() {
+            drive.look(vm);
+        }
+    }
+    drive.schedule.most()
+}
+
+impl Drive<'_> {
+    fn is_over(&self) -> bool {
+        self.states.iter().all(|state| matches!(state, State::Done))
+    }
+
+    fn say(&self, vm: usize, text: &str) {
+        say(&format!("{}: {text}", self.turns[vm].entry.name));
+    }
+
+    /// The first interrupt cancels what runs. Another one would force the migrations, which may
+    /// leave doubts, or in postcopy a VM at neither host: that is left to the user, for each VM.
+    fn interrupt(&mut self, is_first: bool) {
+        for vm in self.schedule.interrupt() {
+            self.end(vm, Outcome::NotStarted, Some("interrupted before its turn".into()));
+        }
+        for vm in 0..self.states.len() {
+            match &mut self.states[vm] {
+                State::Running(migration) if is_first => {
+                    migration.cancel();
+                    self.say(vm, "cancelling");
+                }
+                State::Running(migration) => {
+                    let id = migration.id();
+                    self.say(
+                        vm,
+                        &format!("is not over yet; `kill -INT {id}` forces its migration"),
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn start(&mut self, vm: usize) {
+        let turn = &mut self.turns[vm];
+        let started = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        match Migration::start(vm, &turn.words, self.folder, &self.tell) {
+            Ok(migration) => {
+                turn.report.started = Some(started);
+                let id = migration.id();
+                self.states[vm] = State::Running(migration);
+                self.say(vm, &format!("starts (process {id})"));
+            }
+            Err(error) => {
+                self.schedule.ended(vm, self.begun.elapsed());
+                self.end(vm, Outcome::Stayed, Some(format!("{error:#}")));
+            }
+        }
+    }
+
+    /// Takes what the migrations tell within a tick.
+    fn listen(
+        &mut self,
+        told: &Receiver<(usize, Told)>,
+        judged: &Receiver<(usize, Outcome, String)>,
+    ) {
+        let until = Instant::now() + TICK;
+        while let Ok((vm, told)) =
+            told.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            match told {
+                Told::Line(line) => {
+                    self.say(vm, &line);
+                    self.said[vm] = line;
+                }
+                Told::Sample(sample) => self.schedule.tells(vm, sample, self.begun.elapsed()),
+            }
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        for (vm, outcome, text) in judged.try_iter() {
+            let cause = self.turns[vm].report.error.take().unwrap_or_default();
+            let error = match outcome {
+                Outcome::InDoubt => format!(
+                    "{cause}; {text}: look at both hosts before you start or quit anything \
+                     (docs/failures.md, the case in doubt)"
+                ),
+                _ => cause,
+            };
+            self.end(vm, outcome, Some(error));
+        }
+    }
+
+    /// Looks whether a process has ended.
+    fn look(&mut self, vm: usize) {
+        let state = std::mem::replace(&mut self.states[vm], State::Judged);
+        self.states[vm] = match state {
+            State::Running(mut migration) => match migration.ended() {
+                Some(status) => {
+                    self.schedule.ended(vm, self.begun.elapsed());
+                    State::Ended(migration, status, Instant::now() + LAST_WORDS)
+                }
+                None => State::Running(migration),
+            },
+            State::Ended(migration, status, until) if Instant::now() >= until => {
+                let report = migration.report();
+                self.turns[vm].report.take(&report);
+                if status.success() {
+                    self.end(vm, Outcome::Moved, None);
+                    return;
+                }
+                let cause = self.cause(vm, status, &report["error"]);
+                self.turns[vm].report.error = Some(cause);
+                self.ask(vm);
+                State::Judged
+            }
+            other => other,
+        };
+    }
+
+    /// Why a migration has failed.
+    fn cause(&self, vm: usize, status: ExitStatus, error: &serde_json::Value) -> String {
+        let said = &self.said[vm];
+        match (status.signal(), error.as_str()) {
+            (Some(signal), _) => format!("its platen migrate was ended by signal {signal}"),
+            _ if !said.is_empty() => said.clone(),
+            (None, Some(error)) => error.to_owned(),
+            (None, None) => format!("its platen migrate ended with {status}"),
+        }
+    }
+
+    /// Asks the source QEMU where the VM is, on a thread: the others go on.
+    fn ask(&mut self, vm: usize) {
+        let turn = &self.turns[vm];
+        let (monitor, before) = (turn.entry.monitor.clone(), turn.found.state.clone());
+        let verdicts = self.verdicts.clone();
+        let body = move || {
+            let (outcome, text) = verdict(&monitor, &before);
+            let _ = verdicts.send((vm, outcome, text));
+        };
+        if let Err(error) = std::thread::Builder::new().name("verdict".into()).spawn(body) {
+            let text = format!("cannot start a thread to ask its source QEMU: {error}");
+            let _ = self.verdicts.send((vm, Outcome::InDoubt, text));
+        }
+    }
+
+    fn end(&mut self, vm: usize, outcome: Outcome, error: Option<String>) {
+        let words = outcome.words();
+        match &error {
+            Some(error) => self.say(vm, &format!("{words}: {error}")),
+            None => self.say(vm, words),
+        }
+        let report = &mut self.turns[vm].report;
+        (report.outcome, report.error) = (outcome, error);
+        self.states[vm] = State::Done;
+    }
+}

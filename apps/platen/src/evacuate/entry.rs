@@ -1,0 +1,145 @@
+//! The VMs as the command line names them.
+
+use anyhow::{bail, ensure, Context};
+use relay::UnixAddress;
+use std::collections::{HashMap, HashSet};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::str::FromStr;
+
+/// The longest name in bytes, as for `migrate --name`.
+const LONGEST: usize = 255;
+
+/// `NAME=unix:PATH[,HOST:PORT]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) monitor: UnixAddress,
+    /// A receiver of its own.
+    pub(super) peer: Option<String>,
+}
+
+impl FromStr for Entry {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, rest) = text
+            .split_once('=')
+            .filter(|(name, _)| !name.starts_with("unix:"))
+            .ok_or_else(|| format!("'{text}' is not NAME=unix:PATH or NAME=unix:PATH,HOST:PORT"))?;
+        if name.is_empty() || name.len() > LONGEST || name.contains(char::is_control) {
+            return Err(format!(
+                "the name in '{text}' has {} bytes: 1 to {LONGEST} are allowed, none a control \
+                 character",
+                name.len()
+            ));
+        }
+        // A path may have a comma, but what is behind it then has no port or is no host.
+        let is_address = |peer: &str| peer.contains(':') && !peer.contains('/');
+        let (address, peer) = match rest.rsplit_once(',') {
+            Some((address, peer)) if is_address(peer) => (address, Some(peer.to_owned())),
+            _ => (rest, None),
+        };
+        Ok(Self { name: name.to_owned(), monitor: address.parse()?, peer })
+    }
+}
+
+/// Refuses a VM that is given twice: by its name, or by its monitor, whatever its path.
+pub(super) fn refuse_twice(entries: &[Entry]) -> anyhow::Result<()> {
+    let (mut names, mut monitors) = (HashSet::new(), HashMap::new());
+    for entry in entries {
+        let name = &entry.name;
+        if !names.insert(name) {
+            bail!("the VM {name} is given twice: give each --vm once, with a name of its own");
+        }
+        // A socket that is missing is reported as this VM's own failure.
+        let Ok(found) = entry.monitor.path().metadata() else { continue };
+        if let Some(other) = monitors.insert((found.dev(), found.ino()), name) {
+            bail!(
+                "the VMs {other} and {name} have the same monitor {}: give each VM once",
+                entry.monitor
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Holds a VM against a second `platen evacuate`, until this is dropped or the process ends.
+///
+/// It is an abstract socket: the kernel frees it with the process, and no file is left behind.
+#[derive(Debug)]
+pub(super) struct Claim(#[expect(dead_code, reason = "held")] UnixListener);
+
+impl Claim {
+    /// Claims the VM behind this monitor.
+    ///
+    /// # Errors
+    /// The monitor's socket does not exist, or another `platen evacuate` has the VM.
+    pub(super) fn new(entry: &Entry) -> anyhow::Result<Self> {
+        let monitor = &entry.monitor;
+        let found = monitor.path().metadata().with_context(|| format!("monitor {monitor}"))?;
+        let name = format!("platen-evacuate-{:x}-{:x}", found.dev(), found.ino());
+        let claimed =
+            SocketAddr::from_abstract_name(name).and_then(|at| UnixListener::bind_addr(&at));
+        let is_taken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
+        ensure!(
+            !claimed.as_ref().is_err_and(is_taken),
+            "another platen evacuate has this VM (monitor {monitor}): wait for its end, or \
+             interrupt it"
+        );
+        Ok(Self(claimed.context("cannot claim the VM")?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(text: &str) -> Entry {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn an_entry_is_a_name_a_monitor_and_perhaps_a_receiver() {
+        let web = entry("web=unix:/run/web/qmp");
+        assert_eq!((web.name.as_str(), web.peer), ("web", None));
+        assert_eq!(web.monitor.to_string(), "unix:/run/web/qmp");
+        let own = entry("web=unix:/run/a,b/qmp,[fe80::2]:4445");
+        assert_eq!(own.peer.as_deref(), Some("[fe80::2]:4445"));
+        assert_eq!(own.monitor.to_string(), "unix:/run/a,b/qmp");
+        assert_eq!(entry("web=unix:/run/a,b:/qmp").peer, None);
+        let long = format!("{}=unix:/q", "x".repeat(256));
+        for bad in ["web", "unix:/run/web/qmp", "=unix:/q", "a\nb=unix:/q", "web=/run/qmp", &long] {
+            assert!(bad.parse::<Entry>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_vm_is_given_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let of = |name: &str, file: &str| entry(&format!("{name}=unix:{}", at(file).display()));
+        std::fs::write(at("one"), "").unwrap();
+        std::os::unix::fs::symlink(at("one"), at("same")).unwrap();
+        assert!(refuse_twice(&[of("a", "one"), of("b", "two"), of("c", "two")]).is_ok());
+        let said = |entries: &[Entry]| refuse_twice(entries).unwrap_err().to_string();
+        assert!(said(&[of("a", "one"), of("a", "two")]).contains("VM a is given twice"));
+        let same = said(&[of("a", "one"), of("b", "same")]);
+        assert!(same.contains("VMs a and b") && same.contains("same monitor"), "{same}");
+    }
+
+    #[test]
+    fn a_vm_is_claimed_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let entry = entry(&format!("web=unix:{}", path.display()));
+        assert!(Claim::new(&entry).unwrap_err().to_string().contains("monitor"));
+        std::fs::write(&path, "").unwrap();
+        let claim = Claim::new(&entry).unwrap();
+        let refused = Claim::new(&entry).unwrap_err().to_string();
+        assert!(refused.contains("another platen evacuate has this VM"), "{refused}");
+        drop(claim);
+        assert!(Claim::new(&entry).is_ok());
+    }
+}

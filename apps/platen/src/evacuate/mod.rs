@@ -1,0 +1,245 @@
+//! `platen evacuate`: the VMs of a host to other hosts, each by a `platen migrate` of its own.
+//!
+//! ```text
+//!  entry     --vm, and the claim on a VM
+//!  flags     the options of `migrate`, passed on
+//!  order     a look at each VM, and the order
+//!  schedule  when the next one starts (no clock, no process)
+//!  drive     the processes (child) and, where one fails, where its VM is (verdict)
+//!  report
+//! ```
+//!
+//! A process for each VM: what ends one migration, a bug included, ends no other. They do not need
+//! this process: if it is killed they migrate on, and the VMs that wait stay.
+
+mod child;
+mod drive;
+mod entry;
+mod flags;
+mod order;
+mod report;
+mod schedule;
+mod verdict;
+
+use crate::args::MigrateArgs;
+use crate::network;
+use crate::rate::Rate;
+use crate::say::say;
+use anyhow::{bail, ensure, Context};
+use clap::{Args, FromArgMatches};
+use drive::Turn;
+use entry::Entry;
+use flags::PassedOn;
+use order::{Found, ASSUMED};
+use report::{Evacuation, Outcome, VmReport};
+use schedule::AtOnce;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The most VMs of one evacuation.
+const MOST: usize = 256;
+/// The highest exit status that counts VMs. Those from 101 on have other meanings.
+const MOST_COUNTED: usize = 100;
+
+/// Exit statuses, for the help.
+pub(crate) const EXIT_STATUS: &str =
+    "Exit status: 0 every VM has moved; else the number of VMs that have not, 100 at most. \
+     Without a report: 1 or 2, and nothing was started";
+
+/// Arguments of `platen evacuate`.
+#[derive(Args, Debug)]
+pub(crate) struct EvacuateArgs {
+    /// Address on which `platen receive` listens, with a target for each VM by its name. A VM with
+    /// an address of its own does not need it
+    #[arg(long, value_name = "HOST:PORT")]
+    to: Option<String>,
+    /// A VM: its name, which is also that of its target at the receiver, and the monitor socket of
+    /// its QEMU; behind a comma the address of a receiver of its own. Repeat it for each VM, 256 at
+    /// most
+    #[arg(long, required = true, value_name = "NAME=unix:PATH[,HOST:PORT]")]
+    vm: Vec<Entry>,
+    /// Number of VMs that move at once, 1 to 64 [default: one more as long as that raises the rate
+    /// on the network by a tenth, 8 at most; 1 with --max-bandwidth]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    at_once: Option<u16>,
+    /// The most that all migrations together send per second, as for `migrate`. With --at-once N
+    /// each gets an Nth of it [default: no limit]
+    #[arg(long, value_name = "RATE")]
+    max_bandwidth: Option<Rate>,
+    #[command(flatten)]
+    passed_on: PassedOn,
+    /// Write the report to this file as one line of JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+impl EvacuateArgs {
+    fn at_once(&self) -> AtOnce {
+        match (self.at_once, self.max_bandwidth) {
+            (Some(number), _) => AtOnce::Fixed(number.into()),
+            // Each migration keeps to its own share, and a share that nobody uses is lost.
+            (None, Some(_)) => AtOnce::Fixed(1),
+            (None, None) => AtOnce::Auto,
+        }
+    }
+
+    /// The bytes per second of one migration.
+    fn share(&self) -> anyhow::Result<Option<Rate>> {
+        let Some(Rate(all)) = self.max_bandwidth else { return Ok(None) };
+        let number = u64::from(self.at_once.unwrap_or(1));
+        let share = (all / number).to_string();
+        let share = share.parse::<Rate>().map_err(anyhow::Error::msg);
+        share.map(Some).with_context(|| {
+            format!(
+                "--max-bandwidth of {all} bytes per second is too little for --at-once {number}"
+            )
+        })
+    }
+
+    /// The options of the `migrate` of one VM.
+    fn words(&self, entry: &Entry) -> anyhow::Result<Vec<OsString>> {
+        let name = &entry.name;
+        let peer = self.peer(entry)?;
+        let mut words: Vec<OsString> = vec![
+            format!("--qmp={}", entry.monitor).into(),
+            format!("--peer={peer}").into(),
+            format!("--name={name}").into(),
+        ];
+        words.extend(self.share()?.map(|rate| format!("--max-bandwidth={}", rate.0).into()));
+        words.extend(self.passed_on.0.iter().cloned());
+        Ok(words)
+    }
+
+    fn peer<'a>(&'a self, entry: &'a Entry) -> anyhow::Result<&'a str> {
+        entry.peer.as_deref().or(self.to.as_deref()).with_context(|| {
+            let (name, monitor) = (&entry.name, &entry.monitor);
+            format!(
+                "VM {name} has no receiver: give --to HOST:PORT, or --vm \
+                 {name}={monitor},HOST:PORT"
+            )
+        })
+    }
+}
+
+/// What `platen migrate` makes of these words.
+fn parse(words: &[OsString]) -> anyhow::Result<MigrateArgs> {
+    let command = MigrateArgs::augment_args(clap::Command::new("migrate").no_binary_name(true));
+    let matches = command.try_get_matches_from(words)?;
+    Ok(MigrateArgs::from_arg_matches(&matches)?)
+}
+
+pub(crate) fn run(args: &EvacuateArgs) -> anyhow::Result<ExitCode> {
+    let begun = Instant::now();
+    ensure!(args.vm.len() <= MOST, "{} VMs are given, allowed are {MOST}", args.vm.len());
+    entry::refuse_twice(&args.vm)?;
+    let mut plans = Vec::with_capacity(args.vm.len());
+    for entry in &args.vm {
+        let words = args.words(entry)?;
+        let options = parse(&words)?;
+        plans.push((entry, words, options));
+    }
+    check(plans.iter().map(|(.., options)| options))?;
+    let interrupts = Arc::new(AtomicU32::new(0));
+    let counted = interrupts.clone();
+    ctrlc::set_handler(move || {
+        counted.fetch_add(1, Ordering::AcqRel);
+    })
+    .context("cannot handle signals")?;
+    let folder = tempfile::Builder::new()
+        .prefix("platen-")
+        .tempdir()
+        .context("cannot make a private directory")?;
+    let go_on = || interrupts.load(Ordering::Acquire) == 0;
+    let looks: Vec<_> = plans.iter().map(|(entry, _, options)| (*entry, options)).collect();
+    let looked = look_at(&looks, &go_on);
+    let (mut turns, mut refused) = (Vec::new(), Vec::new());
+    for ((entry, words, options), found) in plans.into_iter().zip(looked) {
+        let mut report = VmReport::new(&entry.name, &options.source.peer);
+        match found {
+            Ok(found) => {
+                (report.ram, report.dirty_rate) = (Some(found.ram), found.dirty);
+                turns.push(Turn { entry: entry.clone(), found, words, report });
+            }
+            Err(error) => {
+                report.outcome = Outcome::Refused;
+                report.error = Some(format!("{error:#}"));
+                say(&format!("{}: refused: {error:#}", entry.name));
+                refused.push(report);
+            }
+        }
+    }
+    let rate = args.share()?.map_or(ASSUMED, |rate| rate.0);
+    turns.sort_by(|one, other| order::sooner(&one.found, &other.found, rate));
+    tell_order(&turns, rate);
+    let at_once = drive::drive(&mut turns, args.at_once(), (folder.path(), begun), &interrupts);
+    let vms = turns.into_iter().map(|turn| turn.report).chain(refused).collect();
+    let total = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let report = Evacuation::new(vms, total, at_once);
+    report.publish(args.json.as_deref());
+    let status = report.not_moved.min(MOST_COUNTED);
+    Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+}
+
+/// Refuses options that would fail each migration in turn.
+fn check<'a>(all: impl Iterator<Item = &'a MigrateArgs>) -> anyhow::Result<()> {
+    let mut peers = BTreeSet::new();
+    for options in all {
+        let source = &options.source;
+        source.settings()?;
+        source.refuse_explain()?;
+        options.ending.postcopy()?;
+        if peers.insert(&source.peer) {
+            network::connector(&source.tls, &source.peer, source.peer_name.as_deref())?;
+        }
+    }
+    Ok(())
+}
+
+/// Looks at all VMs at the same time.
+fn look_at(
+    plans: &[(&Entry, &MigrateArgs)],
+    go_on: &(dyn Fn() -> bool + Sync),
+) -> Vec<anyhow::Result<Found>> {
+    say(&format!("looking at {} VMs for 6 s", plans.len()));
+    std::thread::scope(|scope| {
+        let start = |&(entry, options)| {
+            let look = move || order::look(entry, options, &|| go_on());
+            std::thread::Builder::new().name("look".into()).spawn_scoped(scope, look)
+        };
+        let threads: Vec<_> = plans.iter().map(start).collect();
+        let found = threads.into_iter().map(|thread| match thread.map(|thread| thread.join()) {
+            Ok(Ok(found)) => found,
+            Ok(Err(_)) => bail!("the thread that looked at it has panicked"),
+            Err(error) => Err(error).context("cannot start a thread"),
+        });
+        found.collect()
+    })
+}
+
+/// Prints the order with its figures.
+fn tell_order(turns: &[Turn], rate: u64) {
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    for (nth, turn) in turns.iter().enumerate() {
+        let found = &turn.found;
+        let dirty = found.dirty.map_or("unknown".into(), |dirty| format!("{:.1}", mib(dirty)));
+        let seconds = order::converges_in(found.ram, found.dirty, rate);
+        let expected = if seconds.is_finite() {
+            format!("{seconds:.0} s")
+        } else {
+            "does not converge by itself".into()
+        };
+        say(&format!(
+            "turn {}: {}, RAM {:.0} MiB, written to {dirty} MiB/s, by {:.0} MiB/s uncompressed: \
+             {expected}",
+            nth + 1,
+            turn.entry.name,
+            mib(found.ram as f64),
+            mib(rate as f64),
+        ));
+    }
+}

@@ -1,0 +1,87 @@
+//! A look at each VM before anything starts, and the order of their migrations.
+
+use super::entry::{Claim, Entry};
+use crate::args::MigrateArgs;
+use crate::migrate;
+use crate::monitor::open_monitor;
+use advise::vm::{dirtying, Vm};
+use anyhow::{bail, Context};
+use std::cmp::Ordering;
+
+/// Bytes per second at which memory is assumed to leave where no --max-bandwidth says it: 1 Gbit/s.
+pub(super) const ASSUMED: u64 = 125_000_000;
+
+/// Run states of a VM that is at another host already, or on its way.
+const NOT_HERE: [&str; 4] = ["postmigrate", "inmigrate", "finish-migrate", "colo"];
+
+/// A VM that can move.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// The run state.
+    pub(super) state: String,
+    /// Bytes of RAM.
+    pub(super) ram: u64,
+    /// Bytes of distinct pages that the guest writes to per second; `None` where QEMU did not tell.
+    pub(super) dirty: Option<f64>,
+    _claim: Claim,
+}
+
+/// Looks at one VM, for some seconds where it runs. Nothing is changed.
+///
+/// # Errors
+/// The VM cannot move; the message says why.
+pub(super) fn look(
+    entry: &Entry,
+    args: &MigrateArgs,
+    go_on: &dyn Fn() -> bool,
+) -> anyhow::Result<Found> {
+    let claim = Claim::new(entry)?;
+    let mut qmp = open_monitor(&entry.monitor)?;
+    let monitor = || format!("monitor {}", entry.monitor);
+    migrate::check(&mut qmp, args).with_context(monitor)?;
+    let vm = Vm::look(&mut qmp).with_context(monitor)?;
+    if NOT_HERE.contains(&vm.state.as_str()) {
+        bail!("monitor {}: the VM does not run here (it is '{:.64}')", entry.monitor, vm.state);
+    }
+    let dirty = match vm.state.as_str() {
+        "running" => match dirtying(&mut qmp, vm.ram, go_on) {
+            Ok(found) => found.passes.last().map(|pass| pass.bytes / pass.seconds),
+            // Interrupted, or another client measures: the figure only sorts.
+            Err(_) => None,
+        },
+        _ => Some(0.0),
+    };
+    Ok(Found { state: vm.state, ram: vm.ram, dirty, _claim: claim })
+}
+
+/// Seconds until a VM is expected to have converged when its memory leaves at `rate` bytes per
+/// second; infinite where the guest writes faster. An unknown rate counts as none.
+pub(super) fn converges_in(ram: u64, dirty: Option<f64>, rate: u64) -> f64 {
+    let left = rate as f64 - dirty.unwrap_or(0.0);
+    if left > 0.0 {
+        ram as f64 / left
+    } else {
+        f64::INFINITY
+    }
+}
+
+/// What converges sooner comes first; of those that do not converge, the one that is written to
+/// least.
+pub(super) fn sooner(one: &Found, other: &Found, rate: u64) -> Ordering {
+    let time = |found: &Found| converges_in(found.ram, found.dirty, rate);
+    let dirty = |found: &Found| found.dirty.unwrap_or(0.0);
+    time(one).total_cmp(&time(other)).then(dirty(one).total_cmp(&dirty(other)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_is_ram_over_what_the_guest_leaves_of_the_rate() {
+        assert!((converges_in(1 << 30, Some(0.0), 1 << 27) - 8.0).abs() < 1e-9);
+        assert!((converges_in(1 << 30, Some(f64::from(1 << 26)), 1 << 27) - 16.0).abs() < 1e-9);
+        assert!((converges_in(1 << 30, None, 1 << 27) - 8.0).abs() < 1e-9);
+        assert!(converges_in(1 << 30, Some(2e8), ASSUMED).is_infinite());
+    }
+}

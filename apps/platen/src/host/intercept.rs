@@ -1,0 +1,280 @@
+//! `platen host intercept`: QEMU's connections to the migration ports of the other hosts are led to
+//! their doors, by rules of nftables in a table of our own.
+//!
+//! The kernel tells the service where a connection wanted to go. The service's own connections are
+//! led nowhere: its user is in no rule, and where it is root it marks them.
+
+use super::settings::Settings;
+use super::{status, ServiceArgs};
+use crate::say::show;
+use anyhow::{bail, Context};
+use clap::{Args, ValueEnum};
+use host::{HostEntry, Policy, MARK};
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// Where nftables' program may be. Not PATH: root runs what is found.
+const PROGRAMS: [&str; 4] = ["/usr/sbin/nft", "/usr/bin/nft", "/sbin/nft", "/usr/local/sbin/nft"];
+/// Makes the table and its chains where they are missing, and takes all rules out: the beginning of
+/// each transaction. The table is never deleted. With the last chain of type nat the kernel takes
+/// its hooks away, and then translates no packet of the connections that run: a VM whose source has
+/// sent everything, and waits for no answer, would be lost.
+const EMPTY: &str = "add table ip platen\n\
+    add chain ip platen intercept { type nat hook output priority -100; policy accept; }\n\
+    add chain ip platen when_stopped\n\
+    flush table ip platen\n";
+/// Leads no connection anywhere, and has the kernel track those that run.
+const HOLD: &str = "add rule ip platen intercept ct state new accept\n";
+/// From now on the rules of `when_stopped` are in force, and no others. Without the service anybody
+/// may listen where the other rules lead.
+const STOP: &str = "flush chain ip platen intercept\n\
+    add chain ip platen stopped { type filter hook output priority 0; policy accept; }\n\
+    flush chain ip platen stopped\n\
+    add rule ip platen stopped jump when_stopped\n";
+/// How long a service that has just started may take to open its doors.
+const OPENS: Duration = Duration::from_secs(10);
+/// How often it is asked.
+const ASK: Duration = Duration::from_millis(100);
+
+/// What to do with the rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Put them in place
+    On,
+    /// Take them away
+    Off,
+    /// As `intercept_stopped` says: for the service's unit, when the service has ended
+    Stopped,
+}
+
+#[derive(Args)]
+pub(super) struct InterceptArgs {
+    /// Put the rules in place (on), take them away (off), or do what intercept_stopped says (stopped:
+    /// for the service's unit, when the service has ended)
+    #[arg(value_enum, value_name = "on|off|stopped", hide_possible_values = true)]
+    what: What,
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+pub(super) fn run(args: &InterceptArgs) -> anyhow::Result<ExitCode> {
+    let said = match args.what {
+        What::On => on(&args.service)?,
+        What::Off => off()?,
+        What::Stopped => stopped()?,
+    };
+    show(&said)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn on(service: &ServiceArgs) -> anyhow::Result<String> {
+    let settings = Settings::new(service)?;
+    let Some(rules) = rules(&settings)? else {
+        off()?;
+        return Ok("no other [[host]] has `intercept`: nothing is intercepted\n".into());
+    };
+    opened(service, settings.doors().count() as u64)?;
+    nft(&["-f", "-"], &format!("{EMPTY}{rules}{HOLD}"))?;
+    let names: Vec<_> = intercepted(&settings).map(|(host, _)| host.name.as_str()).collect();
+    Ok(format!("migrations to {} are intercepted\n", names.join(", ")))
+}
+
+/// Waits until the service has all of its doors: a rule that leads to another's port would hand VMs
+/// to that other.
+fn opened(service: &ServiceArgs, doors: u64) -> anyhow::Result<()> {
+    let until = Instant::now() + OPENS;
+    loop {
+        let (_, status) = status::ask(service, status::LIST)?;
+        if status.doors == doors {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            bail!(
+                "the service has opened {} of its {doors} doors, and nothing is led to them before \
+                 it has all: another process may hold one (`platen doctor`)",
+                status.doors
+            );
+        }
+        std::thread::sleep(ASK);
+    }
+}
+
+fn off() -> anyhow::Result<String> {
+    if table()?.is_some() {
+        nft(&["-f", "-"], &format!("{EMPTY}{HOLD}"))?;
+    }
+    Ok("no migration is intercepted\n".into())
+}
+
+/// What `on` has left in the table for this, whatever the configuration says by now.
+fn stopped() -> anyhow::Result<String> {
+    if !table()?.is_some_and(|listed| listed.contains("reject")) {
+        return off();
+    }
+    nft(&["-f", "-"], &format!("{STOP}{HOLD}"))?;
+    Ok("intercept_stopped = \"refuse\": migrations fail at once until the service runs again; \
+        `platen host intercept off` lets them go the old way\n"
+        .into())
+}
+
+/// The table as nft lists it; none without it, or without nft.
+fn table() -> anyhow::Result<Option<String>> {
+    if program().is_none() {
+        return Ok(None);
+    }
+    let tables = nft(&["list", "tables"], "")?;
+    match tables.lines().any(|line| line == "table ip platen") {
+        true => nft(&["-n", "list", "table", "ip", "platen"], "").map(Some),
+        false => Ok(None),
+    }
+}
+
+/// The other hosts with ports that are intercepted, and these ports.
+fn intercepted(settings: &Settings) -> impl Iterator<Item = (&HostEntry, &host::PortRange)> {
+    settings.others().filter_map(|host| Some((host, host.intercept.as_ref()?)))
+}
+
+/// The rules, as nft reads them; none if nothing is to be intercepted.
+fn rules(settings: &Settings) -> anyhow::Result<Option<String>> {
+    let users = settings.qemu_users();
+    let users: Vec<_> = users.iter().map(u32::to_string).collect();
+    let mut rules = String::new();
+    for (host, ports) in intercepted(settings) {
+        let addresses: Vec<_> = addresses(host)?.iter().map(Ipv4Addr::to_string).collect();
+        let doors = ports.0.clone().zip(host.ports.0.clone());
+        let doors: Vec<_> = doors.map(|(port, door)| format!("{port} : {door}")).collect();
+        let these = format!(
+            "meta mark != {MARK:#x} meta skuid {{ {} }} ip daddr {{ {} }} tcp dport {}-{}",
+            users.join(", "),
+            addresses.join(", "),
+            ports.0.start(),
+            ports.0.end()
+        );
+        rules.push_str(&format!(
+            "add rule ip platen intercept {these} counter dnat to {} : tcp dport map {{ {} }}\n",
+            host.door,
+            doors.join(", ")
+        ));
+        if settings.config.intercept_stopped == Policy::Refuse {
+            rules.push_str(&format!(
+                "add rule ip platen when_stopped {these} ct state new counter reject with tcp reset\n"
+            ));
+        }
+    }
+    Ok((!rules.is_empty()).then_some(rules))
+}
+
+/// The IPv4 addresses of a host.
+fn addresses(host: &HostEntry) -> anyhow::Result<Vec<Ipv4Addr>> {
+    let name = host.address();
+    let found = (name, 0).to_socket_addrs().with_context(|| {
+        format!("the address '{name}' of host '{}' cannot be looked up", host.name)
+    })?;
+    let mut found: Vec<_> = found
+        .filter_map(|address| match address {
+            SocketAddr::V4(address) => Some(*address.ip()),
+            SocketAddr::V6(_) => None,
+        })
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    if found.is_empty() {
+        bail!(
+            "'{name}' of host '{}' has no IPv4 address, and no other connection can be led to a \
+             door: take `intercept` out, or give an `address`",
+            host.name
+        );
+    }
+    Ok(found)
+}
+
+fn program() -> Option<&'static Path> {
+    PROGRAMS.iter().map(Path::new).find(|path| path.is_file())
+}
+
+/// Runs nft; what it has printed.
+fn nft(words: &[&str], text: &str) -> anyhow::Result<String> {
+    let program = program().context("there is no nft here: install the package nftables")?;
+    let mut child = Command::new(program)
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| program.display().to_string())?;
+    if let Some(mut input) = child.stdin.take() {
+        // What it does not read, it complains about.
+        let _ = input.write_all(text.as_bytes());
+    }
+    let out = child.wait_with_output().context("nft")?;
+    if !out.status.success() {
+        bail!("nft refuses: {}", String::from_utf8_lossy(&out.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// The doors that the rules do not lead to, by the names of their hosts; none if nothing is to be
+/// intercepted.
+pub(super) fn missing(settings: &Settings) -> Option<anyhow::Result<Vec<String>>> {
+    let wanted: Vec<_> = intercepted(settings).collect();
+    if wanted.is_empty() {
+        return None;
+    }
+    let listed = match program() {
+        Some(_) => table().map(Option::unwrap_or_default),
+        None => Err(anyhow::anyhow!("there is no nft here: install the package nftables")),
+    };
+    Some(listed.map(|listed| {
+        let leads = |host: &HostEntry| {
+            let door = host.door.to_string();
+            listed.split([' ', ':']).any(|word| word == door)
+        };
+        wanted.iter().filter(|(host, _)| !leads(host)).map(|(host, _)| host.name.clone()).collect()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(of_b: &str) -> Settings {
+        let text = format!(
+            "allow_users = [\"64055\"]\n[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\n\
+             ports = \"100-109\"\nintercept = \"60000-60001\"\n[[host]]\nname = \"b\"\naddress = \"10.0.0.2\"\n\
+             door = \"127.80.0.2\"\nports = \"110-119\"\n{of_b}"
+        );
+        Settings::given(host::Config::parse(&text).unwrap(), "a".into()).unwrap()
+    }
+
+    #[test]
+    fn the_rules_lead_each_port_of_the_other_hosts_to_its_own_door() {
+        let text = rules(&settings("intercept = \"60000-60001\"\n")).unwrap().unwrap();
+        let rule = "meta mark != 0x706c6174 meta skuid { 0, 64055 } ip daddr { 10.0.0.2 } \
+                    tcp dport 60000-60001 counter dnat to 127.80.0.2 : tcp dport map \
+                    { 60000 : 110, 60001 : 111 }";
+        assert!(text.contains(rule), "{text}");
+        assert!(!text.contains("reject"), "{text}");
+        let mut settings_of_refuse = settings("intercept = \"60000-60001\"\n");
+        settings_of_refuse.config.intercept_stopped = Policy::Refuse;
+        let refusing = rules(&settings_of_refuse).unwrap().unwrap();
+        let rule =
+            "when_stopped meta mark != 0x706c6174 meta skuid { 0, 64055 } ip daddr { 10.0.0.2 } \
+                    tcp dport 60000-60001 ct state new counter reject with tcp reset";
+        assert!(refusing.contains(rule), "{refusing}");
+        // The ports of this host itself are its QEMUs'.
+        assert!(!text.contains("127.80.0.1"), "{text}");
+        assert_eq!(rules(&settings("")).unwrap(), None);
+        assert!(missing(&settings("")).is_none());
+    }
+
+    #[test]
+    fn a_host_without_an_ipv4_address_is_named() {
+        let text = "name = \"b\"\naddress = \"::1\"\ndoor = \"127.80.0.2\"\nports = \"1-9\"\n";
+        let config = host::Config::parse(&format!("[[host]]\n{text}")).unwrap();
+        let error = addresses(&config.host[0]).unwrap_err().to_string();
+        assert!(error.contains("'b'") && error.contains("no IPv4"), "{error}");
+    }
+}

@@ -1,0 +1,101 @@
+//! Intel's QAT and IAA devices.
+
+use super::read::{entries, link_name, number, text};
+use serde::Serialize;
+use std::path::Path;
+
+const INTEL: u64 = 0x8086;
+/// IAA on PCI: Sapphire Rapids and later.
+const IAA: u64 = 0x0cfe;
+/// The most devices of a kind: a server has up to 16.
+const MOST: usize = 256;
+
+/// Devices that compress.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Accelerators {
+    /// Physical QAT devices, or virtual functions where those are all that this machine has.
+    pub qat: Vec<Qat>,
+    /// Requirements of QAT that are missing, most basic first; empty where it works.
+    pub qat_lacks: Vec<String>,
+    /// IAA devices.
+    pub iaa: Vec<Iaa>,
+}
+
+/// A QAT device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Qat {
+    /// PCI address.
+    pub address: String,
+    /// The generation.
+    pub part: String,
+    /// Its driver.
+    pub driver: Option<String>,
+}
+
+/// An IAA device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Iaa {
+    /// PCI address.
+    pub address: String,
+    /// Its driver.
+    pub driver: Option<String>,
+    /// Whether it is enabled, as the driver's `iaxN` says.
+    pub enabled: Option<bool>,
+    /// Whether it uses shared virtual memory (`pasid_enabled`).
+    pub shared_memory: Option<bool>,
+}
+
+impl Accelerators {
+    pub(super) fn look(root: &Path) -> Self {
+        let found = qat::status::Host::look(root);
+        let physical = found.functions.iter().any(|function| !function.is_virtual);
+        let functions = found.functions.iter().filter(|one| !(physical && one.is_virtual));
+        let qat = functions.take(MOST).map(|function| Qat {
+            address: function.address.clone(),
+            part: function.part.to_owned(),
+            driver: function.driver.clone(),
+        });
+        let lacks = found.missing().into_iter().map(|missing| missing.what);
+        Self { qat: qat.collect(), qat_lacks: lacks.collect(), iaa: iaa(root) }
+    }
+
+    /// The QAT devices that platen can use.
+    pub fn usable_qat(&self) -> usize {
+        if self.qat_lacks.is_empty() {
+            self.qat.len()
+        } else {
+            0
+        }
+    }
+
+    /// Whether each IAA device uses shared virtual memory; `None` where no driver tells.
+    pub fn shared_memory(&self) -> Option<bool> {
+        let told: Vec<bool> = self.iaa.iter().filter_map(|one| one.shared_memory).collect();
+        (!told.is_empty()).then(|| told.iter().all(|yes| *yes))
+    }
+}
+
+fn iaa(root: &Path) -> Vec<Iaa> {
+    let folder = root.join("sys/bus/pci/devices");
+    let one = |address: String| {
+        let at = folder.join(&address);
+        let is_it = number(&at.join("vendor"))? == INTEL && number(&at.join("device"))? == IAA;
+        if !is_it {
+            return None;
+        }
+        let names = entries(&at);
+        // The driver idxd makes a folder iaxN below the device.
+        let device = names.iter().find(|name| name.starts_with("iax")).map(|name| at.join(name));
+        let of = |file: &str| device.as_ref().and_then(|device| text(&device.join(file)));
+        Some(Iaa {
+            driver: link_name(&at.join("driver")),
+            enabled: of("state").map(|state| state == "enabled"),
+            shared_memory: of("pasid_enabled").map(|value| value == "1"),
+            address,
+        })
+    };
+    entries(&folder).into_iter().filter_map(one).take(MOST).collect()
+}

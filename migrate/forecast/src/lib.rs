@@ -1,0 +1,34 @@
+//! Forecasts migrations: total time, downtime, bytes and CPU time, by method and link.
+//!
+//! ```text
+//!  DirtyCurve ┐
+//!  Guest ─────┤
+//!  Sampled ───┼─► Setup ─► forecast(Method, Link) ─► Forecast, and why it does not converge
+//!  Cores ─────┤              best: how pages drain     passes: QEMU's passes until the end
+//!  QEMU ──────┘
+//! ```
+//!
+//! Pure functions: no I/O, no clock. `rehearse` measures the input on a migration that goes nowhere;
+//! `advise` on samples, or takes it from the user.
+//!
+//! # What the forecast is
+//!
+//! A model of QEMU's passes ([`forecast`]). It is no measurement, and its errors are those of its
+//! input: a guest that writes otherwise later, a link that others use.
+//!
+//! # Limits
+//!
+//! Single stream. The time of the device state is a guess. Dirtying beyond the longest pass is
+//! extrapolated from the curve's last part.
+
+mod best;
+mod curve;
+mod methods;
+mod passes;
+mod sizes;
+
+pub use best::{best, Best, Cores, There, Work};
+pub use curve::{DirtyCurve, Pass};
+pub use methods::{Link, Method, QemuSettings, Setup};
+pub use passes::{forecast, Course, End, Forecast, Guest};
+pub use sizes::{Candidate, Sampled, Sizes};

@@ -1,0 +1,227 @@
+//! The unix sockets that listen at a path (`sock_diag`, as `ss -lx` asks it).
+//!
+//! A QEMU that listens at the path of another removes the other's path first, and a connection then
+//! reaches the second. Only the kernel's list shows that the first one still waits. /proc/net/unix
+//! has the same, but as lines of text, into which any user can write by the name of a socket.
+
+use rustix::net::netlink::{SocketAddrNetlink, SOCK_DIAG};
+use rustix::net::sockopt::{set_socket_timeout, Timeout};
+use rustix::net::{
+    connect, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
+};
+use std::ffi::OsStr;
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The kernel answers at once: a limit that only catches a fault.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// `SOCK_DIAG_BY_FAMILY`, the type of question and answer.
+const BY_FAMILY: u16 = 20;
+/// `NLMSG_ERROR` and `NLMSG_DONE`.
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+/// `NLM_F_REQUEST | NLM_F_DUMP`.
+const DUMP: u16 = 0x301;
+/// The sockets in state `TCP_LISTEN`.
+const LISTENING: u32 = 1 << 10;
+/// `UDIAG_SHOW_NAME | UDIAG_SHOW_VFS`, and the attributes that they bring.
+const SHOW: u32 = 3;
+const NAME: u16 = 0;
+const VFS: u16 = 1;
+/// Bytes of a netlink header, of the question, and of the fixed part of an answer.
+const HEADER: usize = 16;
+const QUESTION: usize = HEADER + 24;
+const ANSWER: usize = HEADER + 16;
+/// Sockets of that path that are listed at most.
+const MOST: usize = 64;
+
+/// The inodes of the sockets that listen at this path, whatever the folder is called, in the caller's
+/// network namespace.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn unix_listeners(path: &Path) -> io::Result<Vec<u64>> {
+    let flags = SocketFlags::CLOEXEC;
+    let kernel = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
+    set_socket_timeout(&kernel, Timeout::Recv, Some(PATIENCE))?;
+    // Takes messages of the kernel alone.
+    connect(&kernel, &SocketAddrNetlink::new(0, 0))?;
+    send(&kernel, &question(), SendFlags::empty())?;
+    // The name is what its owner says, who may have mounted something else there for himself. The
+    // kernel tells the file system that the socket is in, though not all name it as stat does.
+    let folder = path.parent().unwrap_or(path).metadata().map(|folder| folder.dev());
+    let Ok(device) = folder.map(kernels_number) else { return Ok(Vec::new()) };
+    let (mut found, mut named) = (Vec::new(), Vec::new());
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        let (got, _) = recv(&kernel, &mut bytes[..], RecvFlags::empty())?;
+        let is_over = each(&bytes[..got], |name, place, inode| {
+            if place == Some(device) && found.len() < MOST && is_same(name, path) {
+                found.push(inode);
+            } else if place != Some(device) && named.len() < MOST && name == path {
+                named.push(inode);
+            }
+        })?;
+        if is_over {
+            return Ok(if found.is_empty() { named } else { found });
+        }
+    }
+}
+
+/// A device as the kernel numbers it: 12 bits of major and 20 bits of minor number.
+fn kernels_number(device: u64) -> u32 {
+    rustix::fs::major(device) << 20 | rustix::fs::minor(device)
+}
+
+fn is_same(name: &Path, path: &Path) -> bool {
+    if name.file_name() != path.file_name() {
+        return false;
+    }
+    let folder = |path: &Path| path.parent().and_then(|folder| folder.canonicalize().ok());
+    name == path || folder(name).is_some_and(|there| Some(there) == folder(path))
+}
+
+fn question() -> [u8; QUESTION] {
+    let mut bytes = [0; QUESTION];
+    let mut at = 0;
+    let mut put = |field: &[u8]| {
+        bytes[at..at + field.len()].copy_from_slice(field);
+        at += field.len();
+    };
+    put(&u32::try_from(QUESTION).expect("40 bytes").to_ne_bytes());
+    put(&BY_FAMILY.to_ne_bytes());
+    put(&DUMP.to_ne_bytes());
+    // Sequence number and port: the kernel sets the latter.
+    put(&[0; 8]);
+    // Family, protocol, padding.
+    put(&[AddressFamily::UNIX.as_raw().to_ne_bytes()[0], 0, 0, 0]);
+    put(&LISTENING.to_ne_bytes());
+    // Any inode.
+    put(&[0; 4]);
+    put(&SHOW.to_ne_bytes());
+    // No cookie.
+    put(&[0xff; 8]);
+    bytes
+}
+
+/// Hands on each socket with a path in a packet of the kernel's; true at the end of the list.
+pub(crate) fn each(
+    mut bytes: &[u8],
+    mut socket: impl FnMut(&Path, Option<u32>, u64),
+) -> io::Result<bool> {
+    let cut = || io::Error::new(ErrorKind::InvalidData, "the kernel's answer is cut short");
+    while !bytes.is_empty() {
+        let len = u32_at(bytes, 0).ok_or_else(cut)? as usize;
+        let message = bytes.get(..len).filter(|_| len >= HEADER).ok_or_else(cut)?;
+        match u16_at(message, 4).ok_or_else(cut)? {
+            DONE => return Ok(true),
+            ERROR => {
+                let errno = u32_at(message, HEADER).ok_or_else(cut)?.cast_signed().wrapping_neg();
+                return Err(io::Error::from_raw_os_error(errno));
+            }
+            BY_FAMILY => {
+                let inode = u32_at(message, HEADER + 4).ok_or_else(cut)?;
+                let attributes = message.get(ANSWER..).ok_or_else(cut)?;
+                if let Some(name) = attribute(attributes, NAME).and_then(path) {
+                    let device = attribute(attributes, VFS).and_then(|vfs| u32_at(vfs, 4));
+                    socket(&name, device, u64::from(inode));
+                }
+            }
+            _ => {}
+        }
+        bytes = bytes.get(aligned(len)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+/// The value of the attribute of this kind.
+fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    loop {
+        let len = usize::from(u16_at(attributes, 0)?);
+        let value = attributes.get(4..len)?;
+        if u16_at(attributes, 2)? == kind {
+            return Some(value);
+        }
+        attributes = attributes.get(aligned(len)..)?;
+    }
+}
+
+/// The path of a socket; none for one with an abstract name.
+fn path(name: &[u8]) -> Option<PathBuf> {
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    (end > 0).then(|| PathBuf::from(OsStr::from_bytes(&name[..end])))
+}
+
+fn aligned(len: usize) -> usize {
+    len.next_multiple_of(4)
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2).map(|it| u16::from_ne_bytes([it[0], it[1]]))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4).map(|it| u32::from_ne_bytes([it[0], it[1], it[2], it[3]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn a_listener_whose_path_another_has_taken_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("1");
+        assert!(unix_listeners(&path).unwrap().is_empty());
+        let first = UnixListener::bind(&path).unwrap();
+        assert_eq!(unix_listeners(&path).unwrap().len(), 1);
+        // A connection is no listener, nor is a socket of another name or in another folder.
+        let _client = UnixStream::connect(&path).unwrap();
+        let _accepted = first.accept().unwrap();
+        let _other = UnixListener::bind(folder.path().join("2")).unwrap();
+        assert_eq!(unix_listeners(&path).unwrap().len(), 1);
+        // As a second QEMU does, by another name of the folder.
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let _second = UnixListener::bind(link.join("1")).unwrap();
+        assert_eq!(unix_listeners(&path).unwrap().len(), 2);
+        drop(first);
+        assert_eq!(unix_listeners(&path).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_or_bent_is_an_error_or_holds_less() {
+        let mut whole = vec![0; ANSWER];
+        whole[4..6].copy_from_slice(&BY_FAMILY.to_ne_bytes());
+        whole[HEADER + 4..HEADER + 8].copy_from_slice(&77_u32.to_ne_bytes());
+        whole.extend(6_u16.to_ne_bytes());
+        whole.extend(NAME.to_ne_bytes());
+        whole.extend(b"/x\0\0");
+        whole.extend([12_u16.to_ne_bytes(), VFS.to_ne_bytes()].concat());
+        whole.extend([5_u32.to_ne_bytes(), 9_u32.to_ne_bytes()].concat());
+        let len = u32::try_from(whole.len()).unwrap();
+        whole[..4].copy_from_slice(&len.to_ne_bytes());
+        let found = |bytes: &[u8]| {
+            let mut found = Vec::new();
+            each(bytes, |path, device, inode| found.push((path.to_owned(), device, inode)))
+                .map(|_| found)
+        };
+        assert_eq!(found(&whole).unwrap(), [(PathBuf::from("/x"), Some(9), 77)]);
+        for len in 1..whole.len() {
+            assert_eq!(found(&whole[..len]).unwrap_err().kind(), ErrorKind::InvalidData, "{len}");
+        }
+        for at in 0..whole.len() {
+            for bit in 0..8 {
+                let mut bent = whole.clone();
+                bent[at] ^= 1 << bit;
+                // It ends, without a panic.
+                let _ = found(&bent);
+            }
+        }
+    }
+}

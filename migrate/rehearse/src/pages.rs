@@ -1,0 +1,200 @@
+//! Measures codecs on pages that were read otherwise than from a stream.
+
+use crate::bench::{Bench, Chunk};
+use codec::Settings;
+use forecast::{Candidate, Sampled, Sizes};
+use relay::take_differences;
+use std::time::{Duration, Instant};
+use stream::Token;
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
+/// Pages of a chunk: those of a relay's.
+const CHUNK: usize = 128;
+/// Bytes of a record: its head and a page.
+const RECORD: usize = 8 + PAGE;
+/// The flags of a record in a block that is known: PAGE and CONTINUE.
+const FLAGS: u64 = 0x28;
+
+/// A page.
+#[derive(Clone, Copy, Debug)]
+pub struct Page<'a> {
+    /// Its address, a multiple of 4096.
+    pub address: u64,
+    /// 4096 bytes; other lengths do not count.
+    pub bytes: &'a [u8],
+}
+
+/// The sizes and costs of `pages` with each of `settings`, packed and encoded as a relay does it, and
+/// decoded as the other one does. `again` are pages of the same addresses as they were later: they are
+/// measured as differences, and whole with zstd 1. Pages of zeros do not count. It ends after the
+/// chunk at which `time` is over.
+///
+/// # Errors
+/// An encoder cannot be made, or decodes to other bytes.
+pub fn measure_pages(
+    pages: &[Page<'_>],
+    again: &[Page<'_>],
+    settings: &[Settings],
+    time: Duration,
+) -> Result<Sampled, String> {
+    let mut bench = Bench::new(CHUNK * RECORD + delta::TABLE_ROOM)?;
+    let until = Instant::now() + time;
+    let first = chunks(pages);
+    let mut sums: Vec<Candidate> = settings.iter().map(|one| Candidate::new(*one)).collect();
+    // From all parts of the memory, however soon the time is over.
+    for chunk in spread(&first) {
+        for sum in &mut sums {
+            add(&mut bench, sum, chunk.view(), chunk.pages())?;
+        }
+        if Instant::now() >= until {
+            break;
+        }
+    }
+    let mut sampled = Sampled { first: Sizes(sums), ..Sampled::default() };
+    let again = chunks(again);
+    if again.is_empty() {
+        return Ok(sampled);
+    }
+    let cache = (pages.len() as u64 + 1).next_power_of_two() * PAGE as u64;
+    let mut deltas = delta::Sender::new(cache, PAGE);
+    for mut chunk in first {
+        chunk.take_differences(&mut deltas);
+    }
+    let mut sums: Vec<Candidate> = settings.iter().map(|one| Candidate::new(*one)).collect();
+    let mut whole = Candidate::new(Settings::default());
+    let until = Instant::now() + time;
+    for mut chunk in again {
+        add(&mut bench, &mut whole, chunk.view(), chunk.pages())?;
+        chunk.take_differences(&mut deltas);
+        for sum in &mut sums {
+            add(&mut bench, sum, chunk.view(), chunk.pages())?;
+        }
+        if Instant::now() >= until {
+            break;
+        }
+    }
+    (sampled.again, sampled.again_whole) = (Sizes(sums), Some(whole));
+    Ok(sampled)
+}
+
+fn add(bench: &mut Bench, sum: &mut Candidate, chunk: Chunk<'_>, pages: u64) -> Result<(), String> {
+    let wrong = |what: &str| format!("{:?}: {what}", sum.settings);
+    let unit = bench.encode(sum.settings, chunk).ok_or_else(|| wrong("no encoder"))?;
+    let decoded = bench.decode(unit, chunk).ok_or_else(|| wrong("decodes to other bytes"))?;
+    sum.add(pages, unit.len, unit.cpu_ns);
+    sum.decode_ns += decoded;
+    Ok(())
+}
+
+/// The chunks in an order in which neighbours are far apart.
+fn spread(chunks: &[Records]) -> impl Iterator<Item = &Records> {
+    const STEP: usize = 8;
+    (0..STEP).flat_map(|from| chunks.iter().skip(from).step_by(STEP))
+}
+
+/// A chunk of records with room for the table of its differences.
+struct Records {
+    bytes: Vec<u8>,
+    len: usize,
+    tokens: Vec<Token>,
+}
+
+impl Records {
+    fn view(&self) -> Chunk<'_> {
+        Chunk { bytes: &self.bytes[..self.len], tokens: &self.tokens, page_size: PAGE }
+    }
+
+    /// Bytes of its pages.
+    fn pages(&self) -> u64 {
+        (self.len / RECORD * PAGE) as u64
+    }
+
+    fn take_differences(&mut self, deltas: &mut delta::Sender) {
+        take_differences(deltas, &mut self.bytes, self.len, (&self.tokens, &[]), PAGE);
+    }
+
+    fn push(&mut self, page: Page<'_>) {
+        let head = page.address | FLAGS;
+        self.bytes[self.len..self.len + 8].copy_from_slice(&head.to_be_bytes());
+        self.bytes[self.len + 8..self.len + RECORD].copy_from_slice(page.bytes);
+        self.len += RECORD;
+        if let Some(Token::Pages { first, count }) = self.tokens.last_mut() {
+            if first.wrapping_add(u64::from(*count) * PAGE as u64) == head {
+                *count += 1;
+                return;
+            }
+        }
+        self.tokens.push(Token::Pages { first: head, count: 1 });
+    }
+}
+
+fn chunks(pages: &[Page<'_>]) -> Vec<Records> {
+    let is_data =
+        |page: &&Page<'_>| page.bytes.len() == PAGE && page.bytes.iter().any(|byte| *byte != 0);
+    let mut all: Vec<Records> = Vec::new();
+    for page in pages.iter().filter(is_data) {
+        if all.last().is_none_or(|chunk| chunk.len == CHUNK * RECORD) {
+            let bytes = vec![0; CHUNK * RECORD + delta::TABLE_ROOM];
+            all.push(Records { bytes, len: 0, tokens: Vec::new() });
+        }
+        if let Some(chunk) = all.last_mut() {
+            chunk.push(*page);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use codec::Codec;
+
+    /// 300 pages of words, 20 of zeros among them.
+    fn memory() -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..300 * PAGE)
+            .map(|at| if at % 5 == 0 { (at / 7).to_le_bytes()[0] } else { b'x' })
+            .collect();
+        bytes[20 * PAGE..40 * PAGE].fill(0);
+        bytes
+    }
+
+    fn pages(bytes: &[u8]) -> Vec<Page<'_>> {
+        let of = |(nth, bytes)| Page { address: nth as u64 * 4096, bytes };
+        bytes.chunks(PAGE).enumerate().map(of).collect()
+    }
+
+    #[test]
+    fn pages_with_data_count_with_each_codec() {
+        let memory = memory();
+        let settings = [Settings::new(Codec::Raw, None).unwrap(), Settings::default()];
+        let sampled =
+            measure_pages(&pages(&memory), &[], &settings, Duration::from_secs(300)).unwrap();
+        let [none, zstd] = sampled.first.0[..] else { panic!("{sampled:?}") };
+        assert_eq!((none.pages, zstd.pages), (280 * 4096, 280 * 4096));
+        assert!(none.size() > 0.95 && none.size() <= 1.01, "{none:?}");
+        assert!(zstd.size() < 0.5 && zstd.cpu_ns > 0 && zstd.decode_ns > 0, "{zstd:?}");
+        assert!(sampled.again.is_empty() && sampled.again_whole.is_none());
+    }
+
+    #[test]
+    fn pages_sent_again_are_differences() {
+        let memory = memory();
+        let mut later = memory.clone();
+        for page in later.chunks_mut(PAGE) {
+            page[77] ^= 1;
+        }
+        let settings = [Settings::default()];
+        let long = Duration::from_secs(300);
+        let sampled = measure_pages(&pages(&memory), &pages(&later), &settings, long).unwrap();
+        let (again, whole) = (sampled.again.0[0], sampled.again_whole.unwrap());
+        assert!(again.size() < whole.size() / 4.0, "{again:?} {whole:?}");
+    }
+
+    #[test]
+    fn no_pages_and_pieces_of_pages_are_no_error() {
+        let odd = [Page { address: 0, bytes: &[1; 100] }];
+        let sampled = measure_pages(&odd, &odd, &[Settings::default()], Duration::ZERO).unwrap();
+        assert!(sampled.first.is_empty());
+    }
+}

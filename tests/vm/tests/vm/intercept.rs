@@ -1,0 +1,478 @@
+//! Migrations between the addresses of two hosts, as tools give them that know nothing of platen: by
+//! `platen host intercept` they go through platen all the same. And those without a return path, in
+//! the order in which Proxmox does things.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::json;
+use vm_tests::{Qemu, Rate, Services, Side, Signal, Vm, VmSpec, MACHINE_7_2, PORTS};
+
+use crate::bare::{Settings, LIMIT};
+use crate::stage::{Skip, Stage, NOTICE, TINY_DATA_MIB};
+use crate::Scenario;
+
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let mut all = vec![
+        Scenario::new("intercepts_a_migration_to_an_address", |stage| to_an_address(stage, 0)),
+        Scenario::new("intercepts_a_migration_with_4_channels", |stage| to_an_address(stage, 4)),
+        Scenario::new("intercepted_strangers_pass_unharmed", strangers_pass),
+        Scenario::new("intercepted_with_the_service_killed", service_killed),
+        Scenario::new("intercepted_with_nobody_at_the_other_host", nobody_there),
+        Scenario::new("proxmox_sequence", proxmox),
+        Scenario::new("proxmox_while_the_rules_go", rules_go),
+    ];
+    for moment in [Moment::Middle, Moment::Left] {
+        for victim in Victim::ALL {
+            let name = format!("proxmox_{}_killed_{}", victim.name(), moment.name());
+            all.push(Scenario::new(name, move |stage| killed(stage, victim, moment)));
+        }
+    }
+    all
+}
+
+/// Services on both sides, and the rules at the source.
+fn intercepting(stage: &Stage, lines: &str) -> Result<Services> {
+    if stage.lab.net.describe() != "two network namespaces" {
+        return Err(Skip("nftables needs network namespaces, which root makes").into());
+    }
+    let services = Services::start(&stage.lab, lines)?;
+    rules(stage, &services, "on", "are intercepted")?;
+    Ok(services)
+}
+
+fn rules(stage: &Stage, services: &Services, what: &str, says: &str) -> Result<()> {
+    let words = ["host", "intercept", what];
+    let (well, said) = services.command(&stage.lab, Side::Source, &words)?;
+    ensure!(well && said.contains(says), "platen host intercept {what}: {said}");
+    Ok(())
+}
+
+fn doctor_says(stage: &Stage, services: &Services, words: &str) -> Result<()> {
+    let (_, said) = services.command(&stage.lab, Side::Source, &["doctor"])?;
+    ensure!(said.contains(words), "platen doctor: {said}");
+    Ok(())
+}
+
+/// A VM, a QEMU that awaits it at an address of the other host, and that address.
+struct Pair {
+    vm: Vm,
+    destination: Vm,
+    uri: String,
+}
+
+impl Pair {
+    fn new(stage: &mut Stage, services: &Services, settings: &Settings, port: u16) -> Result<Self> {
+        // A VM of its own, at the source, where the rules are. After a migration that was cancelled
+        // with the return path on, a QEMU 7.2 without it announces one that it does not read.
+        let spec = VmSpec::tiny(Qemu::System, MACHINE_7_2);
+        let mut vm = stage.lab.boot(&spec, TINY_DATA_MIB)?;
+        let mut destination = stage.lab.incoming_for(&vm)?;
+        settings.apply(&mut vm)?;
+        settings.apply(&mut destination)?;
+        let side = destination.side();
+        let uri = format!("tcp:{}:{port}", services.address(side));
+        destination.listen(&uri)?;
+        Ok(Self { vm, destination, uri })
+    }
+
+    /// The plain command of any tool.
+    fn go(&mut self) -> Result<()> {
+        self.vm.monitor.execute("migrate", json!({"uri": self.uri})).map(drop)
+    }
+
+    /// The VM has come to the destination whole.
+    fn lands(mut self, stage: &mut Stage) -> Result<()> {
+        let ends = ["completed", "failed", "cancelled"];
+        let state = self.vm.wait_migration_end(&ends, LIMIT)?;
+        ensure!(state == "completed", "the source is {state}");
+        self.arrives(stage)
+    }
+
+    /// The destination runs it, and every page is right. It is ended, as the next VM begins at the
+    /// source.
+    fn arrives(mut self, _: &mut Stage) -> Result<()> {
+        self.destination.assert_running()?;
+        let verified = self.destination.guest.verify().context("in the destination")?;
+        ensure!(verified.pages >= TINY_DATA_MIB * 256, "the guest has checked only {verified:?}");
+        Ok(())
+    }
+}
+
+fn to_an_address(stage: &mut Stage, channels: u32) -> Result<()> {
+    let services = intercepting(stage, "")?;
+    let mut pair = Pair::new(stage, &services, &Settings::multifd(channels, "none"), 46_002)?;
+    let place = format!("address:{}:46002", services.address(Side::Destination));
+    pair.go()?;
+    pair.lands(stage)?;
+    for side in [Side::Source, Side::Destination] {
+        let record = services.ended(side, 1)?;
+        ensure!(record["status"] == "completed" && record["place"] == place.as_str(), "{record}");
+        // All of the VM went by platen, and less of it over the link.
+        let (plain, sent) = (record["plain"].as_u64(), record["transferred"].as_u64());
+        ensure!(plain > Some(TINY_DATA_MIB << 20) && plain > sent, "{record}");
+    }
+    doctor_says(stage, &services, "ok    interception: ")?;
+    // Without the rules it goes the old way.
+    rules(stage, &services, "off", "no migration")?;
+    doctor_says(stage, &services, "FAIL  interception: migrations go past platen")?;
+    let mut pair = Pair::new(stage, &services, &Settings::multifd(channels, "none"), 46_003)?;
+    pair.go()?;
+    pair.lands(stage)?;
+    let status = services.status(Side::Source)?;
+    ensure!(status["history"].as_array().map(Vec::len) == Some(1), "{status}");
+    Ok(())
+}
+
+fn strangers_pass(stage: &mut Stage) -> Result<()> {
+    let services = intercepting(stage, "stranger = \"refuse\"\n")?;
+    let at = SocketAddr::new(services.address(Side::Destination), *PORTS.end());
+    let server = stage.lab.net.listen_at(Side::Destination, at)?;
+    // The client speaks first, and then the server, as NBD's does.
+    for says in [&b"GET / HTTP/1.0\r\n\r\n"[..], b""] {
+        let mut client = stage.lab.net.connect_from(Side::Source, at)?;
+        client.set_read_timeout(Some(NOTICE))?;
+        client.write_all(says)?;
+        let begin = Instant::now();
+        let (mut there, _) = server.accept()?;
+        there.set_read_timeout(Some(NOTICE))?;
+        let took = begin.elapsed();
+        let mut got = vec![0; says.len()];
+        there.read_exact(&mut got)?;
+        ensure!(got == says, "the client's bytes are not as they were");
+        there.write_all(b"NBDMAGIC")?;
+        drop(there);
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer)?;
+        ensure!(answer == b"NBDMAGIC", "the answer is {answer:?}");
+        println!("  a client that writes {} bytes is passed on after {took:?}", says.len());
+    }
+    let status = services.status(Side::Source)?;
+    ensure!(status["strangers"] == 2, "{status}");
+    // Ports beside them, and addresses of other hosts, are not touched.
+    let beside = SocketAddr::new(at.ip(), PORTS.end() + 1);
+    let server = stage.lab.net.listen_at(Side::Destination, beside)?;
+    let client = stage.lab.net.connect_from(Side::Source, beside)?;
+    ensure!(server.accept()?.1 == client.local_addr()?, "another address");
+    ensure!(services.status(Side::Source)?["strangers"] == 2, "it was counted");
+    Ok(())
+}
+
+/// A service that is killed leaves the rules: migrations fail at once. What its unit does then is
+/// configured: they go the old way, or fail on. The next service makes it well.
+fn service_killed(stage: &mut Stage) -> Result<()> {
+    for (policy, says) in [("refuse", "fail at once"), ("forward", "no migration")] {
+        let lines = format!("intercept_stopped = \"{policy}\"\n");
+        let mut services = intercepting(stage, &lines)?;
+        services.kill(Side::Source)?;
+        refused(stage, &services)?;
+        rules(stage, &services, "stopped", says)?;
+        if policy == "refuse" {
+            refused(stage, &services)?;
+        } else {
+            let mut pair = Pair::new(stage, &services, &Settings::multifd(0, "none"), 46_001)?;
+            pair.go()?;
+            pair.lands(stage)?;
+        }
+        services.start_one(&stage.lab, Side::Source)?;
+        rules(stage, &services, "on", "are intercepted")?;
+        let mut pair = Pair::new(stage, &services, &Settings::multifd(0, "none"), 46_001)?;
+        pair.go()?;
+        pair.lands(stage)?;
+        ensure!(services.ended(Side::Source, 1)?["status"] == "completed", "not through platen");
+        rules(stage, &services, "off", "no migration")?;
+    }
+    Ok(())
+}
+
+/// A migration that fails at once, and leaves the VM where it is.
+fn refused(stage: &mut Stage, services: &Services) -> Result<()> {
+    let mut pair = Pair::new(stage, services, &Settings::multifd(0, "none"), 46_000)?;
+    let begin = Instant::now();
+    // QEMU says so at once, or by its state.
+    if pair.go().is_ok() {
+        pair.vm.monitor.wait_migration(&["failed"], NOTICE)?;
+    }
+    ensure!(begin.elapsed() < NOTICE, "it hung");
+    pair.vm.assert_running()
+}
+
+/// The other host's service does not run: as `unreachable` says.
+fn nobody_there(stage: &mut Stage) -> Result<()> {
+    for policy in ["refuse", "forward"] {
+        let lines = format!("unreachable = \"{policy}\"\n");
+        let mut services = intercepting(stage, &lines)?;
+        services.kill(Side::Destination)?;
+        if policy == "refuse" {
+            refused(stage, &services)?;
+        } else {
+            // Its own connection to that address comes not back to its own door.
+            let mut pair = Pair::new(stage, &services, &Settings::multifd(2, "none"), 46_001)?;
+            pair.go()?;
+            pair.lands(stage)?;
+        }
+        let record = services.ended(Side::Source, 1)?;
+        let status = if policy == "refuse" { "failed" } else { "forwarded" };
+        ensure!(record["status"] == status, "{record}");
+        ensure!(record["cause"].as_str().is_some_and(|cause| cause.contains("cannot connect")));
+        let history = services.status(Side::Source)?;
+        ensure!(history["history"].as_array().map(Vec::len) == Some(1), "a loop: {history}");
+        rules(stage, &services, "off", "no migration")?;
+    }
+    Ok(())
+}
+
+/// What Proxmox sets: no return path, no multifd; the target is stopped (`-S`).
+fn as_proxmox(stage: &mut Stage, services: &Services, port: u16) -> Result<Pair> {
+    let mut pair = Pair::new(stage, services, &Settings::multifd(0, "none"), port)?;
+    for vm in [&mut pair.vm, &mut pair.destination] {
+        vm.monitor.set_capabilities(&[("return-path", false)])?;
+    }
+    // Before the VM has come this is what -S is: it does not start by itself.
+    pair.destination.monitor.execute("stop", json!({}))?;
+    Ok(pair)
+}
+
+fn proxmox(stage: &mut Stage) -> Result<()> {
+    let services = intercepting(stage, "")?;
+    for (nth, rate) in [Rate::Unlimited, Rate::Mbit(100)].into_iter().enumerate() {
+        stage.lab.net.shape(rate)?;
+        let mut pair = as_proxmox(stage, &services, 46_001)?;
+        pair.go()?;
+        // It asks the source again and again, and believes it.
+        let state = pair.vm.wait_migration_end(&["completed", "failed", "cancelled"], LIMIT)?;
+        ensure!(state == "completed", "the source is {state}");
+        pair.destination.monitor.execute("cont", json!({}))?;
+        // Then it ends the source.
+        pair.vm.process.kill()?;
+        pair.arrives(stage)?;
+        for side in [Side::Source, Side::Destination] {
+            let record = services.ended(side, nth + 1)?;
+            ensure!(record["status"] == "unconfirmed", "{record}");
+        }
+    }
+    Ok(())
+}
+
+/// The rules go while a migration runs, whose connection the kernel translates: as at each restart of
+/// the service. Nothing of it is lost.
+fn rules_go(stage: &mut Stage) -> Result<()> {
+    for policy in ["forward", "refuse"] {
+        let lines = format!("intercept_stopped = \"{policy}\"\n");
+        let mut services = intercepting(stage, &lines)?;
+        let mut pair = as_proxmox(stage, &services, 46_004)?;
+        pair.vm.hold_migration(4)?;
+        pair.go()?;
+        services.carrier(Side::Source, MIDDLE)?;
+        services.kill(Side::Source)?;
+        let says = if policy == "refuse" { "fail at once" } else { "no migration" };
+        rules(stage, &services, "stopped", says)?;
+        rules(stage, &services, "off", "no migration")?;
+        services.start_one(&stage.lab, Side::Source)?;
+        rules(stage, &services, "on", "are intercepted")?;
+        pair.vm.let_migrate()?;
+        let state = pair.vm.wait_migration_end(&["completed", "failed"], LIMIT)?;
+        ensure!(state == "completed", "the source is {state}");
+        starts_there(stage, &services, pair)?;
+        rules(stage, &services, "off", "no migration")?;
+    }
+    Ok(())
+}
+
+/// When somebody is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// The VM runs at the source, and pages go over.
+    Middle,
+    /// The source QEMU has completed, and the destination QEMU has not read the end.
+    Left,
+}
+
+impl Moment {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Middle => "in_the_middle",
+            Self::Left => "when_the_source_has_completed",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    SourceService,
+    DestinationService,
+    SourceCarrier,
+    DestinationCarrier,
+    SourceQemu,
+    DestinationQemu,
+}
+
+impl Victim {
+    const ALL: [Self; 6] = [
+        Self::SourceService,
+        Self::DestinationService,
+        Self::SourceCarrier,
+        Self::DestinationCarrier,
+        Self::SourceQemu,
+        Self::DestinationQemu,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::SourceService => "source_service",
+            Self::DestinationService => "destination_service",
+            Self::SourceCarrier => "source_carrier",
+            Self::DestinationCarrier => "destination_carrier",
+            Self::SourceQemu => "source_qemu",
+            Self::DestinationQemu => "destination_qemu",
+        }
+    }
+}
+
+/// Bytes after which a migration is in its middle.
+const MIDDLE: u64 = 8 << 20;
+
+/// A migration without a return path in which somebody is killed.
+fn killed(stage: &mut Stage, victim: Victim, moment: Moment) -> Result<()> {
+    let mut services = intercepting(stage, "")?;
+    let mut pair = as_proxmox(stage, &services, 46_004)?;
+    // The pause makes the moment one that a test can hit.
+    pair.vm.monitor.set_capabilities(&[("pause-before-switchover", moment == Moment::Left)])?;
+    match moment {
+        Moment::Middle => pair.vm.hold_migration(4)?,
+        // Little is left behind the pause: it has to fit the kernel's buffers, as nobody reads it.
+        Moment::Left => pair.vm.is_reluctant()?,
+    }
+    pair.go()?;
+    let carriers =
+        [services.carrier(Side::Source, MIDDLE)?, services.carrier(Side::Destination, MIDDLE)?];
+    if moment == Moment::Left {
+        pair.vm.monitor.wait_migration(&["pre-switchover"], NOTICE)?;
+        pair.destination.process.signal(Signal::STOP)?;
+        let on = json!({"state": "pre-switchover"});
+        pair.vm.monitor.execute("migrate-continue", on)?;
+        let state = pair.vm.monitor.wait_migration(&["completed", "failed"], NOTICE)?;
+        ensure!(state == "completed", "the source is {state}");
+        // As Proxmox does now; the answer comes once the destination QEMU goes on.
+    }
+    match victim {
+        Victim::SourceService => services.kill(Side::Source)?,
+        Victim::DestinationService => services.kill(Side::Destination)?,
+        Victim::SourceCarrier => kill(carriers[0])?,
+        Victim::DestinationCarrier => kill(carriers[1])?,
+        Victim::SourceQemu => pair.vm.process.kill().map(drop)?,
+        Victim::DestinationQemu => pair.destination.process.kill().map(drop)?,
+    }
+    if moment == Moment::Left && victim != Victim::DestinationQemu {
+        pair.destination.process.signal(Signal::CONT)?;
+    }
+    for side in [Side::Source, Side::Destination] {
+        if [Victim::SourceService, Victim::DestinationService]
+            [usize::from(side == Side::Destination)]
+            == victim
+        {
+            services.start_one(&stage.lab, side)?;
+        }
+    }
+    match (victim, moment) {
+        (Victim::SourceService | Victim::DestinationService, Moment::Middle) => {
+            pair.vm.let_migrate()?;
+            let state = pair.vm.wait_migration_end(&["completed", "failed"], LIMIT)?;
+            ensure!(state == "completed", "the source is {state}");
+            starts_there(stage, &services, pair)
+        }
+        // The source QEMU may go: everything is with platen.
+        (Victim::SourceService | Victim::DestinationService | Victim::SourceQemu, Moment::Left) => {
+            starts_there(stage, &services, pair)
+        }
+        (Victim::SourceQemu, Moment::Middle) => {
+            // It was killed with its VM. The destination has a part of it, and does not start.
+            fails_at(&services, &[Side::Source, Side::Destination])?;
+            never_starts(&mut pair.destination)
+        }
+        (_, Moment::Middle) => {
+            let mut vm = pair.vm;
+            vm.wait_back(&["failed", "cancelled"], NOTICE).context("the source goes on")?;
+            vm.guest.verify().context("in the source")?;
+            if victim != Victim::DestinationQemu {
+                never_starts(&mut pair.destination)?;
+            }
+            fails_at(&services, &[Side::Source, Side::Destination])?;
+            Ok(())
+        }
+        (_, Moment::Left) => left_behind(stage, &services, pair, victim),
+    }
+}
+
+/// Everything arrives, and the VM starts when it is told to.
+fn starts_there(stage: &mut Stage, services: &Services, mut pair: Pair) -> Result<()> {
+    pair.destination.monitor.execute("cont", json!({}))?;
+    pair.arrives(stage)?;
+    for side in [Side::Source, Side::Destination] {
+        let record = services.ended(side, 1)?;
+        ensure!(record["status"] == "unconfirmed", "{record}");
+    }
+    Ok(())
+}
+
+/// The source QEMU has completed, and a part of its stream may be lost: then the VM is there, stopped
+/// and whole, the destination never starts it, and platen says so on the side that it can say it on.
+fn left_behind(
+    stage: &mut Stage,
+    services: &Services,
+    mut pair: Pair,
+    victim: Victim,
+) -> Result<()> {
+    let records = [services.ended(Side::Source, 1)?, services.ended(Side::Destination, 1)?];
+    if victim == Victim::SourceCarrier && records[1]["status"] == "unconfirmed" {
+        // The destination's end had it all by then. The killed process says to look.
+        ensure!(records[0]["status"] == "failed", "{records:?}");
+        pair.destination.monitor.execute("cont", json!({}))?;
+        return pair.arrives(stage);
+    }
+    for record in &records {
+        ensure!(record["status"] == "failed", "{record}");
+        ensure!(record["cause"].as_str().is_some_and(|cause| !cause.is_empty()), "{record}");
+    }
+    if victim != Victim::DestinationQemu {
+        never_starts(&mut pair.destination)?;
+    }
+    // A person who reads that lets it go on where it is.
+    let mut vm = pair.vm;
+    ensure!(vm.monitor.run_state()? == "postmigrate", "the source has lost its VM");
+    vm.monitor.execute("cont", json!({}))?;
+    vm.assert_running()?;
+    vm.guest.verify().context("in the source")?;
+    Ok(())
+}
+
+fn fails_at(services: &Services, sides: &[Side]) -> Result<()> {
+    for side in sides {
+        let record = services.ended(*side, 1)?;
+        ensure!(record["status"] == "failed", "{record}");
+        ensure!(record["cause"].as_str().is_some_and(|cause| !cause.is_empty()), "{record}");
+    }
+    Ok(())
+}
+
+/// The destination QEMU ends, or has no VM that it would start.
+fn never_starts(destination: &mut Vm) -> Result<()> {
+    let until = Instant::now() + NOTICE;
+    while destination.process.poll()?.is_none() {
+        if Instant::now() > until {
+            bail!("the destination QEMU does not end; {}", destination.process.tail());
+        }
+        // It may answer once more, and must not run.
+        let state = destination.monitor.run_state();
+        ensure!(state.as_deref().unwrap_or_default() != "running", "the destination runs the VM");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn kill(pid: i32) -> Result<()> {
+    let pid = rustix::process::Pid::from_raw(pid).context("a process")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).context("kill")
+}
