@@ -189,7 +189,19 @@ impl Server {
                 thread::sleep(Duration::from_millis(5));
             }
         }
-        self.session.join().map(|()| false)
+        end_of_connection(self.session.join()).map(|()| false)
+    }
+}
+
+/// The result of the session threads without the errors by which the kernel ends a connection.
+///
+/// fuser knows ENODEV as that end. A thread that has taken a request from the queue when the unmount
+/// ends the connection gets ECONNABORTED instead (`fuse_dev_do_read`); the kernel has answered that
+/// request, mostly the RELEASE of a file closed just before.
+fn end_of_connection(joined: io::Result<()>) -> io::Result<()> {
+    match joined {
+        Err(error) if error.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error()) => Ok(()),
+        joined => joined,
     }
 }
 
@@ -230,5 +242,18 @@ fn prepare(path: &Path) -> Result<bool, MountError> {
             new.map(|_| true).map_err(failed)
         }
         Err(error) => Err(failed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_ends_during_a_request_has_not_failed() {
+        let error = |errno: Errno| Err(io::Error::from_raw_os_error(errno.raw_os_error()));
+        assert!(end_of_connection(Ok(())).is_ok());
+        assert!(end_of_connection(error(Errno::CONNABORTED)).is_ok());
+        assert!(end_of_connection(error(Errno::IO)).is_err());
     }
 }
