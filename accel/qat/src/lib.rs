@@ -43,28 +43,51 @@
 //! Sources: `cpa.h`, `cpa_dc.h`, `icp_sal_poll.h`, `icp_sal_user.h` of qatlib 24.02.0, and the
 //! behaviour of that version's access layer.
 
+#![cfg_attr(loom, expect(dead_code, reason = "the models use a part"))]
+
+#[cfg(not(loom))]
 mod channel;
+#[cfg(not(loom))]
 mod counters;
+#[cfg(not(loom))]
 mod delivery;
+#[cfg(not(loom))]
 mod device;
+#[cfg(not(loom))]
 mod engine;
+#[cfg(not(loom))]
 mod instance;
+#[cfg(not(loom))]
 mod load;
 mod mailbox;
+#[cfg(not(loom))]
 pub mod measure;
+#[cfg(not(loom))]
 mod memory;
+#[cfg(not(loom))]
 mod options;
+#[cfg(not(loom))]
 mod piece;
+#[cfg(not(loom))]
 mod process;
+#[cfg(not(loom))]
 mod software;
+#[cfg(not(loom))]
 pub mod status;
 mod sync;
 
+#[cfg(not(loom))]
 pub use counters::{Counters, Reason, Snapshot};
+#[cfg(not(loom))]
 pub use engine::{Engine, Lease};
+#[cfg(not(loom))]
 pub use instance::{InstanceInfo, Unfit};
+#[cfg(not(loom))]
 pub use load::{Libraries, LoadError, Location, QAT, USDM};
 pub use mailbox::State;
+#[cfg(not(loom))]
 pub use options::{Direction, EngineOptions};
+#[cfg(not(loom))]
 pub use piece::{BadData, By, Finished, Op, MAX_PIECE};
+#[cfg(not(loom))]
 pub use process::{Qat, StartError, StartOptions};

@@ -28,8 +28,8 @@ static MAILBOXES: [OnceLock<Box<Mailbox>>; MAX_INSTANCES] =
     [const { OnceLock::new() }; MAX_INSTANCES];
 
 /// The last event of an instance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(loom), derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[repr(u8)]
 pub enum State {
     /// It takes requests.

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -131,31 +131,52 @@ pub(crate) fn log_folder() -> PathBuf {
     PathBuf::from("target/test-logs")
 }
 
-/// Runs tracks in parallel, and the jobs of each track in sequence. `say` is called at each job's
-/// end.
+/// Jobs that run in their order, this many at a time.
+#[derive(Debug)]
+pub(crate) struct Track {
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) at_once: usize,
+}
+
+impl From<Vec<Job>> for Track {
+    /// One job after the other.
+    fn from(jobs: Vec<Job>) -> Self {
+        Self { jobs, at_once: 1 }
+    }
+}
+
+/// Runs tracks in parallel. `say` is called at each job's end.
 ///
 /// # Errors
 /// If logs cannot be written.
-pub(crate) fn run_tracks(tracks: Vec<Vec<Job>>, say: impl Fn(&Done) + Sync) -> Result<Vec<Done>> {
+pub(crate) fn run_tracks(tracks: Vec<Track>, say: impl Fn(&Done) + Sync) -> Result<Vec<Done>> {
     fs::create_dir_all(log_folder()).context("target/test-logs")?;
     let all = Mutex::new(Vec::new());
+    let run = |waiting: &Mutex<std::vec::IntoIter<Job>>| -> Result<()> {
+        loop {
+            let Some(job) = lock(waiting).next() else { return Ok(()) };
+            let done = job.run()?;
+            // One lock for both, so that lines of two jobs do not mix.
+            let mut all = lock(&all);
+            say(&done);
+            all.push(done);
+        }
+    };
+    let tracks: Vec<_> =
+        tracks.into_iter().map(|t| (Mutex::new(t.jobs.into_iter()), t.at_once)).collect();
     thread::scope(|scope| -> Result<()> {
-        let run = |jobs: Vec<Job>| -> Result<()> {
-            for job in jobs {
-                let done = job.run()?;
-                // One lock for both, so that lines of two tracks do not mix.
-                let mut all = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                say(&done);
-                all.push(done);
-            }
-            Ok(())
-        };
-        let threads: Vec<_> =
-            tracks.into_iter().map(|jobs| scope.spawn(move || run(jobs))).collect();
+        let mut threads = Vec::new();
+        for (waiting, at_once) in &tracks {
+            threads.extend((0..*at_once).map(|_| scope.spawn(|| run(waiting))));
+        }
         for thread in threads {
             thread.join().map_err(|_| anyhow::anyhow!("a track has panicked"))??;
         }
         Ok(())
     })?;
-    Ok(all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
+    Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{bail, ensure, Result};
 
 use crate::cargo::{self, Program};
-use crate::job::{run_tracks, Done, Job};
+use crate::job::{run_tracks, Done, Job, Track};
 use crate::outcome::{Format, Outcome};
 use crate::summary;
 
@@ -27,9 +27,10 @@ pub(crate) const PARTS: [&str; 12] = [
     "memory-matrix",
 ];
 
-/// The number of programs among which `make test` divides the whole-VM tests. Most scenarios wait
-/// most of the time, above all for timeouts.
-const SHARDS: usize = 4;
+/// The number of programs among which `make test` divides the whole-VM tests. Each boots the VMs
+/// that its scenarios share, so more of them cost more CPU; one alone waits too much of its time,
+/// above all for timeouts.
+const SHARDS: usize = 2;
 
 /// A fetch script with its arguments, and the variable by which a user opts out of it.
 type Fetched = (&'static str, &'static [&'static str], &'static str);
@@ -58,7 +59,7 @@ pub(crate) fn test() -> Result<bool> {
     let begin = Instant::now();
     let mut all = vec![set_up()?];
     let (programs, fetched) = std::thread::scope(|scope| {
-        let fetching = scope.spawn(|| run_tracks(vec![fetch(&FETCHED)], summary::say));
+        let fetching = scope.spawn(|| run_tracks(vec![fetch(&FETCHED).into()], summary::say));
         let built = build(&[]);
         (built, fetching.join())
     });
@@ -69,21 +70,18 @@ pub(crate) fn test() -> Result<bool> {
     let shard = |number: usize| {
         let name = format!("vm {number} of {SHARDS}");
         harness(&programs, "vm", &name, &["--quick", "--shard", &format!("{number}/{SHARDS}")])
-            .map(|job| vec![job])
+            .map(|job| Track::from(vec![job]))
     };
     let mut tracks = (1..=SHARDS).map(shard).collect::<Result<Vec<_>>>()?;
-    let mut first = vec![
+    // loom takes longest, so it comes first.
+    let mut jobs = vec![
         Job::new("loom", "loom as written", Format::Plain, "scripts/loom", &["--as-written"]),
         Job::new("specification", "specification", Format::Plain, crate::me(), &["specification"]),
         circles()?,
         guest_init(),
     ];
-    let mut second = Vec::new();
-    for (nth, job) in crates(&programs).into_iter().enumerate() {
-        // loom takes most of the first track's time.
-        if nth % 3 == 0 { &mut first } else { &mut second }.push(job);
-    }
-    tracks.extend([first, second]);
+    jobs.extend(crates(&programs));
+    tracks.push(Track { jobs, at_once: 2 });
     tracks.extend(swap_and_libvirt(&programs, &mut all)?);
     all.extend(run_tracks(tracks, summary::say)?);
     Ok(summary::print(&all, begin.elapsed()))
@@ -92,15 +90,15 @@ pub(crate) fn test() -> Result<bool> {
 /// The tracks of the guests that swap, which take longest, and of the hosts under libvirt. The latter
 /// come last, when fewer tests run beside them: their QEMU loses a guest's writes under TCG
 /// (tests/libvirt/src/domain.rs), the more the busier the machine is.
-fn swap_and_libvirt(programs: &[Program], all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> {
-    let mut tracks = Vec::new();
+fn swap_and_libvirt(programs: &[Program], all: &mut Vec<Done>) -> Result<Vec<Track>> {
+    let mut tracks: Vec<Track> = Vec::new();
     match why_not("swap") {
         Some(why) => all.push(without("swap", &why)),
         None => {
             for shard in ["1/2", "2/2"] {
                 let name = format!("swap {}", shard.replace('/', " of "));
                 let arguments = ["--quick", &format!("--shard={shard}")];
-                tracks.push(vec![harness(programs, "swap", &name, &arguments)?]);
+                tracks.push(vec![harness(programs, "swap", &name, &arguments)?].into());
             }
         }
     }
@@ -109,8 +107,8 @@ fn swap_and_libvirt(programs: &[Program], all: &mut Vec<Done>) -> Result<Vec<Vec
         None => {
             let job = harness(programs, "libvirt", "libvirt", &["--quick"])?;
             match tracks.last_mut() {
-                Some(track) => track.push(job),
-                None => tracks.push(vec![job]),
+                Some(track) => track.jobs.push(job),
+                None => tracks.push(vec![job].into()),
             }
         }
     }
@@ -130,12 +128,12 @@ pub(crate) fn proof(chosen: &[String]) -> Result<bool> {
     let begin = Instant::now();
     let mut all = vec![set_up()?];
     let fetched = [&FETCHED[..], &FETCHED_FOR_PROOF[..]].concat();
-    all.extend(run_tracks(vec![fetch(&fetched)], summary::say)?);
+    all.extend(run_tracks(vec![fetch(&fetched).into()], summary::say)?);
     for part in PARTS {
         if chosen.is_empty() || chosen.iter().any(|name| name == part) {
             println!("\n== {part}");
             for track in proof_jobs(part, &mut all)? {
-                all.extend(run_tracks(vec![track], summary::say)?);
+                all.extend(run_tracks(vec![track.into()], summary::say)?);
             }
         }
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::boot_state;
 use crate::certificates::Certificates;
 use crate::cleanup::{register, Leftover, Ticket};
 use crate::image;
@@ -135,7 +136,6 @@ impl Lab {
     ///
     /// # Errors
     /// If neither namespaces nor loopback work, or there is no room for temporary files.
-    /// When neither namespaces nor loopback can be had, or there is no room for temporary files.
     pub fn new() -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         remove_stale_folders();
@@ -205,6 +205,21 @@ impl Lab {
         let mut vm = self.start(spec, Role::Boot, Side::Source)?;
         vm.guest.wait_ready(Duration::from_secs(300)).map_err(|e| e.context(vm.process.tail()))?;
         vm.guest.fill(fill_mib, 2)?;
+        Ok(vm)
+    }
+
+    /// The same guest from a saved state, which is made if it does not exist.
+    ///
+    /// # Errors
+    /// As [`Self::boot`]; if the state cannot be saved or loaded.
+    pub fn boot_or_load(&self, spec: &VmSpec, fill_mib: u64) -> Result<Vm> {
+        let state = boot_state::path(spec, fill_mib, &self.initramfs(spec)?)?;
+        if !state.exists() {
+            let mut booted = self.boot(spec, fill_mib)?;
+            boot_state::save(&mut booted, fill_mib, &state)?;
+        }
+        let mut vm = self.start(spec, Role::Incoming, Side::Source)?;
+        boot_state::load(&mut vm, &state)?;
         Ok(vm)
     }
 

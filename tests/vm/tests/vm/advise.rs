@@ -25,11 +25,15 @@ fn start(stage: &Stage, vm: &Vm, flags: &[&str]) -> Result<Platen> {
     Platen::start(&stage.lab, "advise", vm.side(), &words)
 }
 
-/// The VM runs, was not migrated, has its memory, and QEMU's settings are `before`.
+/// QEMU's settings, and what it reports of its last migration.
+fn state(vm: &mut Vm) -> Result<Value> {
+    Ok(json!([settings(vm)?, vm.monitor.query_migrate()?]))
+}
+
+/// The VM runs, was not migrated, has its memory, and QEMU's [`state`] is `before`.
 fn is_as_before(vm: &mut Vm, before: &Value) -> Result<()> {
-    ensure!(settings(vm)? == *before, "the settings are not as before");
-    let info = vm.monitor.query_migrate()?;
-    ensure!(info.get("status").is_none(), "a migration began: {info}");
+    let now = state(vm)?;
+    ensure!(now == *before, "before: {before}, now: {now}");
     let loops = vm.guest.work("loops")?;
     vm.guest.wait_work("loops", loops)?;
     vm.guest.stop()?;
@@ -44,12 +48,11 @@ fn alternative<'a>(advice: &'a Value, method: &str) -> Result<&'a Value> {
 }
 
 fn looks(stage: &mut Stage) -> Result<()> {
-    // A VM that was never migrated.
     let spec = VmSpec { cpus: 2, ..VmSpec::tiny(Qemu::System, MACHINE_7_2) };
     let mut vm = stage.vm_of(&spec)?;
     Settings::new(&[]).apply(&mut vm)?;
     vm.guest.dirty(TOO_MUCH.0, TOO_MUCH.1, TOO_MUCH.2)?;
-    let before = settings(&mut vm)?;
+    let before = state(&mut vm)?;
     let links = ["--what-if", "link=2m", "--what-if", "link=10g"];
     let flags = [&["--sample", "--sample-memory", "--max-downtime", "180"][..], &links].concat();
     let mut advise = start(stage, &vm, &flags)?;
@@ -95,7 +98,7 @@ fn interrupted(stage: &mut Stage) -> Result<()> {
     let mut vm = stage.vm_of(&spec)?;
     Settings::new(&[]).apply(&mut vm)?;
     vm.guest.dirty(TOO_MUCH.0, TOO_MUCH.1, TOO_MUCH.2)?;
-    let before = settings(&mut vm)?;
+    let before = state(&mut vm)?;
     let mut advise = start(stage, &vm, &["--sample", "--sample-memory"])?;
     let deadline = Instant::now() + NOTICE;
     while vm.monitor.execute("query-dirty-rate", json!({}))?["status"] != "measuring" {

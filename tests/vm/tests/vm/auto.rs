@@ -83,7 +83,7 @@ fn fast(stage: &mut Stage, flags: &[&str]) -> Result<()> {
 /// Incompressible memory is sent uncompressed and costs little CPU time, even if the link is the
 /// bottleneck.
 fn incompressible(stage: &mut Stage) -> Result<()> {
-    let vm = stage.lab.boot(&VmSpec { random: true, ..VmSpec::small() }, 256)?;
+    let vm = stage.lab.boot_or_load(&VmSpec { random: true, ..VmSpec::small() }, 256)?;
     stage.lab.net.shape(Rate::Mbit(500))?;
     let (mut vm, outcome) = Method::platen(&[]).run(&stage.lab, vm, Patience::Helped)?;
     vm.guest.verify()?;

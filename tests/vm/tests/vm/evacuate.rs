@@ -40,7 +40,7 @@ impl Host {
     fn new(stage: &mut Stage, received: usize) -> Result<Self> {
         let mut vms = Vec::new();
         for _ in NAMES {
-            let mut vm = stage.lab.boot(&VmSpec::tiny(Qemu::System, MACHINE_7_2), 24)?;
+            let mut vm = stage.lab.boot_or_load(&VmSpec::tiny(Qemu::System, MACHINE_7_2), 24)?;
             vm.guest.dirty(GENTLE.0, GENTLE.1, GENTLE.2)?;
             vms.push(vm);
         }

@@ -68,7 +68,7 @@ impl Pair {
         // A VM of its own, at the source, where the rules are. After a migration that was cancelled
         // with the return path on, a QEMU 7.2 without it announces one that it does not read.
         let spec = VmSpec::tiny(Qemu::System, MACHINE_7_2);
-        let mut vm = stage.lab.boot(&spec, TINY_DATA_MIB)?;
+        let mut vm = stage.lab.boot_or_load(&spec, TINY_DATA_MIB)?;
         let mut destination = stage.lab.incoming_for(&vm)?;
         settings.apply(&mut vm)?;
         settings.apply(&mut destination)?;

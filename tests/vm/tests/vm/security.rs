@@ -126,7 +126,7 @@ fn allowed_only(stage: &mut Stage) -> Result<()> {
         // The second one boots at the source.
         Side::Destination => Method::platen(&[]).run(&stage.lab, one, Patience::Helped)?.0,
     };
-    let mut vms: [Vm; 2] = [one, stage.lab.boot(&VmSpec::small(), DATA_MIB / 2)?];
+    let mut vms: [Vm; 2] = [one, stage.lab.boot_or_load(&VmSpec::small(), DATA_MIB / 2)?];
     stage.lab.net.shape(Rate::Mbit(200))?;
     let mut destinations = Vec::new();
     let mut words = Vec::new();

@@ -31,7 +31,7 @@ fn two_at_once(stage: &mut Stage) -> Result<()> {
         Side::Source => one,
         Side::Destination => Method::Qemu.run(&stage.lab, one, Patience::Helped)?.0,
     };
-    let mut vms = [one, stage.lab.boot(&VmSpec::small(), DATA_MIB / 2)?];
+    let mut vms = [one, stage.lab.boot_or_load(&VmSpec::small(), DATA_MIB / 2)?];
     Method::platen(&[]).prepare(&mut vms[0])?;
     let mut destinations = Vec::new();
     let mut words = Vec::new();

@@ -58,7 +58,7 @@ impl Stage {
     pub(crate) fn vm(&mut self) -> Result<Vm> {
         let mut vm = match self.parked.take() {
             Some(vm) => vm,
-            None => self.lab.boot(&VmSpec::small(), DATA_MIB)?,
+            None => self.lab.boot_or_load(&VmSpec::small(), DATA_MIB)?,
         };
         Method::platen(&[]).prepare(&mut vm)?;
         Ok(vm)
@@ -75,7 +75,7 @@ impl Stage {
         check_qemu(spec.qemu)?;
         match self.others.iter().position(|vm| vm.spec() == spec) {
             Some(nth) => Ok(self.others.swap_remove(nth)),
-            None => self.lab.boot(spec, TINY_DATA_MIB),
+            None => self.lab.boot_or_load(spec, TINY_DATA_MIB),
         }
     }
 
