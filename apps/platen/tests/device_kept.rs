@@ -198,6 +198,27 @@ fn sockets_whose_paths_are_replaced_continue_to_serve() {
     served.end();
 }
 
+/// As a cleaner of /run does it: clients that are connected go on, and no other finds the device.
+#[test]
+fn a_socket_that_is_removed_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = Served::logged(folder.path(), &[]);
+    let nbd = folder.path().join("nbd.sock");
+    let mut greeting = [0; 8];
+    let mut client = UnixStream::connect(&nbd).unwrap();
+    client.read_exact(&mut greeting).unwrap();
+    fs::remove_file(&nbd).unwrap();
+    let line = format!("{} was removed or replaced: no client finds the device", nbd.display());
+    wait("it is not said", || served.log().contains(&line));
+    // The rest of the greeting, and an answer to the client's flags and to an unknown option.
+    client.set_read_timeout(Some(LONG)).unwrap();
+    client.read_exact(&mut [0; 10]).unwrap();
+    client.write_all(&[&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 99], &[0; 4]].concat()).unwrap();
+    client.read_exact(&mut greeting).unwrap();
+    assert!(served.stat().is_some());
+    served.end();
+}
+
 #[test]
 fn a_file_at_the_path_of_a_fuse_mount_does_not_stop_the_server() {
     let tried = Command::new("unshare").args(["--mount", "test", "-r", "/dev/fuse"]).output();

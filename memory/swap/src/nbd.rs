@@ -91,7 +91,8 @@ fn connect(family: u16, index: u32, export: Export) -> Message {
 }
 
 /// Gives a disk whose server has died connections to the new server at `socket`. Tries until the
-/// kernel has taken them, or until `stop` returns true. `notice` gets the first error.
+/// kernel has taken them, or until `stop` returns true. `notice` gets the first error. Returns
+/// whether the kernel has taken any: requests of the disk then reach the new server.
 ///
 /// The new server calls this on a thread of its own, and not a process started for it: while there
 /// is no server, memory may be exhausted, and a new process gets none.
@@ -101,14 +102,15 @@ pub fn reconnect(
     connections: usize,
     stop: impl Fn() -> bool,
     notice: impl Fn(&io::Error),
-) {
-    let left = connections.max(1);
-    let since = Instant::now();
-    let mut reconnection = Reconnection { socket, disk, left, pending: None, some: false, since };
+) -> bool {
+    let mut reconnection = Reconnection::new(socket, connections);
     let mut told = false;
     while !stop() {
-        match reconnection.attempt(&stop) {
-            Ok(()) => return,
+        let attempt = Kernel::of(disk).and_then(|mut kernel| {
+            reconnection.attempt(&stop, &mut |connection| kernel.give(connection))
+        });
+        match attempt {
+            Ok(()) => break,
             Err(error) if !told => {
                 told = true;
                 notice(&error);
@@ -117,13 +119,35 @@ pub fn reconnect(
         }
         std::thread::sleep(AGAIN);
     }
+    reconnection.some
+}
+
+/// The kernel's client of a disk.
+struct Kernel {
+    netlink: Netlink,
+    index: u32,
+}
+
+impl Kernel {
+    fn of(disk: &Path) -> io::Result<Self> {
+        Ok(Self { index: index(disk)?, netlink: Netlink::open()? })
+    }
+
+    /// Offers it a connection in the place of one that it has found dead. Its answer does not tell
+    /// whether it has taken the connection: see [`is_taken`].
+    fn give(&mut self, connection: &UnixStream) -> io::Result<()> {
+        let mut message = Message::new(self.netlink.family, RECONFIGURE);
+        message.u32(ATTR_INDEX, self.index);
+        timeouts(&mut message);
+        message.sockets([connection]);
+        self.netlink.ask(&message)
+    }
 }
 
 /// The progress of [`reconnect`]. A repeated attempt goes on where the last one failed: to the
 /// server, a connection that ends is one that the kernel has given up.
 struct Reconnection<'a> {
     socket: &'a Path,
-    disk: &'a Path,
     /// Connections that the kernel has not taken yet.
     left: usize,
     /// A connection after its handshake, which the kernel has not taken yet.
@@ -134,35 +158,39 @@ struct Reconnection<'a> {
     since: Instant,
 }
 
-impl Reconnection<'_> {
-    /// Passes connections to the kernel, one at a time: each replaces one that the kernel has found
-    /// dead.
-    fn attempt(&mut self, stop: &impl Fn() -> bool) -> io::Result<()> {
-        let index = index(self.disk)?;
-        let mut netlink = Netlink::open()?;
+impl<'a> Reconnection<'a> {
+    fn new(socket: &'a Path, connections: usize) -> Self {
+        let left = connections.max(1);
+        Self { socket, left, pending: None, some: false, since: Instant::now() }
+    }
+
+    /// Passes connections to the kernel by `give`, one at a time: each replaces one that the kernel
+    /// has found dead.
+    fn attempt(
+        &mut self,
+        stop: &impl Fn() -> bool,
+        give: &mut dyn FnMut(&UnixStream) -> io::Result<()>,
+    ) -> io::Result<()> {
         while self.left > 0 && !stop() {
-            if self.pending.is_none() {
-                self.pending = Some(dial_one(self.socket)?.0);
-            }
-            let mut message = Message::new(netlink.family, RECONFIGURE);
-            message.u32(ATTR_INDEX, index);
-            timeouts(&mut message);
-            message.sockets(&self.pending);
-            let asked = netlink.ask(&message);
+            let pending = match self.pending.take() {
+                Some(pending) => pending,
+                None => dial_one(self.socket)?.0,
+            };
+            let given = give(&pending);
             // Also after an error, since the answer alone may be lost. A connection that is passed
             // twice would have two readers.
-            if self.pending.as_ref().is_some_and(is_taken) {
-                self.pending = None;
+            if is_taken(&pending) {
                 self.left -= 1;
                 (self.some, self.since) = (true, Instant::now());
                 continue;
             }
-            match asked {
+            // It stays open, since the server would take its end for a lost client.
+            self.pending = Some(pending);
+            match given {
                 Err(error) if error.raw_os_error() != Some(ENOSPC) => return Err(error),
                 _ if self.since.elapsed() < DEAD => std::thread::sleep(SOON),
                 _ if !self.some && self.since.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
                 _ => {
-                    // It stays open, since the server would take its end for a lost client.
                     std::mem::forget(self.pending.take());
                     self.left = 0;
                 }
@@ -290,6 +318,9 @@ pub mod fuzzing {
 mod tests {
     use super::netlink::{attribute, HEAD};
     use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixListener;
+    use std::thread::JoinHandle;
 
     /// A server's side of a conversation, and what the client wrote.
     struct Talk {
@@ -386,6 +417,62 @@ mod tests {
         assert_eq!(flags(0x16d), 0x161);
         assert_eq!(flags(u16::MAX), 0xfff3);
         assert_eq!(flags(1), 1);
+    }
+
+    /// A server that takes `number` handshakes; returns its ends of the connections.
+    fn serve(listener: UnixListener, number: usize) -> JoinHandle<Vec<UnixStream>> {
+        let greet = move || {
+            let mut stream = listener.accept().unwrap().0;
+            stream.write_all(&talk(3, 0).says.into_inner()[..18]).unwrap();
+            stream.read_exact(&mut [0; 20]).unwrap();
+            stream.write_all(&talk(3, 0).says.into_inner()[18..]).unwrap();
+            stream
+        };
+        std::thread::spawn(move || (0..number).map(|_| greet()).collect())
+    }
+
+    /// The kernel answers a request with success, or with no answer at all, whether or not it has
+    /// taken the connection. One that it has not taken stays open and is offered again; one that
+    /// it has taken is not.
+    #[test]
+    fn a_connection_that_the_kernel_has_not_taken_is_offered_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("nbd");
+        let server = serve(UnixListener::bind(&socket).unwrap(), 2);
+        // In turn: success in vain, a failure in vain, both connections with and without an answer.
+        let failed = || io::Error::from(io::ErrorKind::TimedOut);
+        let mut turns = [(false, true), (false, false), (true, true), (false, true), (true, false)]
+            .into_iter()
+            .peekable();
+        let (mut offered, mut kernel) = (Vec::new(), Vec::new());
+        let mut reconnection = Reconnection::new(&socket, 2);
+        while turns.peek().is_some() {
+            let attempt = reconnection.attempt(&|| false, &mut |connection| {
+                let (takes, answers) = turns.next().expect("it has all connections");
+                offered.push(connection.as_raw_fd());
+                if takes {
+                    // As `nbd_reconnect_socket` does.
+                    connection.set_write_timeout(Some(TIMEOUT)).unwrap();
+                    kernel.push(connection.try_clone().unwrap());
+                }
+                if answers {
+                    Ok(())
+                } else {
+                    Err(failed())
+                }
+            });
+            assert_eq!(attempt.is_ok(), turns.peek().is_none());
+        }
+        assert!(reconnection.some && reconnection.left == 0);
+        assert_eq!(offered[..3], [offered[0]; 3]);
+        assert_eq!(offered[3], offered[4]);
+        // The server has had these two connections, and no end of either.
+        for mut stream in server.join().unwrap() {
+            stream.set_nonblocking(true).unwrap();
+            let read = stream.read(&mut [0]);
+            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        }
+        assert_eq!(kernel.len(), 2);
     }
 
     #[test]

@@ -172,6 +172,10 @@ pub(crate) fn ignore_size_signal() -> io::Result<()> {
     ignore(&[libc::SIGXFSZ])
 }
 
+pub(crate) fn ignore_faults() -> io::Result<()> {
+    ignore(&[libc::SIGSEGV, libc::SIGBUS])
+}
+
 fn ignore(signals: &[libc::c_int]) -> io::Result<()> {
     for &signal in signals {
         // SAFETY: installs no handler, so no code of ours runs in one.
@@ -297,6 +301,41 @@ mod tests {
         assert_eq!(killed.unwrap_err().kind(), io::ErrorKind::OutOfMemory);
         let late = in_child(Instant::now() + Duration::from_millis(50), pause);
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// In the environment of a process that is to fault.
+    const FAULTS: &str = "PLATEN_TEST_FAULTS";
+
+    /// A thread's alternate signal stack is memory that no stand-by server could prepare.
+    #[test]
+    fn a_process_started_with_faults_ignored_has_no_signal_stacks_and_ends_by_a_fault() {
+        const NAME: &str = "sys::tests::a_process_started_with_faults_ignored_has_no_signal_stacks_and_ends_by_a_fault";
+        if std::env::var_os(FAULTS).is_none() {
+            ignore_faults().unwrap();
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", NAME, "--nocapture"]).env(FAULTS, "1");
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.contains("signal stack: false"), "{said}");
+            let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+            assert_eq!(signal, Some(libc::SIGSEGV), "{said}");
+            return;
+        }
+        let thread = std::thread::spawn(|| {
+            let mut stack = std::mem::MaybeUninit::<libc::stack_t>::zeroed();
+            // SAFETY: fills in `stack`.
+            let known = unsafe { libc::sigaltstack(std::ptr::null(), stack.as_mut_ptr()) };
+            // SAFETY: all bytes zero are a value of it, too.
+            let stack = unsafe { stack.assume_init() };
+            println!("signal stack: {}", known != 0 || stack.ss_flags & libc::SS_DISABLE == 0);
+            let (flags, none) = (rustix::mm::MapFlags::PRIVATE, rustix::mm::ProtFlags::empty());
+            // SAFETY: a new mapping.
+            let page =
+                unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), 4096, none, flags) };
+            // SAFETY: does not return: the page may not be read.
+            unsafe { page.unwrap().cast::<u8>().read_volatile() }
+        });
+        thread.join().unwrap();
     }
 
     /// A helper that the supervisor kills must not go on in a child.

@@ -323,6 +323,11 @@ impl Service for Serving {
         self.take_request(server)
     }
 
+    fn is_connected_later(&self) -> bool {
+        // The kernel's NBD client: the server says `READY` and then gives it connections.
+        self.plan.args.swap && self.disk.is_some()
+    }
+
     fn hand_over(&mut self, state: &HandOver<'_>) -> io::Result<()> {
         self.hand_over_to(state)
     }

@@ -72,6 +72,8 @@ fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager)> {
     swap::ignore_size_signal()?;
     if args.swap {
         swap::ignore_terminal()?;
+        // Threads of a server that takes over then need no memory beside their stacks.
+        say_untaken(swap::ignore_faults().err());
     }
     let cgroup = args.swap.then_some(Cgroup);
     // They persist across `execve`.

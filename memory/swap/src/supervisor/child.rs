@@ -25,6 +25,8 @@ pub(super) struct Server {
     /// The descriptor received with the last message.
     pub(super) sent: Option<OwnedFd>,
     pub(super) ready: Option<Instant>,
+    /// What it has said of the client's connections: whether requests reach it.
+    pub(super) connected: Option<bool>,
     /// Deadline for it to be ready, or to exit.
     pub(super) deadline: Option<Instant>,
     /// It missed that deadline and was killed.
@@ -84,6 +86,7 @@ impl Server {
             line: Vec::with_capacity(128),
             sent: None,
             ready: None,
+            connected: None,
             deadline: None,
             killed: false,
         };

@@ -295,6 +295,8 @@ impl<'a> Supervisor<'a> {
                     self.train();
                 }
                 words::ENOUGH => self.end_training(),
+                words::CONNECTED => self.connected(true),
+                words::UNCONNECTED => self.connected(false),
                 _ => self.service.handle_line(&line),
             }
         }

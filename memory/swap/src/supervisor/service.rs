@@ -114,6 +114,14 @@ pub trait Service {
         None
     }
 
+    /// Whether requests reach a replacement server only some time after it is ready: it then sends
+    /// [`words::CONNECTED`](super::words::CONNECTED) or
+    /// [`words::UNCONNECTED`](super::words::UNCONNECTED). The outcome of a request for another
+    /// server waits for that word.
+    fn is_connected_later(&self) -> bool {
+        false
+    }
+
     /// Called when the new server stands by, before the supervisor sends "go". To replace the
     /// supervisor too, this process executes the new program (`execve`), which continues by
     /// [`resume_hand_over`](super::resume_hand_over): there is one supervisor at any time.
@@ -125,7 +133,8 @@ pub trait Service {
         Ok(())
     }
 
-    /// Reports the outcome of a request for another server: it serves, or the reason why not. After
+    /// Reports the outcome of a request for another server: requests reach it, or the reason why
+    /// not. After
     /// an error the next server must have the former settings.
     fn renewed(&mut self, _outcome: Result<(), String>) {}
 

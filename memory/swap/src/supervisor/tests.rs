@@ -45,6 +45,7 @@ struct Shell {
     /// Receives requests; each starts `successor`.
     requests: Option<UnixStream>,
     successor: String,
+    is_connected_later: bool,
     /// The error of `hand_over`.
     no_hand_over: Option<&'static str>,
     log: RefCell<Vec<String>>,
@@ -68,6 +69,7 @@ impl Shell {
             notify: None,
             requests: None,
             successor: String::new(),
+            is_connected_later: false,
             no_hand_over: None,
             log,
             folder,
@@ -166,6 +168,9 @@ impl Service for Shell {
             return None;
         }
         Some(self.sh(&self.successor))
+    }
+    fn is_connected_later(&self) -> bool {
+        self.is_connected_later
     }
     fn hand_over(&mut self, state: &HandOver<'_>) -> io::Result<()> {
         assert_ne!(state.server.pid, state.successor.pid);
@@ -717,6 +722,34 @@ fn a_successor_that_stands_by_takes_the_place_of_the_server() {
     let (noted, log) = renew(&mut shell, "serves");
     assert_eq!(noted, "up\ngo there\nserves\nend\n");
     assert!(log.contains("renewed Ok(())") && !log.contains("has died"), "{log}");
+}
+
+/// By the kernel's NBD client a server that is ready has no requests yet.
+#[test]
+fn a_request_for_another_server_ends_when_requests_reach_it() {
+    for (word, outcome) in [
+        ("connected", "renewed Ok(())"),
+        ("unconnected", "renewed Err(\"the kernel's NBD client has taken no connection"),
+    ] {
+        let mut shell = Shell::new(PRESENT);
+        shell.is_connected_later = true;
+        // The line "device 9" shows that the supervisor has read "ready" before the word.
+        shell.successor = format!(
+            "echo stands by >&0; read line; echo ready >&0; echo device 9 >&0; \
+             echo {word} >&0; until [ -e ${{NOTE%note}}renewed ]; do sleep 0.01; done; \
+             echo serves >> $NOTE; read line"
+        );
+        let (_, log) = renew(&mut shell, "serves");
+        let at = |text: &str| log.find(text).unwrap_or_else(|| panic!("no {text} in {log}"));
+        assert!(at("up true") < at("said device 9") && at("said device 9") < at(outcome), "{log}");
+        assert_eq!(log.matches("renewed").count(), 1, "{log}");
+    }
+    // It dies before: the request has failed, and another server starts.
+    let mut shell = Shell::new(PRESENT);
+    shell.is_connected_later = true;
+    shell.successor = "echo stands by >&0; read line; echo ready >&0; exit 7".into();
+    let (_, log) = renew(&mut shell, "another\nup\n");
+    assert!(log.contains("renewed Err(\"the new server has died (exit status: 7)"), "{log}");
 }
 
 /// The present server continues, and does not notice the other one.

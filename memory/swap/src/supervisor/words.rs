@@ -3,6 +3,13 @@
 /// Server: ready to serve.
 pub const READY: &str = "ready";
 
+/// Server that replaces another one: requests of the disk's client in the kernel reach it. See
+/// [`Service::is_connected_later`](super::Service::is_connected_later).
+pub const CONNECTED: &str = "connected";
+
+/// Server that replaces another one: that client has taken no connection, and will take none.
+pub const UNCONNECTED: &str = "unconnected";
+
 /// Server: start a trainer. The socket by which the two will talk comes with the message.
 pub const TRAIN: &str = "train";
 

@@ -57,6 +57,10 @@ const SCENARIOS: &[Scenario] = &[
         run: swapping::untuned_by_nbd,
     },
     Scenario {
+        name: "swap by ublk with lz4 and many threads: a server is replaced with memory exhausted",
+        run: swapping::many_threads,
+    },
+    Scenario {
         name: "swap by ublk: a server that is stopped under pressure is killed and replaced",
         run: swapping::stopped_by_ublk,
     },

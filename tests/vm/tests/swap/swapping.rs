@@ -143,6 +143,35 @@ pub(crate) fn untuned_by_nbd(stage: &Stage) -> Result<()> {
     untuned(stage.boot_untuned("untuned-nbd", 256)?, "--nbd unix:/run/platen.nbd")
 }
 
+/// A server with as many threads as on a large host, each with contexts of lz4: its stand-by server
+/// has all that it needs before memory is exhausted, and so has the one after it.
+pub(crate) fn many_threads(stage: &Stage) -> Result<()> {
+    let mut guest = stage.boot_with_cpus("threads", 384, 8)?;
+    // A machine of this size has fewer by default.
+    let threads = "--queues 8 --workers 7";
+    guest.serve(&format!("--size 768M --codec lz4 --ublk --swap {threads}"), "page-cluster")?;
+    guest.check()?;
+    let eat = guest.available_mib()? + 60;
+    guest.background("eat", &format!("guest swap eat mib={eat} seconds=10 until=/tmp/enough"))?;
+    guest.wait_for("eat", "filled pages", LONG)?;
+    guest.wait_for_swapped_out(10_000)?;
+    let mut took = Vec::new();
+    for _ in 0..2 {
+        // There is a stand-by server, which has its memory.
+        guest.check()?;
+        let (prepared, heap) = (guest.stat("stand_by")?, guest.stat("heap")?);
+        took.push(guest.kill_server()?);
+        let (server, now) = (guest.stat("server")?, guest.stat("heap")?);
+        ensure!(server <= prepared + SLACK, "private memory: {prepared} prepared, {server} now");
+        ensure!(now <= heap, "heap: {heap} prepared, {now} now");
+    }
+    freed(&mut guest, LONG)?;
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    println!("  {eat} MiB, servers of 15 threads replaced in {took:?} ms under pressure (TCG)");
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", LONG).map(drop)
+}
+
 pub(crate) fn stopped_by_ublk(stage: &Stage) -> Result<()> {
     stopped(stage.boot("stopped-ublk", 256)?, "--ublk")
 }

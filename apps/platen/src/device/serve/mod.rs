@@ -61,7 +61,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
             let mount = |path: &_| open::mount(&device, path);
             transports::serve_file(&place, file, mount, ways.nbd, &nbd, &stopping)
         }
-        None => transports::serve(&plan, &inherited, ways.nbd, &nbd, disk, &stopping),
+        None => transports::serve(&plan, &inherited, ways.nbd, &nbd, disk, &stopping, &supervisor),
     };
 
     // First the endpoints, which use the objects dropped below.

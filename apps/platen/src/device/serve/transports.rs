@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
+use swap::supervisor::words;
 
 /// Longest wait for a change of mounts before the next check whether to stop.
 const LOOK: Duration = Duration::from_millis(100);
@@ -47,6 +48,7 @@ pub(super) fn serve(
     nbd: &Server<Device>,
     disk: Option<ublk::Server>,
     stopping: &AtomicBool,
+    supervisor: &Supervisor,
 ) -> anyhow::Result<()> {
     let by_nbd = |listener: UnixListener| nbd.run(&listener, say).context("serving NBD");
     let Some(disk) = disk else {
@@ -56,7 +58,7 @@ pub(super) fn serve(
             // that they make possible.
             say_untaken(swap::prefer_this().err());
         }
-        return with_client(plan, inherited, stopping, || by_nbd(listener));
+        return with_client(plan, inherited, stopping, supervisor, || by_nbd(listener));
     };
     thread::scope(|scope| {
         let other = listener.map(|listener| scope.spawn(|| by_nbd(listener)));
@@ -89,6 +91,7 @@ fn with_client(
     plan: &Plan<'_>,
     inherited: &Inherited,
     stopping: &AtomicBool,
+    supervisor: &Supervisor,
     serve: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let client = inherited.disk.as_deref().zip(plan.args.nbd.as_ref());
@@ -97,7 +100,14 @@ fn with_client(
         let notice = |error: &std::io::Error| say(&format!("cannot connect {disk} again: {error}"));
         let stop = || stopping.load(Ordering::Acquire);
         let connections = plan.swap_connections();
-        swap::nbd::reconnect(address.path(), Path::new(disk), connections, stop, notice);
+        let disk = Path::new(disk);
+        let taken = swap::nbd::reconnect(address.path(), disk, connections, stop, notice);
+        if taken {
+            supervisor.tell(words::CONNECTED);
+        } else if !stop() {
+            say(&format!("{} has taken no connection of this server", disk.display()));
+            supervisor.tell(words::UNCONNECTED);
+        }
     };
     thread::scope(|scope| {
         // Without the thread nobody serves the disk: the next server tries.

@@ -42,9 +42,7 @@ impl Supervisor<'_> {
         }
         self.been_up |= first;
         self.notify.say("STATUS=serving");
-        if std::mem::take(&mut self.renewing) {
-            self.service.renewed(Ok(()));
-        }
+        self.renewal_served();
     }
 
     /// Starts the trainer that the server asked for, if none runs. If it cannot be started, its

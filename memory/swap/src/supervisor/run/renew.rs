@@ -19,7 +19,7 @@ use std::process::ExitStatus;
 use std::time::Instant;
 
 use super::Supervisor;
-use crate::supervisor::child::{Server, Task};
+use crate::supervisor::child::{Helper, Server, Task};
 use crate::supervisor::error::{with_cause, SuperviseError};
 use crate::supervisor::process::Process;
 use crate::supervisor::service::{Adopted, HandOver, Handed};
@@ -98,6 +98,32 @@ impl Supervisor<'_> {
             let why = format!("the new server has died ({status}) before it served");
             self.service.renewed(Err(why));
         }
+    }
+
+    /// Handles what the server says of its client's connections.
+    pub(super) fn connected(&mut self, taken: bool) {
+        if let Some(server) = &mut self.server {
+            server.connected = Some(taken);
+        }
+        self.renewal_served();
+    }
+
+    /// Ends a pending request once requests reach the new server, which is ready.
+    pub(super) fn renewal_served(&mut self) {
+        let Some(server) = self.server.as_ref().filter(|_| self.renewing) else { return };
+        let helps = |helper: &Helper| matches!(helper.task, Task::Up { .. });
+        if server.ready.is_none() || self.helpers.iter().any(helps) || self.up_again.is_some() {
+            return;
+        }
+        let outcome = match (self.service.is_connected_later(), server.connected) {
+            (true, None) => return,
+            (true, Some(false)) => {
+                Err("the kernel's NBD client has taken no connection of the new server".to_owned())
+            }
+            _ => Ok(()),
+        };
+        self.renewing = false;
+        self.service.renewed(outcome);
     }
 
     /// Hands over to a successor that stands by.
