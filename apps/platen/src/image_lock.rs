@@ -118,6 +118,12 @@ fn holders(file: &File) -> Vec<String> {
 
 /// Processes with a locked descriptor of this file, by number and name.
 fn processes(dev: u64, ino: u64) -> Vec<String> {
+    processes_with(dev, ino, |info| info.contains("FLOCK"))
+}
+
+/// Processes with a descriptor of this file for which `is_meant` is true, by number and name.
+/// `is_meant` gets the kernel's description of the descriptor (`/proc/PID/fdinfo`).
+pub(crate) fn processes_with(dev: u64, ino: u64, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
     let list = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
     let holds = |process: &Path| {
         list(&process.join("fd")).any(|descriptor| {
@@ -126,7 +132,7 @@ fn processes(dev: u64, ino: u64) -> Vec<String> {
                 .metadata()
                 .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == (dev, ino));
             let info = process.join("fdinfo").join(descriptor.file_name());
-            is_it && std::fs::read_to_string(info).is_ok_and(|text| text.contains("FLOCK"))
+            is_it && std::fs::read_to_string(info).is_ok_and(|text| is_meant(&text))
         })
     };
     let name = |process: &Path| {

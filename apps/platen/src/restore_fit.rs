@@ -1,6 +1,5 @@
 //! Checks whether an image fits the QEMU that waits for it, before anything is changed.
 
-use crate::say::say;
 use anyhow::bail;
 use image::Image;
 use qmp::{Qmp, QmpError};
@@ -22,15 +21,13 @@ pub(crate) fn was_paused(image: &Image) -> bool {
     facts["running"] == false
 }
 
-/// Says why a VM that ran when it was saved may be paused after its restore. QEMU does not tell its
+/// Why a VM in this state may be paused though it ran when it was saved. QEMU does not tell its
 /// monitor the reason.
-pub(crate) fn say_if_paused(vm: &str, image: &Image) {
-    if vm == "paused" && !was_paused(image) {
-        say(
-            "the VM is paused: its QEMU was started with -S, or could not take a disk, for example because another VM \
-             writes to it (see QEMU's log). cont resumes the VM, or names the reason",
-        );
-    }
+pub(crate) fn why_paused(state: &str, image: &Image) -> Option<&'static str> {
+    (state == "paused" && !was_paused(image)).then_some(
+        "the VM is paused: its QEMU was started with -S, or could not take a disk, for example because another VM \
+         writes to it (see QEMU's log). cont resumes the VM, or names the reason",
+    )
 }
 
 /// The reason why RAM cannot be loaded while the VM runs; `None` if no reason is known. (QEMU
@@ -102,7 +99,7 @@ pub(crate) fn refuse_another_image(qmp: &mut Qmp, image: &Image) -> anyhow::Resu
 }
 
 /// Reads a property of a QOM object; null if QEMU refuses.
-fn get(qmp: &mut Qmp, path: &str, property: &str) -> Result<Value, QmpError> {
+pub(crate) fn get(qmp: &mut Qmp, path: &str, property: &str) -> Result<Value, QmpError> {
     let arguments = json!({ "path": path, "property": property });
     match qmp.execute("qom-get", Some(arguments)) {
         Err(QmpError::Refused { .. }) => Ok(Value::Null),

@@ -1,10 +1,10 @@
 //! A restore that loads everything before the VM runs.
 
-use crate::restore_fit::{say_if_paused, was_paused};
+use crate::restore_fit::{was_paused, why_paused};
 use crate::restore_player::connect;
 use crate::restore_source::Source;
+use crate::restore_vm::Vm;
 use crate::saved_vm::wait_started;
-use crate::say::say;
 use anyhow::{bail, Context};
 use player::{plain, Message, PlainOptions, PlayError, ReturnPath};
 use qmp::Qmp;
@@ -23,6 +23,7 @@ const SEND_BUFFER: usize = 1 << 20;
 /// Sends the whole VM, and waits until QEMU has loaded it. `fallback`: the reason why the VM does
 /// not run at once, for the report.
 pub(crate) fn load(
+    vm: &Vm,
     source: &Source<'_>,
     qmp: &mut Qmp,
     dir: &tempfile::TempDir,
@@ -54,14 +55,16 @@ pub(crate) fn load(
     };
     wait_for_shut(&mut stream)?;
     let loaded = begin.elapsed();
-    let vm = wait_started(qmp)?;
-    say(&format!("loaded in {:.2} s: the VM is '{vm}'", loaded.as_secs_f64()));
-    if vm == "paused" && was_paused(&source.image) {
-        say("the VM is paused, as it was saved: cont resumes it");
+    let state = wait_started(qmp)?;
+    vm.say(&format!("loaded in {:.2} s: the VM is '{state}'", loaded.as_secs_f64()));
+    if state == "paused" && was_paused(&source.image) {
+        vm.say("the VM is paused, as it was saved: cont resumes it");
     }
-    say_if_paused(&vm, &source.image);
+    if let Some(why) = why_paused(&state, &source.image) {
+        vm.say(why);
+    }
     Ok(json!({
-        "status": "completed", "mode": "load", "fallback": fallback, "vm": vm,
+        "status": "completed", "mode": "load", "fallback": fallback, "vm": state,
         "loaded-ms": loaded.as_secs_f64() * 1e3, "bytes": bytes,
         "cpu-s": crate::report::process_cpu(),
     }))

@@ -1,19 +1,25 @@
-//! The player: a process that serves an image to QEMU. `restore` starts it, and another one if it
-//! dies.
+//! The player: a process that serves an image to one QEMU or several. `restore` starts it, and
+//! another one if it dies.
+//!
+//! Its standard output is a socket. It reads commands there, one line of JSON for each QEMU, and
+//! writes events, each with the number of its VM. Once `restore` has closed the socket, or has died,
+//! the player continues alone until its QEMUs have everything.
 
-use crate::image_lock::ImageLock;
 use crate::saved_vm::open;
 use crate::say::{printable, say, show};
 use anyhow::Context;
 use clap::Args;
-use image::{HotSet, Image};
-use player::{Event, HotLimits, PlayError, PlayOptions, Played, Player};
+use image::{HotPage, HotSet, Image};
+use player::{Event, HotLimits, PlayError, Played, Player, UnitCache};
+use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, ErrorKind};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Arguments of the player's process.
@@ -23,27 +29,27 @@ pub(crate) struct PlayArgs {
     image: PathBuf,
     /// Identity of the image, hexadecimal
     identity: String,
-    /// Socket on which QEMU listens
-    socket: PathBuf,
     /// Decompression threads
     threads: usize,
-    /// Bytes a second of pages that nobody has asked for
+    /// Bytes of decoded units that are kept for all VMs
+    cache: usize,
+    /// Bytes a second of pages that nobody has asked for, for each VM
     #[arg(long)]
     rate: Option<u64>,
-    /// Go on where another player has stopped
-    #[arg(long)]
-    resume: bool,
     /// Neither use nor write the hot set
     #[arg(long)]
     no_hot_set: bool,
 }
 
-/// Options of a player's process.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlayerOptions {
-    pub(crate) play: PlayOptions,
-    /// Use and write the image's hot set.
-    pub(crate) hot_set: bool,
+/// A command to the player: serve a QEMU.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Serve {
+    /// Number of the VM, for events.
+    pub(crate) vm: usize,
+    /// Socket on which its QEMU listens, or will listen.
+    pub(crate) socket: PathBuf,
+    /// Go on where another player has stopped.
+    pub(crate) resume: bool,
 }
 
 /// Limits of the pages that are sent before the VM runs, so that it does not run much later.
@@ -55,67 +61,143 @@ const LISTENS: Duration = Duration::from_secs(60);
 /// Runs as a player.
 pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let _ = rustix::thread::set_name(c"platen");
-    let image = match open(&args.image) {
-        Ok(image) => image,
-        Err(error) => return fail(Failed::Untouched, &format!("{error:#}")),
-    };
+    let commands = rustix::stdio::stdout().as_fd().try_clone_to_owned();
+    let commands = BufReader::new(UnixStream::from(commands.context("the player's commands")?));
+    let playing = Playing::new(args);
+    thread::scope(|scope| {
+        // The last command may be cut, if `restore` has died: then its QEMU waits.
+        let commands = commands.lines().map_while(Result::ok);
+        for serve in commands.filter_map(|line| serde_json::from_str::<Serve>(&line).ok()) {
+            let (vm, playing) = (serve.vm, &playing);
+            let thread = thread::Builder::new().name(format!("play-{vm}"));
+            if let Err(error) = thread.spawn_scoped(scope, move || playing.serve(&serve)) {
+                fail(vm, Failed::Otherwise, &format!("the player cannot start a thread: {error}"));
+            }
+        }
+    });
+    playing.end()
+}
+
+/// What all VMs of a player share.
+struct Playing<'a> {
+    args: &'a PlayArgs,
+    /// The reason, if the image cannot be served.
+    opened: Result<(Arc<Image>, Arc<UnitCache>), (Failed, String)>,
+    /// The hot set that the first VM has read.
+    set: OnceLock<HotSet>,
+    /// Requests of the VMs that this player has served from the beginning to the end.
+    asked: Mutex<Vec<Vec<HotPage>>>,
+}
+
+impl<'a> Playing<'a> {
+    fn new(args: &'a PlayArgs) -> Self {
+        let set = OnceLock::new();
+        Self { args, opened: open_checked(args), set, asked: Mutex::default() }
+    }
+
+    /// Serves one QEMU to the end.
+    fn serve(&self, serve: &Serve) {
+        if let Err((failed, error)) = self.play(serve) {
+            fail(serve.vm, failed, &error);
+        }
+    }
+
+    fn play(&self, serve: &Serve) -> Result<(), (Failed, String)> {
+        let (image, cache) = self.opened.as_ref().map_err(Clone::clone)?;
+        let failed = |error: PlayError, untouched| {
+            (Failed::of(&error, untouched), described(&error, &self.args.image))
+        };
+        let is_hot = !self.args.no_hot_set && !serve.resume;
+        // Before the connection: a damaged unit then costs QEMU nothing.
+        let mut player =
+            Player::sharing(cache, self.args.rate).map_err(|error| failed(error, true))?;
+        if is_hot {
+            let set = self.set.get_or_init(|| self.read_hot_set(image));
+            player.prepare(set, HOT).map_err(|error| failed(error, true))?;
+        }
+        tell(json!({ "event": "connecting", "vm": serve.vm }));
+        let socket =
+            connect(&serve.socket).map_err(|error| (Failed::Otherwise, format!("{error:#}")))?;
+        let mut on = |event: Event| {
+            let name = if event == Event::Running { "running" } else { "loaded" };
+            tell(json!({ "event": name, "vm": serve.vm }));
+        };
+        let played = match serve.resume {
+            true => player.resume(socket, &mut on),
+            false => player.play(socket, &mut on),
+        };
+        let played = played.map_err(|error| failed(error, false))?;
+        tell(report(serve.vm, &played));
+        if is_hot {
+            self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(played.asked);
+        }
+        Ok(())
+    }
+
+    fn read_hot_set(&self, image: &Image) -> HotSet {
+        HotSet::read(&self.args.image, image).unwrap_or_else(|damage| {
+            let path = HotSet::path(&self.args.image);
+            say(&format!("{} is ignored: {}", path.display(), printable(&damage.chain())));
+            HotSet::default()
+        })
+    }
+
+    /// Reports the player's own figures, and writes the hot set. The restores have ended already,
+    /// whatever happens to the hot set.
+    fn end(self) -> anyhow::Result<ExitCode> {
+        let Ok((image, cache)) = &self.opened else { return Ok(ExitCode::FAILURE) };
+        let decoded = cache.decoded();
+        tell(json!({
+            "event": "end", "decoded-units": decoded.units, "decoded-bytes": decoded.bytes,
+            "peak-memory-bytes": peak_memory(), "cpu-s": crate::report::process_cpu(),
+        }));
+        let mut set = self.set.into_inner().unwrap_or_default();
+        let mut has_changed = false;
+        for asked in self.asked.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            has_changed |= set.add(&asked);
+        }
+        if has_changed {
+            if let Err(error) = set.write(&self.args.image, image) {
+                let error = anyhow::Error::from(error);
+                say(&format!("the next restore cannot know what the VM asked for: {error:#}"));
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Opens the image, and starts the threads that read it.
+fn open_checked(args: &PlayArgs) -> Result<(Arc<Image>, Arc<UnitCache>), (Failed, String)> {
+    let image = open(&args.image).map_err(|error| (Failed::Untouched, format!("{error:#}")))?;
     if identity_of(&image) != args.identity {
         // Its pages would be wrong ones.
         let text = format!("image {} was replaced by another one", args.image.display());
-        return fail(Failed::Untouched, &text);
+        return Err((Failed::Untouched, text));
     }
-    let mut set = HotSet::default();
-    let is_hot = !args.no_hot_set && !args.resume;
-    if is_hot {
-        set = HotSet::read(&args.image, &image).unwrap_or_else(|damage| {
-            let path = HotSet::path(&args.image);
-            say(&format!("{} is ignored: {}", path.display(), printable(&damage.chain())));
-            HotSet::default()
-        });
+    match UnitCache::new(&image, args.threads, args.cache) {
+        Ok(cache) => Ok((image, cache)),
+        Err(error) => Err((Failed::Otherwise, described(&error, &args.image))),
     }
-    let options = PlayOptions { threads: args.threads, rate: args.rate };
-    // Before the connection: a damaged unit then costs QEMU nothing.
-    let player = Player::new(&image, options).and_then(|mut player| {
-        player.prepare(&set, HOT)?;
-        Ok(player)
-    });
-    let player = match player {
-        Ok(player) => player,
-        Err(error) => return fail(Failed::of(&error, true), &described(&error, &args.image)),
-    };
-    let socket = match connect(&args.socket) {
-        Ok(socket) => socket,
-        Err(error) => return fail(Failed::Otherwise, &format!("{error:#}")),
-    };
-    let mut on = |event: Event| {
-        let name = if event == Event::Running { "running" } else { "loaded" };
-        // The guest needs its pages even if nobody reads this output.
-        let _ = show(&format!("{}\n", json!({ "event": name })));
-    };
-    let played = match args.resume {
-        true => player.resume(socket, &mut on),
-        false => player.play(socket, &mut on),
-    };
-    let played = match played {
-        Ok(played) => played,
-        Err(error) => return fail(Failed::of(&error, false), &described(&error, &args.image)),
-    };
-    // The restore has succeeded, whatever happens to the hot set.
-    let _ = show(&format!("{}\n", report(&played)));
-    if is_hot && set.add(&played.asked) {
-        if let Err(error) = set.write(&args.image, &image) {
-            let error = anyhow::Error::from(error);
-            say(&format!("the next restore cannot know what the VM asked for: {error:#}"));
-        }
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
-fn identity_of(image: &Image) -> String {
+/// Writes an event.
+fn tell(event: Value) {
+    // The guest needs its pages even if nobody reads this output.
+    let _ = show(&format!("{event}\n"));
+}
+
+/// The most memory that this process has had, bytes.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
+pub(crate) fn identity_of(image: &Image) -> String {
     format!("{:032x}", image.identity())
 }
 
-/// What an error that ends the player leaves.
+/// What an error leaves that ends the service of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failed {
     /// The image is damaged, and QEMU has received nothing: it waits for a player.
@@ -135,14 +217,12 @@ impl Failed {
     }
 }
 
-/// Reports the error that ends the player.
-fn fail(failed: Failed, error: &str) -> anyhow::Result<ExitCode> {
-    let event = json!({
-        "event": "failed", "damaged": failed != Failed::Otherwise,
+/// Reports the error that ends the service of a VM.
+fn fail(vm: usize, failed: Failed, error: &str) {
+    tell(json!({
+        "event": "failed", "vm": vm, "damaged": failed != Failed::Otherwise,
         "untouched": failed == Failed::Untouched, "error": error,
-    });
-    let _ = show(&format!("{event}\n"));
-    Ok(ExitCode::FAILURE)
+    }));
 }
 
 /// The error with its causes, and the image if that is at fault.
@@ -159,10 +239,10 @@ fn described(error: &PlayError, image: &Path) -> String {
     }
 }
 
-fn report(played: &Played) -> Value {
+fn report(vm: usize, played: &Played) -> Value {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     json!({
-        "event": "done", "running-ms": ms(played.running), "loaded-ms": ms(played.loaded),
+        "event": "done", "vm": vm, "running-ms": ms(played.running), "loaded-ms": ms(played.loaded),
         "requests": played.requests, "crossed": played.crossed, "pages": played.pages,
         "zeros": played.zeros, "hot": played.hot, "bytes": played.bytes,
         "served-p50-ms": ms(played.served_median), "served-p99-ms": ms(played.served_p99),
@@ -185,98 +265,5 @@ pub(crate) fn connect(path: &Path) -> anyhow::Result<UnixStream> {
                 return result.with_context(|| format!("cannot connect to {}", path.display()));
             }
         }
-    }
-}
-
-/// The process of a player.
-pub(crate) struct PlayerProcess {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl PlayerProcess {
-    /// Starts a player from this executable. It holds `lock` until it ends.
-    pub(crate) fn start(
-        path: &Path,
-        image: &Image,
-        lock: &ImageLock,
-        socket: &Path,
-        options: PlayerOptions,
-        resume: bool,
-    ) -> anyhow::Result<Self> {
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("platen").arg("play").arg(path).arg(identity_of(image));
-        command.arg(socket).arg(options.play.threads.to_string());
-        if let Some(rate) = options.play.rate {
-            command.args(["--rate", &rate.to_string()]);
-        }
-        if resume {
-            command.arg("--resume");
-        }
-        if !options.hot_set {
-            command.arg("--no-hot-set");
-        }
-        // An interrupt at the terminal is for `restore` only. The player continues alone, since the
-        // guest would stop without it.
-        command.process_group(0);
-        command.stdin(lock.handle()?).stdout(Stdio::piped());
-        let mut child = command.spawn().context("cannot start the process that plays the image")?;
-        let lines = BufReader::new(child.stdout.take().context("it has no standard output")?);
-        Ok(Self { child, lines })
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Waits for the player's next event; `None` once it has ended or died.
-    pub(crate) fn event(&mut self) -> Option<Value> {
-        let mut line = String::new();
-        match self.lines.read_line(&mut line) {
-            Ok(0) | Err(_) => None,
-            // Its death may have cut the line: that is no event.
-            Ok(_) => serde_json::from_str(&line).ok(),
-        }
-    }
-
-    /// Whether the player ends within `limit`. One that does not goes on without this process.
-    pub(crate) fn ends_within(&mut self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
-        loop {
-            match self.child.try_wait() {
-                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
-                ended => return !matches!(ended, Ok(None)),
-            }
-        }
-    }
-
-    /// Waits for the end of the player.
-    pub(crate) fn end(mut self) -> anyhow::Result<ExitStatus> {
-        self.child.wait().context("cannot wait for the process that plays the image")
-    }
-}
-
-/// Describes the end of a player.
-pub(crate) fn ended(status: ExitStatus) -> String {
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("the player was ended by signal {signal}"),
-        (_, code) => format!("the player ended with status {}", code.unwrap_or(-1)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_player_whose_disk_hangs_is_not_waited_for() {
-        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = child.unwrap();
-        let input = child.stdin.take();
-        let lines = BufReader::new(child.stdout.take().unwrap());
-        let mut player = PlayerProcess { child, lines };
-        assert!(!player.ends_within(Duration::from_millis(5)));
-        drop(input);
-        assert!(player.ends_within(Duration::from_secs(300)));
     }
 }

@@ -5,7 +5,6 @@ use crate::saved_vm::open;
 use crate::say::say;
 use anyhow::ensure;
 use image::{check_units, Image};
-use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,13 +21,13 @@ impl<'a> Source<'a> {
         path: &'a Path,
         copies: &'a [PathBuf],
         shared: bool,
-    ) -> anyhow::Result<VecDeque<Self>> {
-        let mut sources = VecDeque::new();
+    ) -> anyhow::Result<Vec<Self>> {
+        let mut sources = Vec::new();
         for path in std::iter::once(path).chain(copies.iter().map(PathBuf::as_path)) {
             // The lock first: nobody removes or rewrites a save that is locked.
             let lock = ImageLock::take(path, shared)?;
             let image = open(path)?;
-            sources.push_back(Self { path, image, lock });
+            sources.push(Self { path, image, lock });
         }
         let identity = sources[0].image.identity();
         for copy in sources.iter().skip(1) {
@@ -39,7 +38,7 @@ impl<'a> Source<'a> {
     }
 
     /// Compares the checksums of all units, and leaves out damaged images.
-    pub(crate) fn verify(sources: &mut VecDeque<Self>, threads: usize) -> anyhow::Result<()> {
+    pub(crate) fn verify(sources: &mut Vec<Self>, threads: usize) -> anyhow::Result<()> {
         let mut damaged = None;
         sources.retain(|source| {
             let Err(error) = check_units(&source.image, threads) else { return true };

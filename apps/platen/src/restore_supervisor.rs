@@ -1,58 +1,92 @@
-//! Supervises the players of a restore in which the VM runs while its RAM is loaded.
+//! Supervises the service of a VM that runs while its RAM is loaded.
 
-use crate::restore_fit::{say_if_paused, socket_name, was_paused};
-use crate::restore_player::{ended, PlayerOptions, PlayerProcess};
-use crate::restore_source::Source;
+use crate::restore_fit::{socket_name, why_paused};
+use crate::restore_player::Serve;
+use crate::restore_players::{Players, Service};
+use crate::restore_vm::Vm;
 use crate::saved_vm::wait_started;
-use crate::say::say;
 use anyhow::{bail, Context};
 use qmp::Qmp;
-use relay::UnixAddress;
 use serde_json::{json, Value};
-use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 /// Time limit for QEMU to reach [`PAUSED`] after a player has died.
 const SETTLES: Duration = Duration::from_secs(60);
 /// Longest time that an ending QEMU keeps its monitor open after it has closed its other sockets.
 const NOTICED: Duration = Duration::from_secs(2);
-/// Longest wait for a player that writes the hot set of a finished restore, to a disk that may hang.
-const HOT_SET: Duration = Duration::from_secs(2);
+/// Time limit for one question about the VM's state. A vCPU that waits for a page may keep QEMU from
+/// answering.
+const ANSWERS: Duration = Duration::from_millis(250);
+/// Questions that QEMU may leave unanswered. It stops to read its monitor at 8.
+const UNANSWERED: u32 = 4;
+/// Time between two questions about the VM's state.
+const AGAIN: Duration = Duration::from_millis(2);
+/// Players that may die before they have connected to QEMU.
+const ATTEMPTS: u32 = 3;
 /// QEMU's migration status for a postcopy that has lost its source.
 const PAUSED: &str = "postcopy-paused";
 
-/// A restore in which the VM runs while its RAM is loaded; replaces players that die.
+/// A VM that runs while its RAM is loaded; has another player serve it if one dies.
 pub(crate) struct Supervisor<'a> {
-    /// The monitor's address, for messages.
-    address: &'a UnixAddress,
+    vm: &'a Vm,
     qmp: &'a mut Qmp,
+    players: &'a Players<'a>,
     dir: tempfile::TempDir,
-    options: PlayerOptions,
     socket: PathBuf,
-    /// The image and its copies; the first one is in use.
-    images: VecDeque<Source<'a>>,
+    /// The copy of the image in use.
+    source: usize,
     /// Number of players that have died.
     deaths: u32,
     /// Whether the guest's CPUs have run, as far as QEMU's events tell.
     has_run: bool,
+    begin: Instant,
+    /// Time until QEMU had loaded the devices, milliseconds.
+    running_ms: Option<f64>,
+    /// Questions about the VM's state that were not answered.
+    unanswered: u32,
+    /// QEMU has said the VM's state since the devices are loaded.
+    is_known: bool,
+}
+
+/// How the service of a VM by one player has ended.
+enum End {
+    Done(Value),
+    Failed(Value),
+    /// The player has died. `connecting`: it may have sent QEMU something.
+    Died {
+        connecting: bool,
+    },
 }
 
 impl<'a> Supervisor<'a> {
     pub(crate) fn new(
-        address: &'a UnixAddress,
+        vm: &'a Vm,
         qmp: &'a mut Qmp,
-        images: VecDeque<Source<'a>>,
-        options: PlayerOptions,
+        players: &'a Players<'a>,
         dir: tempfile::TempDir,
     ) -> Self {
-        let socket = dir.path().join(socket_name(&images[0].image, 0));
-        Self { address, qmp, dir, options, socket, images, deaths: 0, has_run: false }
+        Self {
+            socket: dir.path().join(socket_name(players.image(), 0)),
+            vm,
+            qmp,
+            players,
+            dir,
+            source: 0,
+            deaths: 0,
+            has_run: false,
+            begin: Instant::now(),
+            running_ms: None,
+            unanswered: 0,
+            is_known: false,
+        }
     }
 
     /// Restores the VM; returns the report.
     pub(crate) fn begin(mut self) -> anyhow::Result<Value> {
         self.qmp.migrate_incoming(&format!("unix:{}", self.socket.display()))?;
+        self.begin = Instant::now();
         self.supervise(false)
     }
 
@@ -60,6 +94,7 @@ impl<'a> Supervisor<'a> {
     pub(crate) fn go_on(mut self) -> anyhow::Result<Value> {
         self.deaths = 1;
         self.has_run = true;
+        self.is_known = true;
         self.recover()?;
         self.supervise(true)
     }
@@ -67,7 +102,7 @@ impl<'a> Supervisor<'a> {
     /// Makes QEMU listen for the next player. QEMU accepts that once it has noticed that the last
     /// one is gone.
     fn recover(&mut self) -> anyhow::Result<()> {
-        self.socket = self.dir.path().join(socket_name(&self.images[0].image, self.deaths));
+        self.socket = self.dir.path().join(socket_name(self.players.image(), self.deaths));
         let uri = format!("unix:{}", self.socket.display());
         let until = Instant::now() + SETTLES;
         loop {
@@ -106,63 +141,31 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Starts players until one has sent QEMU everything.
+    /// Has players serve the VM until one has sent QEMU everything.
     fn supervise(&mut self, mut resume: bool) -> anyhow::Result<Value> {
-        let begin = Instant::now();
-        let mut running_ms = None;
+        let mut attempts = 0;
         loop {
-            let Source { path, image, lock } = &self.images[0];
-            let mut player =
-                PlayerProcess::start(path, image, lock, &self.socket, self.options, resume)?;
-            say(&format!("player {} begins", player.pid()));
-            let (mut done, mut failed) = (None, None);
-            while let Some(event) = player.event() {
-                match event["event"].as_str() {
-                    Some("running") if running_ms.is_none() && !resume => {
-                        running_ms = Some(begin.elapsed().as_secs_f64() * 1e3);
-                        say(if was_paused(image) {
-                            "the VM is paused, as it was saved; its RAM is loaded, and cont may resume it meanwhile"
-                        } else {
-                            "the VM runs; its RAM is loaded while it does"
-                        });
+            let serve = Serve { vm: self.vm.number, socket: self.socket.clone(), resume };
+            let service = self.players.serve(self.source, &serve)?;
+            let (why, failed) = match self.follow(&service, resume) {
+                End::Done(report) => return self.done(report),
+                End::Failed(event) => {
+                    (event["error"].as_str().unwrap_or_default().to_owned(), Some(event))
+                }
+                End::Died { connecting } => {
+                    attempts += 1;
+                    // It has told QEMU nothing, as when it dies between the end of one VM and the
+                    // beginning of the next.
+                    if !connecting && attempts < ATTEMPTS {
+                        continue;
                     }
-                    Some("running") => say("the VM goes on"),
-                    Some("loaded") => say("everything is loaded: the image is not needed any more"),
-                    Some("done") => {
-                        done = Some(event);
-                        break;
-                    }
-                    Some("failed") => failed = Some(event),
-                    _ => {}
+                    (service.player.why_it_ended(), None)
                 }
-            }
-            if let Some(mut report) = done {
-                // The player holds the image's lock while it writes the hot set.
-                if !player.ends_within(HOT_SET) {
-                    say("the player still writes the pages that the VM asked for beside the image");
-                }
-                report["status"] = "completed".into();
-                report["mode"] = "instant".into();
-                report["deaths"] = self.deaths.into();
-                report["started-ms"] = running_ms.into();
-                let vm = wait_started(self.qmp)?;
-                say_if_paused(&vm, image);
-                report["vm"] = vm.into();
-                if let Some(report) = report.as_object_mut() {
-                    report.remove("event");
-                }
-                return Ok(report);
-            }
-            let status = player.end()?;
-            let why = match &failed {
-                Some(event) => event["error"].as_str().unwrap_or_default().to_owned(),
-                None => ended(status),
             };
-            let started = running_ms.is_some() || resume;
+            let started = self.running_ms.is_some() || resume;
             let is_untouched = failed.as_ref().is_some_and(|event| event["untouched"] == true);
-            if !started && is_untouched && self.images.len() > 1 {
-                self.images.pop_front();
-                say(&format!("{why}; another begins from {}", self.images[0].path.display()));
+            if !started && is_untouched && self.next_source() {
+                self.vm.say(&format!("{why}; another begins from {}", self.path()));
                 continue;
             }
             self.deaths += 1;
@@ -172,33 +175,132 @@ impl<'a> Supervisor<'a> {
                      end by itself) and start it again"
                 );
             }
-            let again = format!("platen restore COPY --qmp {} --recover", self.address);
-            let damaged = failed.as_ref().is_some_and(|event| event["damaged"] == true);
-            // The last image stays in the queue, for a player that is killed later.
-            let copy = (damaged && self.images.len() > 1).then(|| self.images.pop_front());
-            let goes_on = failed.is_none() || copy.is_some();
-            let asked = if goes_on {
-                say(&format!("{why}; another goes on from {}", self.images[0].path.display()));
-                self.recover()
-            } else {
-                Ok(())
-            };
-            // This check comes last, since it takes NOTICED while the guest waits.
-            if (!goes_on || asked.is_err()) && !self.qemu_lives() {
-                // QEMU ends, instead of waiting for another player, until it has obeyed RUN.
-                if !self.has_run {
-                    bail!("{why}, before the VM ran, and this QEMU has ended; the image is as good as before");
-                }
-                bail!(
-                    "{why}: this QEMU has ended. The image is as good as before, but the VM has run: its disks are not \
-                     those of the image any more"
-                );
-            }
-            asked.with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
-            if !goes_on {
-                bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
-            }
+            self.replace(&why, failed.as_ref())?;
             resume = true;
         }
+    }
+
+    /// Makes QEMU wait for another player, after the VM has run.
+    fn replace(&mut self, why: &str, failed: Option<&Value>) -> anyhow::Result<()> {
+        let again = format!("platen restore COPY --qmp {} --recover", self.vm.address);
+        let damaged = failed.is_some_and(|event| event["damaged"] == true);
+        let goes_on = failed.is_none() || (damaged && self.next_source());
+        let asked = if goes_on {
+            self.vm.say(&format!("{why}; another goes on from {}", self.path()));
+            self.recover()
+        } else {
+            Ok(())
+        };
+        // This check comes last, since it takes NOTICED while the guest waits.
+        if (!goes_on || asked.is_err()) && !self.qemu_lives() {
+            // QEMU ends, instead of waiting for another player, until it has obeyed RUN.
+            if !self.has_run {
+                bail!("{why}, before the VM ran, and this QEMU has ended; the image is as good as before");
+            }
+            bail!(
+                "{why}: this QEMU has ended. The image is as good as before, but the VM has run: its disks are not \
+                 those of the image any more"
+            );
+        }
+        asked.with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
+        if !goes_on {
+            bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
+        }
+        Ok(())
+    }
+
+    /// Goes on to the next copy of the image; the last one stays in use, for a player that is killed
+    /// later.
+    fn next_source(&mut self) -> bool {
+        let is_there = self.players.source(self.source + 1).is_some();
+        self.source += usize::from(is_there);
+        is_there
+    }
+
+    /// Path of the copy of the image in use.
+    fn path(&self) -> String {
+        let source = self.players.source(self.source);
+        source.map(|source| source.path.display().to_string()).unwrap_or_default()
+    }
+
+    /// Follows the events of one player.
+    fn follow(&mut self, service: &Service, resume: bool) -> End {
+        let (mut connecting, mut is_loaded) = (false, false);
+        loop {
+            let asks = self.running_ms.is_some() && !self.is_known && !is_loaded;
+            let event = match asks && self.unanswered < UNANSWERED {
+                true => service.events.recv_timeout(AGAIN),
+                false => service.events.recv().map_err(RecvTimeoutError::from),
+            };
+            let event = match event {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.ask_state();
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return End::Died { connecting },
+            };
+            match event["event"].as_str() {
+                Some("connecting") => connecting = true,
+                Some("running") if self.running_ms.is_none() && !resume => {
+                    self.running_ms = Some(self.begin.elapsed().as_secs_f64() * 1e3);
+                    self.ask_state();
+                }
+                Some("running") => self.vm.say("the VM goes on"),
+                Some("loaded") => {
+                    is_loaded = true;
+                    if self.running_ms.is_some() && !self.is_known {
+                        self.ask_state();
+                    }
+                    self.vm.say("everything is loaded: the image is not needed any more");
+                }
+                Some("done") => return End::Done(event),
+                Some("failed") => return End::Failed(event),
+                _ => {}
+            }
+        }
+    }
+
+    /// Asks QEMU for the VM's state, and says it once the VM has started.
+    fn ask_state(&mut self) {
+        let answer = self.qmp.execute_within("query-status", None, ANSWERS);
+        match answer {
+            Ok(answer) => match answer["status"].as_str() {
+                Some("inmigrate") | None => {}
+                Some(state) => self.say_state(state),
+            },
+            // The end of QEMU shows in the player's events.
+            Err(_) => self.unanswered += 1,
+        }
+    }
+
+    /// Says what the VM does, once.
+    fn say_state(&mut self, state: &str) {
+        if std::mem::replace(&mut self.is_known, true) {
+            return;
+        }
+        match (state, why_paused(state, self.players.image())) {
+            (_, Some(why)) => self.vm.say(why),
+            ("running", None) => self.vm.say("the VM runs; its RAM is loaded while it does"),
+            ("paused", None) => self.vm.say(
+                "the VM is paused, as it was saved; its RAM is loaded, and cont may resume it meanwhile",
+            ),
+            (state, None) => self.vm.say(&format!("the VM is '{state}'; its RAM is loaded")),
+        }
+    }
+
+    /// Completes the report of the player that has sent everything.
+    fn done(&mut self, mut report: Value) -> anyhow::Result<Value> {
+        let state = wait_started(self.qmp)?;
+        self.say_state(&state);
+        report["status"] = "completed".into();
+        report["mode"] = "instant".into();
+        report["deaths"] = self.deaths.into();
+        report["started-ms"] = self.running_ms.into();
+        report["vm"] = state.into();
+        if let Some(report) = report.as_object_mut() {
+            report.remove("event");
+        }
+        Ok(report)
     }
 }

@@ -15,6 +15,8 @@ use serde_json::{json, Value};
 
 #[path = "saved/access.rs"]
 mod access;
+#[path = "saved/clones.rs"]
+mod clones;
 #[path = "saved/disk.rs"]
 mod disk;
 #[path = "saved/hot.rs"]

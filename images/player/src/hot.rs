@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use image::HotSet;
 
-use crate::lanes::Ahead;
+use crate::cache::Ahead;
 use crate::serve::Server;
 use crate::PlayError;
 
@@ -40,9 +40,9 @@ pub(crate) fn prepare(
         }
         match server.unit_of(of.block, of.page) {
             None => server.put_filled(of.block, of.page, &mut out),
-            // `ahead` gives these units in the order of their first pages.
+            // `ahead` asks for these units in the order of their first pages.
             Some(unit) if known.remove(&unit) => {
-                let Some(unit) = ahead.next(Some(deadline), |unit| server.wants(unit))? else {
+                let Some(unit) = ahead.wait(unit, deadline, |unit| server.wants(unit))? else {
                     break;
                 };
                 server.put_hot(&unit, |block, page| hot.contains(&(block, page)), &mut out);

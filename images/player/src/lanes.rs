@@ -1,8 +1,6 @@
 //! Threads that read and decode units ahead of their use, in order.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use image::{Damage, Image, Units};
 use pages::{Arena, Slot};
@@ -49,15 +47,13 @@ impl Unit {
     }
 }
 
-/// Reads units ahead, in order, each once; some of them first.
+/// Reads units ahead, in order, each once.
 pub(crate) struct Ahead {
     image: Arc<Image>,
     lanes: Arc<Pool<Decode>>,
     results: Arc<Results<Decoded>>,
     order: Reorder<Decoded>,
     arena: Arc<Arena>,
-    /// The units to submit before all others.
-    first: VecDeque<u64>,
     /// The next unit to submit, and the number of units.
     next: u64,
     end: u64,
@@ -79,7 +75,6 @@ impl Ahead {
             results: Results::new(slots),
             order: Reorder::new(slots),
             arena,
-            first: VecDeque::new(),
             next: 0,
             end: image.index().units.len() as u64,
             asked: 0,
@@ -87,22 +82,13 @@ impl Ahead {
         })
     }
 
-    /// Puts `units` before all others.
-    pub(crate) fn begin_with(&mut self, units: impl IntoIterator<Item = u64>) {
-        self.first.extend(units);
-    }
-
-    /// The next unit for which `wanted` is true; `None` if none is decoded by `deadline`, or if all
-    /// are given out ([`Ahead::is_over`]).
-    pub(crate) fn next(
-        &mut self,
-        deadline: Option<Instant>,
-        wanted: impl Fn(u64) -> bool,
-    ) -> Result<Option<Unit>, PlayError> {
+    /// The next unit for which `wanted` is true; `None` if all were returned.
+    pub(crate) fn next(&mut self, wanted: impl Fn(u64) -> bool) -> Result<Option<Unit>, PlayError> {
         loop {
-            while let Some(unit) = self.candidate() {
+            while self.next < self.end {
+                let unit = self.next;
                 if !wanted(unit) {
-                    self.advance();
+                    self.next += 1;
                     continue;
                 }
                 let Some(slot) = self.arena.take() else { break };
@@ -111,7 +97,7 @@ impl Ahead {
                 {
                     break;
                 }
-                self.advance();
+                self.next += 1;
                 self.asked += 1;
             }
             if let Some(Decoded { unit, slot, result, .. }) = self.order.pop() {
@@ -119,33 +105,16 @@ impl Ahead {
                 let len = result?;
                 return Ok(Some(Unit { number: unit, slot, len }));
             }
-            if self.is_over() {
+            if self.next == self.end && self.given == self.asked {
                 return Ok(None);
             }
-            match self.results.pop_until(deadline) {
+            match self.results.pop_until(None) {
                 Popped::Item(decoded) => {
                     let seq = decoded.seq;
                     self.order.insert(seq, decoded).expect("numbered here, and window for all");
                 }
                 Popped::Timeout | Popped::Closed => return Ok(None),
             }
-        }
-    }
-
-    /// Whether every wanted unit was given out.
-    pub(crate) fn is_over(&self) -> bool {
-        self.candidate().is_none() && self.given == self.asked
-    }
-
-    /// The unit to submit next.
-    fn candidate(&self) -> Option<u64> {
-        self.first.front().copied().or((self.next < self.end).then_some(self.next))
-    }
-
-    /// Goes on to the unit after the candidate.
-    fn advance(&mut self) {
-        if self.first.pop_front().is_none() {
-            self.next += 1;
         }
     }
 }

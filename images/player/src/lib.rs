@@ -15,6 +15,7 @@
 //! follow in the background. [`Player::resume`] continues after a player has died.
 //! [`Player::prepare`] reads the pages that earlier restores requested: they are sent before the
 //! guest runs, and cost it no requests.
+//! Players of one image may share a [`UnitCache`]: a unit that one of them has decoded is sent by all.
 //!
 //! [`Player::play`] sends, in this order:
 //!
@@ -45,6 +46,7 @@
 //! [`Player`] requires pages of 4096 bytes in the guest and on the host, and no huge pages.
 
 mod back;
+mod cache;
 mod error;
 mod hot;
 mod lanes;
@@ -58,6 +60,7 @@ mod source;
 mod wire;
 
 pub use back::{Message, ReturnPath};
+pub use cache::{Decoded, UnitCache};
 pub use error::PlayError;
 pub use hot::HotLimits;
 pub use plain::{plain, PlainOptions, Reader};

@@ -68,7 +68,7 @@ pub fn plain(
     let page_size = image.shape().page_size();
     let runs = Runs::new(image);
     let mut ahead = Ahead::new(image, how.threads)?;
-    while let Some(unit) = ahead.next(None, |number| !runs.of(number).is_empty())? {
+    while let Some(unit) = ahead.next(|number| !runs.of(number).is_empty())? {
         wire::part(&mut buffer, state.ram_section);
         let mut last = None;
         for run in runs.of(unit.number) {

@@ -7,15 +7,14 @@ use std::time::Instant;
 use image::{Content, HotPage, HotSet, Image, Units};
 
 use crate::back::Message;
-use crate::lanes::Unit;
+use crate::cache::{Plain, Unit, UnitCache};
 use crate::pending::Pending;
-use crate::runs::Runs;
 use crate::socket::Socket;
 use crate::{wire, PlayError};
 
 /// Maximum number of background pages per section. Requests are read between two sections.
 const BATCH: usize = 16;
-/// Capacity of the cache of units that were decoded for a request.
+/// Number of units of the last requests that are kept.
 const KEPT: usize = 32;
 /// Maximum number of response times in the report.
 const MOST_TIMES: usize = 1 << 16;
@@ -37,13 +36,13 @@ pub(crate) struct Counts {
 /// The pages that are still to be sent, and their places.
 pub(crate) struct Server {
     image: Arc<Image>,
+    cache: Arc<UnitCache>,
     names: HashMap<String, usize>,
-    pub(crate) runs: Runs,
     pub(crate) pending: Pending,
     units: Units,
-    /// Cache of units that were decoded for a request, the newest last.
-    kept: VecDeque<(u64, Box<[u8]>)>,
-    /// Cached units with pages that may still be pending.
+    /// The units of the last requests, the newest last.
+    kept: VecDeque<(u64, Arc<Plain>)>,
+    /// Kept units with pages that may still be pending.
     near: VecDeque<u64>,
     /// The block of the last request, for requests without a name.
     last: Option<usize>,
@@ -56,12 +55,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(image: &Arc<Image>) -> Self {
+    pub(crate) fn new(cache: &Arc<UnitCache>) -> Self {
+        let image = cache.image();
         let blocks = &image.index().blocks;
         let names = blocks.iter().enumerate().map(|(at, block)| (block.name.clone(), at)).collect();
         Self {
+            cache: Arc::clone(cache),
             names,
-            runs: Runs::new(image),
             pending: Pending::all(image),
             units: Units::new(),
             kept: VecDeque::new(),
@@ -150,21 +150,17 @@ impl Server {
         Ok(true)
     }
 
-    /// Decodes `unit` into the cache.
+    /// Takes `unit` from the cache, or decodes it, and keeps it.
     fn keep(&mut self, unit: u64) -> Result<(), PlayError> {
         if self.kept.iter().any(|(kept, _)| *kept == unit) {
             return Ok(());
         }
-        let mut bytes = if self.kept.len() < KEPT {
-            vec![0; self.image.shape().unit_bytes()].into_boxed_slice()
-        } else {
-            let (old, bytes) = self.kept.pop_front().expect("KEPT is not 0");
+        if self.kept.len() == KEPT {
+            let (old, _) = self.kept.pop_front().expect("KEPT is not 0");
             // Its other pages are sent in the background.
             self.near.retain(|near| *near != old);
-            bytes
-        };
-        self.units.read(&self.image, unit, &mut bytes)?;
-        self.kept.push_back((unit, bytes));
+        }
+        self.kept.push_back((unit, self.cache.get(unit, &mut self.units)?));
         Ok(())
     }
 
@@ -181,7 +177,8 @@ impl Server {
     /// Whether a page of `unit` is pending.
     pub(crate) fn wants(&self, unit: u64) -> bool {
         let mut pages = self
-            .runs
+            .cache
+            .runs()
             .of(unit)
             .iter()
             .flat_map(|run| (run.page..run.page + run.pages).map(|page| (run.block, page)));
@@ -193,7 +190,7 @@ impl Server {
         self.send_some(unit.number, Some(unit.bytes()), socket)
     }
 
-    /// Sends the next pending pages of `unit`, from `plain` or from the cache; false if none is
+    /// Sends the next pending pages of `unit`, from `plain` or from the kept ones; false if none is
     /// pending.
     fn send_some(
         &mut self,
@@ -203,7 +200,7 @@ impl Server {
     ) -> Result<bool, PlayError> {
         let mut chosen = [(0, 0, 0); BATCH];
         let mut count = 0;
-        for run in self.runs.of(unit) {
+        for run in self.cache.runs().of(unit) {
             for nth in 0..run.pages {
                 if count < BATCH && self.pending.is_set(run.block, run.page + nth) {
                     chosen[count] = (run.block, run.page + nth, run.slot + nth);
@@ -255,7 +252,7 @@ impl Server {
         let size = self.image.shape().page_size() as u64;
         wire::part(out, self.image.state().ram_section);
         let mut last = None;
-        for run in self.runs.of(unit.number) {
+        for run in self.cache.runs().of(unit.number) {
             for nth in 0..run.pages {
                 let page = run.page + nth;
                 if is_hot(run.block, page) && self.pending.take(run.block, page) {
@@ -319,7 +316,7 @@ impl Server {
         wire::part(&mut self.buffer, self.image.state().ram_section);
     }
 
-    /// Appends a page from the cache, or one without a slot.
+    /// Appends a page of a kept unit, or one without a slot.
     fn record(&mut self, block: usize, page: u64, content: Content, named: bool) {
         let size = self.image.shape().page_size();
         let name = &self.image.index().blocks[block].name;
@@ -337,7 +334,7 @@ impl Server {
                 let unit = slot / self.image.shape().unit_pages();
                 let kept = self.kept.iter().find(|(kept, _)| *kept == unit);
                 let (_, plain) = kept.expect("kept before its pages are sent");
-                let bytes = page_of(&self.image, slot, plain);
+                let bytes = page_of(&self.image, slot, plain.bytes());
                 wire::page(&mut self.buffer, address, name, bytes);
             }
         }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use image::{HotPage, HotSet, Image};
 
 use crate::back::Message;
+use crate::cache::{Ahead, UnitCache};
 use crate::hot::{prepare, HotLimits};
-use crate::lanes::Ahead;
 use crate::opening::{beginning, can_play, put_devices, DEVICES_LOADED};
 use crate::serve::Server;
 use crate::socket::{Socket, Wait, MOST};
@@ -16,6 +16,8 @@ use crate::{wire, PlayError};
 
 /// Longest wait for a decoded unit before the return path is read again.
 const LOOK: Duration = Duration::from_micros(300);
+/// Size of the log of decoded units of a player that shares it with none, bytes.
+const ALONE: usize = 4 << 20;
 /// Longest single wait for a message while QEMU loads devices.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -84,11 +86,22 @@ impl Player {
     /// An image that cannot be played; threads or memory that cannot be allocated.
     pub fn new(image: &Arc<Image>, options: PlayOptions) -> Result<Self, PlayError> {
         can_play(image)?;
+        Self::sharing(&UnitCache::new(image, options.threads, ALONE)?, options.rate)
+    }
+
+    /// A player that shares the decoded units, and the threads that decode them, with others.
+    /// `rate` as in [`PlayOptions`].
+    ///
+    /// # Errors
+    ///
+    /// An image that cannot be played.
+    pub fn sharing(cache: &Arc<UnitCache>, rate: Option<u64>) -> Result<Self, PlayError> {
+        can_play(cache.image())?;
         Ok(Self {
-            image: Arc::clone(image),
-            server: Server::new(image),
-            ahead: Ahead::new(image, options.threads)?,
-            rate: options.rate,
+            image: Arc::clone(cache.image()),
+            server: Server::new(cache),
+            ahead: Ahead::new(cache),
+            rate,
             hot: Vec::new(),
             hot_pages: 0,
         })

@@ -12,6 +12,9 @@ use std::time::Duration;
 use image::{HotPage, HotSet, Image, Options, RamBlock, State, Writer};
 use player::{Event, HotLimits, PlayError, PlayOptions, Played, Player};
 
+#[path = "play/sharing.rs"]
+mod sharing;
+
 const PAGE: usize = 4096;
 const OPTIONS: PlayOptions = PlayOptions { threads: 2, rate: None };
 /// A background so slow that few pages arrive during a test that were not requested.

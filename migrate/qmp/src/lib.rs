@@ -137,6 +137,12 @@ impl Qmp {
         self.version
     }
 
+    /// The process that listens at the monitor's socket: QEMU, or the one that has given it the
+    /// socket. `None` if the kernel does not tell.
+    pub fn peer_pid(&self) -> Option<i32> {
+        self.socket.peer_pid()
+    }
+
     /// Runs `command` and returns its result, within the timeout given to [`Qmp::connect`].
     ///
     /// Events that arrive meanwhile are queued for [`Qmp::poll_event`].

@@ -65,6 +65,11 @@ impl From<io::Error> for ReadFailure {
 }
 
 impl LineSocket {
+    /// The process at the other end, as it was when it began to listen.
+    pub(crate) fn peer_pid(&self) -> Option<i32> {
+        Some(rustix::net::sockopt::socket_peercred(&self.stream).ok()?.pid.as_raw_pid())
+    }
+
     /// Connects to the socket at `path`. Its backlog may be full, since one client at a time is
     /// served. A blocking connect would then wait for ever, so this one retries until the deadline.
     pub(crate) fn connect(

@@ -14,6 +14,7 @@ mod bad_input;
 mod bare;
 mod cancel;
 mod choice;
+mod clones;
 mod course;
 mod doubt;
 mod ending;
@@ -101,6 +102,7 @@ fn run() -> anyhow::Result<u32> {
         intercept::scenarios(),
         advise::scenarios(),
         saved::scenarios(),
+        clones::scenarios(),
     ];
     let choice = choice::Choice::new(std::env::args().skip(1))?;
     let chosen = choice.of(all.into_iter().flatten().collect())?;

@@ -14,10 +14,10 @@ use crate::stage::{destination_ends, names_the_cause, Stage, LOAD, NOTICE};
 use crate::Scenario;
 
 /// Time limit for a save or a restore of a tiny VM.
-const LIMIT: Duration = Duration::from_secs(300);
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
 /// Options for a background so slow that little but requested pages is loaded.
-const HELD: [&str; 2] = ["--push-rate", "4096"];
+pub(crate) const HELD: [&str; 2] = ["--push-rate", "4096"];
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let pairs = [
@@ -96,7 +96,7 @@ fn image_command(stage: &Stage, vm: &Vm, words: &[&str]) -> Result<String> {
 }
 
 /// Saves a VM that dirties its memory, and leaves it paused; returns it and the verified image.
-fn saved(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf)> {
+pub(crate) fn saved(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf)> {
     let mut vm = stage.vm_of(spec)?;
     vm.let_migrate()?;
     vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
@@ -111,7 +111,7 @@ fn saved(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf)> {
 }
 
 /// Asserts that the guest runs, dirties its memory, and verifies every page.
-fn runs_whole(vm: &mut Vm) -> Result<()> {
+pub(crate) fn runs_whole(vm: &mut Vm) -> Result<()> {
     vm.assert_running()?;
     let before = vm.guest.work("loops")?;
     vm.guest.wait_work("loops", before)?;
@@ -230,7 +230,7 @@ fn plain_stream(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
 }
 
 /// Process id of the `nth` player that this restore has started.
-fn player(restore: &mut Platen, nth: usize) -> Result<i32> {
+pub(crate) fn player(restore: &mut Platen, nth: usize) -> Result<i32> {
     let deadline = Instant::now() + NOTICE;
     loop {
         let output = restore.process.output();
@@ -246,7 +246,7 @@ fn player(restore: &mut Platen, nth: usize) -> Result<i32> {
     }
 }
 
-fn kill(pid: i32) -> Result<()> {
+pub(crate) fn kill(pid: i32) -> Result<()> {
     let pid = rustix::process::Pid::from_raw(pid).context("no process")?;
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).context("kill")
 }

@@ -1,0 +1,285 @@
+//! The players of a restore: processes that serve an image, or a copy of it, to its VMs.
+
+use crate::restore_player::{identity_of, Serve};
+use crate::restore_source::Source;
+use crate::say::say;
+use anyhow::Context;
+use image::Image;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// Options of a player's process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlayerOptions {
+    /// Threads that decode units.
+    pub(crate) threads: usize,
+    /// Limit of the background pages of each VM, bytes per second; `None`: no limit.
+    pub(crate) rate: Option<u64>,
+    /// Bytes of decoded units that are kept for all VMs.
+    pub(crate) cache: u64,
+    /// Use and write the image's hot set.
+    pub(crate) hot_set: bool,
+}
+
+/// Longest wait for a player that writes the hot set of a finished restore, to a disk that may hang.
+const HOT_SET: Duration = Duration::from_secs(2);
+
+/// The image, its copies, and the players that serve them. All VMs of a restore share them.
+pub(crate) struct Players<'a> {
+    sources: Vec<Source<'a>>,
+    options: PlayerOptions,
+    started: Mutex<Vec<Arc<Player>>>,
+}
+
+/// The service of one VM by a player.
+pub(crate) struct Service {
+    pub(crate) player: Arc<Player>,
+    /// Events of the VM. It is disconnected once the player has ended.
+    pub(crate) events: Receiver<Value>,
+}
+
+impl<'a> Players<'a> {
+    pub(crate) fn new(sources: Vec<Source<'a>>, options: PlayerOptions) -> Self {
+        Self { sources, options, started: Mutex::default() }
+    }
+
+    /// The image or one of its copies; `None` if there are fewer copies.
+    pub(crate) fn source(&self, nth: usize) -> Option<&Source<'a>> {
+        self.sources.get(nth)
+    }
+
+    /// The image.
+    pub(crate) fn image(&self) -> &Arc<Image> {
+        &self.sources[0].image
+    }
+
+    /// Has a VM served from copy `nth`: by the player that serves it to other VMs, or by another one
+    /// if that has died.
+    pub(crate) fn serve(&self, nth: usize, serve: &Serve) -> anyhow::Result<Service> {
+        let mut started = lock(&self.started);
+        for player in started.iter().filter(|player| player.source == nth) {
+            if let Some(events) = player.serve(serve)? {
+                return Ok(Service { player: Arc::clone(player), events });
+            }
+        }
+        let player = Arc::new(Player::start(nth, &self.sources[nth], self.options)?);
+        say(&format!("player {} begins", player.pid));
+        started.push(Arc::clone(&player));
+        let events = player.serve(serve)?.context("the player has ended at once")?;
+        Ok(Service { player, events })
+    }
+
+    /// Lets the players end, which write the hot set; returns their figures.
+    pub(crate) fn end(&self) -> Vec<Value> {
+        let started = std::mem::take(&mut *lock(&self.started));
+        for player in &started {
+            // It fails if the player has died.
+            let _ = player.commands.shutdown(Shutdown::Write);
+        }
+        let mut figures = Vec::new();
+        for player in &started {
+            // A player holds the image's lock while it writes the hot set.
+            let is_late = !player.ends_within(HOT_SET);
+            figures.extend(player.heard.figures.get().cloned());
+            if is_late {
+                say(if player.heard.figures.get().is_some() {
+                    "the player still writes the pages that the VM asked for beside the image"
+                } else {
+                    "the player continues without this process"
+                });
+            }
+        }
+        figures
+    }
+}
+
+/// A player's process.
+pub(crate) struct Player {
+    pub(crate) pid: u32,
+    /// The copy of the image that it serves.
+    source: usize,
+    commands: UnixStream,
+    heard: Arc<Heard>,
+    /// Disconnected once it has ended.
+    ended: Mutex<Receiver<()>>,
+}
+
+/// What a player has reported.
+#[derive(Default)]
+struct Heard {
+    /// Where the events of each VM go.
+    vms: Mutex<Vms>,
+    status: OnceLock<ExitStatus>,
+    /// Its own figures.
+    figures: OnceLock<Value>,
+}
+
+#[derive(Default)]
+struct Vms {
+    events: HashMap<usize, Sender<Value>>,
+    /// The player serves nobody any more.
+    is_over: bool,
+}
+
+impl Player {
+    /// Starts a player from this executable. It holds the image's lock until it ends.
+    fn start(nth: usize, source: &Source<'_>, options: PlayerOptions) -> anyhow::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("platen").arg("play").arg(source.path).arg(identity_of(&source.image));
+        command.args([options.threads.to_string(), options.cache.to_string()]);
+        if let Some(rate) = options.rate {
+            command.args(["--rate", &rate.to_string()]);
+        }
+        if !options.hot_set {
+            command.arg("--no-hot-set");
+        }
+        // An interrupt at the terminal is for `restore` only. The player continues alone, since the
+        // guests would stop without it.
+        command.process_group(0);
+        let (ours, theirs) = UnixStream::pair().context("a socket to the player")?;
+        command.stdin(source.lock.handle()?).stdout(OwnedFd::from(theirs));
+        let child = command.spawn().context("cannot start the process that plays the image")?;
+        // It closes our copy of the player's end, so that the player's death is noticed.
+        drop(command);
+        Self::over(nth, ours, child)
+    }
+
+    /// A player that has been started.
+    fn over(nth: usize, ours: UnixStream, child: Child) -> anyhow::Result<Self> {
+        let (pid, heard) = (child.id(), Arc::new(Heard::default()));
+        let lines = BufReader::new(ours.try_clone().context("a socket to the player")?);
+        let (over, ended) = channel();
+        let to = Arc::clone(&heard);
+        let listen = move || {
+            to.listen(lines, child);
+            drop(over);
+        };
+        thread::Builder::new()
+            .name("player".into())
+            .spawn(listen)
+            .context("cannot start a thread")?;
+        Ok(Self { pid, source: nth, commands: ours, heard, ended: Mutex::new(ended) })
+    }
+
+    /// Has it serve a VM; `None` if it has ended.
+    fn serve(&self, serve: &Serve) -> anyhow::Result<Option<Receiver<Value>>> {
+        let mut vms = lock(&self.heard.vms);
+        if vms.is_over {
+            return Ok(None);
+        }
+        let (to, events) = channel();
+        vms.events.insert(serve.vm, to);
+        let line = format!("{}\n", serde_json::to_string(serve).context("a command")?);
+        // It fails if the player has died, of which `events` tells.
+        let _ = (&self.commands).write_all(line.as_bytes());
+        Ok(Some(events))
+    }
+
+    /// Whether it ends within `limit`. One that does not goes on without this process.
+    fn ends_within(&self, limit: Duration) -> bool {
+        lock(&self.ended).recv_timeout(limit) != Err(RecvTimeoutError::Timeout)
+    }
+
+    /// Describes its end; waits for that.
+    pub(crate) fn why_it_ended(&self) -> String {
+        // Nothing is ever sent.
+        let _ = lock(&self.ended).recv();
+        match self.heard.status.get().map(|status| (status.signal(), status.code())) {
+            Some((Some(signal), _)) => format!("the player was ended by signal {signal}"),
+            Some((_, Some(code))) => format!("the player ended with status {code}"),
+            _ => "the player ended".into(),
+        }
+    }
+}
+
+impl Heard {
+    /// Hands the events on until the player has ended.
+    fn listen(&self, mut lines: BufReader<UnixStream>, mut child: Child) {
+        let mut line = String::new();
+        while lines.read_line(&mut line).is_ok_and(|read| read > 0) {
+            // Its death may have cut the line: that is no event.
+            if let Ok(event) = serde_json::from_str::<Value>(&line) {
+                self.hear(event);
+            }
+            line.clear();
+        }
+        if let Ok(status) = child.wait() {
+            let _ = self.status.set(status);
+        }
+        let mut vms = lock(&self.vms);
+        vms.is_over = true;
+        vms.events.clear();
+    }
+
+    fn hear(&self, event: Value) {
+        let vm = event["vm"].as_u64().and_then(|vm| usize::try_from(vm).ok());
+        match vm {
+            Some(vm) => {
+                if let Some(to) = lock(&self.vms).events.get(&vm) {
+                    // The VM's restore may have failed meanwhile.
+                    let _ = to.send(event);
+                }
+            }
+            None => {
+                let _ = self.figures.set(event);
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Stdio;
+
+    #[test]
+    fn a_player_whose_disk_hangs_is_not_waited_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut command = Command::new("cat");
+        let child = command.stdin(Stdio::piped()).stdout(OwnedFd::from(theirs)).spawn();
+        drop(command);
+        let mut child = child.unwrap();
+        let input = child.stdin.take();
+        let player = Player::over(0, ours, child).unwrap();
+        assert!(!player.ends_within(Duration::from_millis(5)));
+        drop(input);
+        assert!(player.ends_within(Duration::from_secs(300)));
+        assert_eq!(player.why_it_ended(), "the player ended with status 0");
+        // Another one has to serve its VMs.
+        let serve = Serve { vm: 0, socket: "none".into(), resume: false };
+        assert!(player.serve(&serve).unwrap().is_none());
+    }
+
+    #[test]
+    fn events_reach_the_vm_that_they_are_of_until_the_player_ends() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        // It repeats each command, which has the number of a VM as an event has.
+        let mut command = Command::new("cat");
+        let input = OwnedFd::from(theirs.try_clone().unwrap());
+        let child = command.stdin(input).stdout(OwnedFd::from(theirs)).spawn().unwrap();
+        drop(command);
+        let player = Player::over(0, ours, child).unwrap();
+        let serve = |vm| Serve { vm, socket: format!("{vm}").into(), resume: false };
+        let [one, two] = [1, 2].map(|vm| player.serve(&serve(vm)).unwrap().unwrap());
+        for (events, socket) in [(&two, "2"), (&one, "1")] {
+            let event = events.recv_timeout(Duration::from_secs(300)).unwrap();
+            assert_eq!(event["socket"], socket);
+        }
+        player.commands.shutdown(Shutdown::Write).unwrap();
+        assert!(one.recv().is_err() && two.recv().is_err());
+    }
+}
