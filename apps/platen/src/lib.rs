@@ -48,6 +48,7 @@ mod restore_fit;
 mod restore_load;
 mod restore_player;
 mod restore_players;
+mod restore_recovery;
 mod restore_source;
 mod restore_supervisor;
 mod restore_vm;

@@ -16,7 +16,7 @@ const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
 const DEVICES: [&str; 3] =
     ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"];
 
-/// What tells a VM from others.
+/// Identity of a VM: addresses, UUID and writable files.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Traits {
     uuid: String,
@@ -53,7 +53,7 @@ fn macs(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
     Ok(all)
 }
 
-/// What speaks against running these VMs at once.
+/// Conflicts between VMs that would run at once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clashes {
     /// Their disks would be destroyed.

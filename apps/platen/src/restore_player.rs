@@ -1,20 +1,21 @@
 //! The player: a process that serves an image to one QEMU or several. `restore` starts it, and
 //! another one if it dies.
 //!
-//! Its standard output is a socket. It reads commands there, one line of JSON for each QEMU, and
-//! writes events, each with the number of its VM. Once `restore` has closed the socket, or has died,
+//! Its standard output is a socket of packets. It reads commands there, one for each QEMU, and writes
+//! events, each with the number of its VM; all are JSON. Once `restore` has closed the socket, or has died,
 //! the player continues alone until its QEMUs have everything.
 
 use crate::saved_vm::open;
 use crate::say::{printable, say, show};
 use anyhow::Context;
 use clap::Args;
+use host::Channel;
 use image::{HotPage, HotSet, Image};
 use player::{Event, HotLimits, PlayError, Played, Player, UnitCache};
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
-use std::io::{BufRead, BufReader, ErrorKind};
-use std::os::fd::AsFd;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -48,7 +49,7 @@ pub(crate) struct Serve {
     pub(crate) vm: usize,
     /// Socket on which its QEMU listens, or will listen.
     pub(crate) socket: PathBuf,
-    /// Go on where another player has stopped.
+    /// Continue after another player, on the connection that comes with the command.
     pub(crate) resume: bool,
 }
 
@@ -62,15 +63,15 @@ const LISTENS: Duration = Duration::from_secs(60);
 pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let _ = rustix::thread::set_name(c"platen");
     let commands = rustix::stdio::stdout().as_fd().try_clone_to_owned();
-    let commands = BufReader::new(UnixStream::from(commands.context("the player's commands")?));
+    let commands = Channel::from(commands.context("the player's commands")?);
     let playing = Playing::new(args);
     thread::scope(|scope| {
-        // The last command may be cut, if `restore` has died: then its QEMU waits.
-        let commands = commands.lines().map_while(Result::ok);
-        for serve in commands.filter_map(|line| serde_json::from_str::<Serve>(&line).ok()) {
+        // The end comes when `restore` wants no more, or has died.
+        while let Ok(Some((serve, connection))) = commands.receive::<Serve>() {
             let (vm, playing) = (serve.vm, &playing);
             let thread = thread::Builder::new().name(format!("play-{vm}"));
-            if let Err(error) = thread.spawn_scoped(scope, move || playing.serve(&serve)) {
+            let serve = move || playing.serve(&serve, connection);
+            if let Err(error) = thread.spawn_scoped(scope, serve) {
                 fail(vm, Failed::Otherwise, &format!("the player cannot start a thread: {error}"));
             }
         }
@@ -78,7 +79,7 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     playing.end()
 }
 
-/// What all VMs of a player share.
+/// State that all VMs of a player share.
 struct Playing<'a> {
     args: &'a PlayArgs,
     /// The reason, if the image cannot be served.
@@ -96,13 +97,13 @@ impl<'a> Playing<'a> {
     }
 
     /// Serves one QEMU to the end.
-    fn serve(&self, serve: &Serve) {
-        if let Err((failed, error)) = self.play(serve) {
+    fn serve(&self, serve: &Serve, connection: Option<OwnedFd>) {
+        if let Err((failed, error)) = self.play(serve, connection) {
             fail(serve.vm, failed, &error);
         }
     }
 
-    fn play(&self, serve: &Serve) -> Result<(), (Failed, String)> {
+    fn play(&self, serve: &Serve, connection: Option<OwnedFd>) -> Result<(), (Failed, String)> {
         let (image, cache) = self.opened.as_ref().map_err(Clone::clone)?;
         let failed = |error: PlayError, untouched| {
             (Failed::of(&error, untouched), described(&error, &self.args.image))
@@ -116,10 +117,18 @@ impl<'a> Playing<'a> {
             player.prepare(set, HOT).map_err(|error| failed(error, true))?;
         }
         tell(json!({ "event": "connecting", "vm": serve.vm }));
-        let socket =
-            connect(&serve.socket).map_err(|error| (Failed::Otherwise, format!("{error:#}")))?;
+        let socket = match (serve.resume, connection) {
+            (true, Some(connection)) => Ok(UnixStream::from(connection)),
+            (true, None) => Err("the player has got no connection to QEMU".into()),
+            (false, _) => connect(&serve.socket).map_err(|error| format!("{error:#}")),
+        };
+        let socket = socket.map_err(|error: String| (Failed::Otherwise, error))?;
         let mut on = |event: Event| {
-            let name = if event == Event::Running { "running" } else { "loaded" };
+            let name = match event {
+                Event::Resuming => "resuming",
+                Event::Running => "running",
+                _ => "loaded",
+            };
             tell(json!({ "event": name, "vm": serve.vm }));
         };
         let played = match serve.resume {
@@ -197,7 +206,7 @@ pub(crate) fn identity_of(image: &Image) -> String {
     format!("{:032x}", image.identity())
 }
 
-/// What an error leaves that ends the service of a VM.
+/// Exit state after an error that ends the service of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failed {
     /// The image is damaged, and QEMU has received nothing: it waits for a player.

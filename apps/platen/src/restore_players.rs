@@ -3,14 +3,14 @@
 use crate::restore_player::{identity_of, Serve};
 use crate::restore_source::Source;
 use crate::say::say;
-use anyhow::Context;
+use anyhow::{bail, Context};
+use host::Channel;
 use image::Image;
+use player::Recovery;
+use rustix::net::{shutdown, Shutdown};
 use serde_json::Value;
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
-use std::net::Shutdown;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::io::ErrorKind;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
@@ -64,18 +64,24 @@ impl<'a> Players<'a> {
     }
 
     /// Has a VM served from copy `nth`: by the player that serves it to other VMs, or by another one
-    /// if that has died.
-    pub(crate) fn serve(&self, nth: usize, serve: &Serve) -> anyhow::Result<Service> {
+    /// if that has died. `recovery`: the connection on which it continues.
+    pub(crate) fn serve(
+        &self,
+        nth: usize,
+        serve: &Serve,
+        recovery: Option<&Recovery>,
+    ) -> anyhow::Result<Service> {
         let mut started = lock(&self.started);
         for player in started.iter().filter(|player| player.source == nth) {
-            if let Some(events) = player.serve(serve)? {
+            if let Some(events) = player.serve(serve, recovery)? {
                 return Ok(Service { player: Arc::clone(player), events });
             }
         }
         let player = Arc::new(Player::start(nth, &self.sources[nth], self.options)?);
         say(&format!("player {} begins", player.pid));
         started.push(Arc::clone(&player));
-        let events = player.serve(serve)?.context("the player has ended at once")?;
+        // Without a sender there are no events: this one has died already.
+        let events = player.serve(serve, recovery)?.unwrap_or_else(|| channel().1);
         Ok(Service { player, events })
     }
 
@@ -84,7 +90,7 @@ impl<'a> Players<'a> {
         let started = std::mem::take(&mut *lock(&self.started));
         for player in &started {
             // It fails if the player has died.
-            let _ = player.commands.shutdown(Shutdown::Write);
+            let _ = shutdown(&*player.channel, Shutdown::Write);
         }
         let mut figures = Vec::new();
         for player in &started {
@@ -108,13 +114,14 @@ pub(crate) struct Player {
     pub(crate) pid: u32,
     /// The copy of the image that it serves.
     source: usize,
-    commands: UnixStream,
+    /// Commands to it, and its events.
+    channel: Arc<Channel>,
     heard: Arc<Heard>,
     /// Disconnected once it has ended.
     ended: Mutex<Receiver<()>>,
 }
 
-/// What a player has reported.
+/// Reports of a player.
 #[derive(Default)]
 struct Heard {
     /// Where the events of each VM go.
@@ -146,8 +153,8 @@ impl Player {
         // An interrupt at the terminal is for `restore` only. The player continues alone, since the
         // guests would stop without it.
         command.process_group(0);
-        let (ours, theirs) = UnixStream::pair().context("a socket to the player")?;
-        command.stdin(source.lock.handle()?).stdout(OwnedFd::from(theirs));
+        let (ours, theirs) = Channel::pair().context("a socket to the player")?;
+        command.stdin(source.lock.handle()?).stdout(theirs);
         let child = command.spawn().context("cannot start the process that plays the image")?;
         // It closes our copy of the player's end, so that the player's death is noticed.
         drop(command);
@@ -155,33 +162,40 @@ impl Player {
     }
 
     /// A player that has been started.
-    fn over(nth: usize, ours: UnixStream, child: Child) -> anyhow::Result<Self> {
-        let (pid, heard) = (child.id(), Arc::new(Heard::default()));
-        let lines = BufReader::new(ours.try_clone().context("a socket to the player")?);
+    fn over(nth: usize, ours: Channel, child: Child) -> anyhow::Result<Self> {
+        let (pid, heard, ours) = (child.id(), Arc::new(Heard::default()), Arc::new(ours));
         let (over, ended) = channel();
-        let to = Arc::clone(&heard);
+        let (to, events) = (Arc::clone(&heard), Arc::clone(&ours));
         let listen = move || {
-            to.listen(lines, child);
+            to.listen(&events, child);
             drop(over);
         };
         thread::Builder::new()
             .name("player".into())
             .spawn(listen)
             .context("cannot start a thread")?;
-        Ok(Self { pid, source: nth, commands: ours, heard, ended: Mutex::new(ended) })
+        Ok(Self { pid, source: nth, channel: ours, heard, ended: Mutex::new(ended) })
     }
 
     /// Has it serve a VM; `None` if it has ended.
-    fn serve(&self, serve: &Serve) -> anyhow::Result<Option<Receiver<Value>>> {
+    fn serve(
+        &self,
+        serve: &Serve,
+        recovery: Option<&Recovery>,
+    ) -> anyhow::Result<Option<Receiver<Value>>> {
         let mut vms = lock(&self.heard.vms);
         if vms.is_over {
             return Ok(None);
         }
         let (to, events) = channel();
         vms.events.insert(serve.vm, to);
-        let line = format!("{}\n", serde_json::to_string(serve).context("a command")?);
-        // It fails if the player has died, of which `events` tells.
-        let _ = (&self.commands).write_all(line.as_bytes());
+        match self.channel.send(serve, recovery.and_then(Recovery::connection)) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                bail!("player {} takes no commands: is it stopped?", self.pid)
+            }
+            // It fails if the player has died, of which `events` tells.
+            _ => {}
+        }
         Ok(Some(events))
     }
 
@@ -204,14 +218,13 @@ impl Player {
 
 impl Heard {
     /// Hands the events on until the player has ended.
-    fn listen(&self, mut lines: BufReader<UnixStream>, mut child: Child) {
-        let mut line = String::new();
-        while lines.read_line(&mut line).is_ok_and(|read| read > 0) {
-            // Its death may have cut the line: that is no event.
-            if let Ok(event) = serde_json::from_str::<Value>(&line) {
-                self.hear(event);
+    fn listen(&self, channel: &Channel, mut child: Child) {
+        loop {
+            match channel.receive::<Value>() {
+                Ok(Some((event, _))) => self.hear(event),
+                Err(error) if error.kind() == ErrorKind::InvalidData => {}
+                _ => break,
             }
-            line.clear();
         }
         if let Ok(status) = child.wait() {
             let _ = self.status.set(status);
@@ -248,9 +261,9 @@ mod tests {
 
     #[test]
     fn a_player_whose_disk_hangs_is_not_waited_for() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (ours, theirs) = Channel::pair().unwrap();
         let mut command = Command::new("cat");
-        let child = command.stdin(Stdio::piped()).stdout(OwnedFd::from(theirs)).spawn();
+        let child = command.stdin(Stdio::piped()).stdout(theirs).spawn();
         drop(command);
         let mut child = child.unwrap();
         let input = child.stdin.take();
@@ -261,25 +274,25 @@ mod tests {
         assert_eq!(player.why_it_ended(), "the player ended with status 0");
         // Another one has to serve its VMs.
         let serve = Serve { vm: 0, socket: "none".into(), resume: false };
-        assert!(player.serve(&serve).unwrap().is_none());
+        assert!(player.serve(&serve, None).unwrap().is_none());
     }
 
     #[test]
     fn events_reach_the_vm_that_they_are_of_until_the_player_ends() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (ours, theirs) = Channel::pair().unwrap();
         // It repeats each command, which has the number of a VM as an event has.
         let mut command = Command::new("cat");
-        let input = OwnedFd::from(theirs.try_clone().unwrap());
-        let child = command.stdin(input).stdout(OwnedFd::from(theirs)).spawn().unwrap();
+        let input = theirs.try_clone().unwrap();
+        let child = command.stdin(input).stdout(theirs).spawn().unwrap();
         drop(command);
         let player = Player::over(0, ours, child).unwrap();
         let serve = |vm| Serve { vm, socket: format!("{vm}").into(), resume: false };
-        let [one, two] = [1, 2].map(|vm| player.serve(&serve(vm)).unwrap().unwrap());
+        let [one, two] = [1, 2].map(|vm| player.serve(&serve(vm), None).unwrap().unwrap());
         for (events, socket) in [(&two, "2"), (&one, "1")] {
             let event = events.recv_timeout(Duration::from_secs(300)).unwrap();
             assert_eq!(event["socket"], socket);
         }
-        player.commands.shutdown(Shutdown::Write).unwrap();
+        shutdown(&*player.channel, Shutdown::Write).unwrap();
         assert!(one.recv().is_err() && two.recv().is_err());
     }
 }

@@ -1,33 +1,25 @@
 //! Supervises the service of a VM that runs while its RAM is loaded.
 
 use crate::restore_fit::{socket_name, why_paused};
-use crate::restore_player::Serve;
+use crate::restore_player::{connect, Serve};
 use crate::restore_players::{Players, Service};
+use crate::restore_recovery::{recover, Without, ANSWERS, UNANSWERED};
 use crate::restore_vm::Vm;
 use crate::saved_vm::wait_started;
 use anyhow::{bail, Context};
+use player::Recovery;
 use qmp::Qmp;
 use serde_json::{json, Value};
 use std::path::PathBuf;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-/// Time limit for QEMU to reach [`PAUSED`] after a player has died.
-const SETTLES: Duration = Duration::from_secs(60);
 /// Longest time that an ending QEMU keeps its monitor open after it has closed its other sockets.
 const NOTICED: Duration = Duration::from_secs(2);
-/// Time limit for one question about the VM's state. A vCPU that waits for a page may keep QEMU from
-/// answering.
-const ANSWERS: Duration = Duration::from_millis(250);
-/// Questions that QEMU may leave unanswered. It stops to read its monitor at 8.
-const UNANSWERED: u32 = 4;
 /// Time between two questions about the VM's state.
 const AGAIN: Duration = Duration::from_millis(2);
 /// Players that may die before they have connected to QEMU.
 const ATTEMPTS: u32 = 3;
-/// QEMU's migration status for a postcopy that has lost its source.
-const PAUSED: &str = "postcopy-paused";
-
 /// A VM that runs while its RAM is loaded; has another player serve it if one dies.
 pub(crate) struct Supervisor<'a> {
     vm: &'a Vm,
@@ -95,30 +87,22 @@ impl<'a> Supervisor<'a> {
         self.deaths = 1;
         self.has_run = true;
         self.is_known = true;
-        self.recover()?;
-        self.supervise(true)
+        match self.recover()? {
+            Without::Listens => self.supervise(true),
+            Without::Completed => self.completed(),
+        }
     }
 
-    /// Makes QEMU listen for the next player. QEMU accepts that once it has noticed that the last
-    /// one is gone.
-    fn recover(&mut self) -> anyhow::Result<()> {
+    /// Makes QEMU listen for the next player.
+    fn recover(&mut self) -> anyhow::Result<Without> {
         self.socket = self.dir.path().join(socket_name(self.players.image(), self.deaths));
-        let uri = format!("unix:{}", self.socket.display());
-        let until = Instant::now() + SETTLES;
-        loop {
-            let asked =
-                self.qmp.execute_out_of_band("migrate-recover", Some(json!({ "uri": uri })));
-            match asked {
-                Ok(_) => return Ok(()),
-                Err(error @ qmp::QmpError::Refused { .. }) if Instant::now() > until => {
-                    return Err(error).context(format!(
-                        "QEMU does not come to {PAUSED}: has its VM everything, or is a player at work still?"
-                    ));
-                }
-                Err(qmp::QmpError::Refused { .. }) => std::thread::sleep(Duration::from_millis(20)),
-                Err(error) => return Err(error.into()),
-            }
-        }
+        recover(self.qmp, &format!("unix:{}", self.socket.display()), &mut self.unanswered)
+    }
+
+    /// Reports a VM that had everything when its player died.
+    fn completed(&mut self) -> anyhow::Result<Value> {
+        self.vm.say("everything is loaded: the image is not needed any more");
+        self.done(json!({}))
     }
 
     /// Whether QEMU's monitor stays open for [`NOTICED`].
@@ -144,10 +128,14 @@ impl<'a> Supervisor<'a> {
     /// Has players serve the VM until one has sent QEMU everything.
     fn supervise(&mut self, mut resume: bool) -> anyhow::Result<Value> {
         let mut attempts = 0;
+        let mut recovery = None;
         loop {
+            if resume && recovery.is_none() {
+                recovery = Some(Recovery::new(connect(&self.socket)?));
+            }
             let serve = Serve { vm: self.vm.number, socket: self.socket.clone(), resume };
-            let service = self.players.serve(self.source, &serve)?;
-            let (why, failed) = match self.follow(&service, resume) {
+            let service = self.players.serve(self.source, &serve, recovery.as_ref())?;
+            let (why, failed) = match self.follow(&service, resume, &mut recovery) {
                 End::Done(report) => return self.done(report),
                 End::Failed(event) => {
                     (event["error"].as_str().unwrap_or_default().to_owned(), Some(event))
@@ -175,13 +163,17 @@ impl<'a> Supervisor<'a> {
                      end by itself) and start it again"
                 );
             }
-            self.replace(&why, failed.as_ref())?;
-            resume = true;
+            // QEMU pauses again.
+            recovery = None;
+            match self.replace(&why, failed.as_ref())? {
+                Without::Listens => resume = true,
+                Without::Completed => return self.completed(),
+            }
         }
     }
 
     /// Makes QEMU wait for another player, after the VM has run.
-    fn replace(&mut self, why: &str, failed: Option<&Value>) -> anyhow::Result<()> {
+    fn replace(&mut self, why: &str, failed: Option<&Value>) -> anyhow::Result<Without> {
         let again = format!("platen restore COPY --qmp {} --recover", self.vm.address);
         let damaged = failed.is_some_and(|event| event["damaged"] == true);
         let goes_on = failed.is_none() || (damaged && self.next_source());
@@ -189,7 +181,7 @@ impl<'a> Supervisor<'a> {
             self.vm.say(&format!("{why}; another goes on from {}", self.path()));
             self.recover()
         } else {
-            Ok(())
+            Ok(Without::Listens)
         };
         // This check comes last, since it takes NOTICED while the guest waits.
         if (!goes_on || asked.is_err()) && !self.qemu_lives() {
@@ -202,11 +194,12 @@ impl<'a> Supervisor<'a> {
                  those of the image any more"
             );
         }
-        asked.with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
+        let without =
+            asked.with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
         if !goes_on {
             bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
         }
-        Ok(())
+        Ok(without)
     }
 
     /// Goes on to the next copy of the image; the last one stays in use, for a player that is killed
@@ -224,7 +217,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Follows the events of one player.
-    fn follow(&mut self, service: &Service, resume: bool) -> End {
+    fn follow(&mut self, service: &Service, resume: bool, recovery: &mut Option<Recovery>) -> End {
         let (mut connecting, mut is_loaded) = (false, false);
         loop {
             let asks = self.running_ms.is_some() && !self.is_known && !is_loaded;
@@ -242,6 +235,11 @@ impl<'a> Supervisor<'a> {
             };
             match event["event"].as_str() {
                 Some("connecting") => connecting = true,
+                Some("resuming") => {
+                    if let Some(recovery) = recovery.take() {
+                        recovery.is_resumed();
+                    }
+                }
                 Some("running") if self.running_ms.is_none() && !resume => {
                     self.running_ms = Some(self.begin.elapsed().as_secs_f64() * 1e3);
                     self.ask_state();

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 /// Most VMs of one restore.
 pub(crate) const MOST: u16 = 256;
 
-/// What stands for the number of the VM in the address of a monitor.
+/// Stands for the number of the VM in the address of a monitor.
 const NUMBER: &str = "{n}";
 
 /// A VM that is to be restored.

@@ -3,13 +3,15 @@
 //! tests/vm.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use player::Recovery;
 use qmp::Qmp;
 use serde_json::{json, Value};
 
@@ -539,6 +541,63 @@ fn an_image_in_use_is_not_restored_again_unless_all_share_it() {
     fails(folder, &words, &named);
     works(folder, &[&words[..], &["--shared"]].concat());
     drop(sharing);
+}
+
+/// A player asks QEMU for the pages that it has, and then resumes it. One that dies in between must
+/// not cost the VM: QEMU 7.2 crashes if it loses its connection then.
+#[test]
+fn a_player_killed_before_qemu_has_resumed_costs_no_vm() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved_paused(folder) else { return };
+    drop(source);
+    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let mut restore = Restore::held(&image, &waiting, &[]);
+    let player = restore.player();
+    restore.child.kill().unwrap();
+    restore.child.wait().unwrap();
+    kill(player, &image);
+    // Its name tells `--recover` the image.
+    let mut monitor = Qmp::connect(&second_monitor(&waiting.socket), LONG).unwrap();
+    let info = monitor.execute("query-migrate", None).unwrap();
+    let name = Path::new(info["socket-address"][0]["path"].as_str().unwrap()).file_name().unwrap();
+    drop(monitor);
+    for nth in 0..2 {
+        assert_eq!(migration(&waiting), "postcopy-paused");
+        let socket = folder.join(nth.to_string()).join(name);
+        fs::create_dir(socket.parent().unwrap()).unwrap();
+        let mut monitor = Qmp::connect_out_of_band(&second_monitor(&waiting.socket), LONG).unwrap();
+        let uri = json!({ "uri": format!("unix:{}", socket.display()) });
+        monitor.execute_out_of_band("migrate-recover", Some(uri)).unwrap();
+        let connection = UnixStream::connect(&socket).unwrap();
+        let mut player = connection.try_clone().unwrap();
+        let recovery = Recovery::new(connection);
+        if nth == 1 {
+            // RECV_BITMAP for pc.ram; the first bytes of the answer.
+            player.write_all(b"\x08\0\x0a\0\x07\x06pc.ram").unwrap();
+            player.read_exact(&mut [0; 8]).unwrap();
+        }
+        drop(player);
+        drop(recovery);
+    }
+    assert_eq!(migration(&waiting), "postcopy-paused");
+    works(folder, &["restore", &image, "--qmp", &waiting.address(), "--recover"]);
+    clones::has_ram_of(folder, &waiting, &image);
+}
+
+/// The state of QEMU's migration once it is neither active nor about to be recovered.
+fn migration(qemu: &Qemu) -> String {
+    let mut monitor = Qmp::connect(&second_monitor(&qemu.socket), LONG).unwrap();
+    let deadline = Instant::now() + LONG;
+    loop {
+        let state = monitor.execute("query-migrate", None).unwrap()["status"].clone();
+        let state = state.as_str().unwrap_or_default().to_owned();
+        if !["postcopy-active", "postcopy-recover", "postcopy-recover-setup"].contains(&&*state) {
+            return state;
+        }
+        assert!(Instant::now() < deadline, "QEMU's migration stays {state}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A VM gets pages of its own image only: not of another one of the same VM, given to `--recover` or

@@ -9,7 +9,7 @@ pub enum FilterError {
     /// Reading, writing, or starting threads.
     #[error("cannot {what}")]
     Io {
-        /// What failed.
+        /// The operation that failed.
         what: &'static str,
         /// The system's reason.
         #[source]
@@ -36,7 +36,7 @@ pub enum FilterError {
         number: u64,
         /// The frame's first byte in the stream.
         offset: u64,
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
     /// The codec refused to compress.

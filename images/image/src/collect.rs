@@ -19,7 +19,7 @@ use crate::sparse::Sparse;
 use crate::store::Store;
 use crate::{Damage, Options, WriteError};
 
-/// What [`Store::collect`] did.
+/// Result of [`Store::collect`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Packs that were removed.

@@ -24,7 +24,7 @@ pub(crate) struct NewFile {
     partial: Option<PathBuf>,
 }
 
-/// What the temporary name of an incomplete file contains, after a dot and its later name.
+/// Part of the temporary name of an incomplete file, after a dot and its later name.
 pub(crate) const PARTIAL: &str = ".partial-";
 
 /// Counts this process's temporary names.

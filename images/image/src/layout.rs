@@ -17,7 +17,7 @@ pub const MIN_UNIT: usize = 64 << 10;
 /// Maximum number of plain bytes in a unit.
 pub const MAX_UNIT: usize = 512 << 10;
 
-/// What a file with header and trailer holds.
+/// Kind of a file with header and trailer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// A whole saved VM.

@@ -92,7 +92,7 @@ impl Store {
     }
 }
 
-/// What became of a save that was to be rewritten.
+/// Outcome for a save that was to be rewritten.
 pub(crate) enum Rewrite {
     Done,
     /// It is being restored, or another process has replaced or removed it.

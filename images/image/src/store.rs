@@ -45,7 +45,7 @@ pub struct Store {
     pub(crate) key: [u8; 32],
 }
 
-/// What the file of a save holds, without its pages.
+/// Contents of the file of a save, without its pages.
 #[derive(Clone, Debug)]
 pub struct SaveInfo {
     /// Device state.
@@ -175,7 +175,7 @@ impl Store {
         for entry in read_dir(&self.folder).map_err(error)? {
             let entry = entry.map_err(error)?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            // Neither a folder nor a socket is a save. What cannot be looked at may be one.
+            // Neither a folder nor a socket is a save. An entry that cannot be read may be one.
             let is_other = entry.path().metadata().is_ok_and(|metadata| !metadata.is_file());
             if !name.starts_with('.') && !is_reserved(&name) && !is_other {
                 names.push(name);

@@ -181,23 +181,21 @@ pub fn check_units(image: &Image, threads: usize) -> Result<(), Damage> {
         let mut units = Units::new();
         loop {
             // Relaxed: the number is all that the threads share.
-            let Some(&unit) = used.get(next.fetch_add(1, Ordering::Relaxed)) else {
-                return Ok(());
-            };
+            let &unit = used.get(next.fetch_add(1, Ordering::Relaxed))?;
             if let Err(damage) = units.check(image, unit) {
                 // The other threads end after the units at which they are.
                 next.store(used.len(), Ordering::Relaxed);
-                return Err(damage);
+                return Some((unit, damage));
             }
         }
     };
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(check)).collect();
-        let mut result = check();
-        for other in others {
-            result = result.and(other.join().expect("checking does not panic"));
-        }
-        result
+        let here = check();
+        let others = others.into_iter().map(|other| other.join().expect("checking does not panic"));
+        let damaged = others.collect::<Vec<_>>().into_iter().chain([here]).flatten();
+        // All units before it have been checked, whichever thread was first.
+        damaged.min_by_key(|(unit, _)| *unit).map_or(Ok(()), |(_, damage)| Err(damage))
     })
 }
 

@@ -74,7 +74,7 @@ fn every_cut_and_every_flipped_bit_is_ignored() {
     }
 }
 
-/// What has a right checksum and cannot be a hot set is ignored, too.
+/// A file with a right checksum that cannot be a hot set is ignored, too.
 fn forged(head: &[u8], identity: u128, body: &[u8]) -> Vec<u8> {
     let mut bytes = [head, &identity.to_be_bytes(), body].concat();
     bytes.extend(codec::checksum(&bytes).to_be_bytes());

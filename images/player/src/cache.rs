@@ -131,7 +131,7 @@ impl UnitCache {
         Ok(Arc::new(cache))
     }
 
-    /// What has been decoded so far.
+    /// Counts of decoded units so far.
     pub fn decoded(&self) -> Decoded {
         self.inner.state().decoded
     }

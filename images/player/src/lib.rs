@@ -38,7 +38,8 @@
 //!
 //! [`PlayError`] reports a damaged unit (nothing of it is sent), a QEMU that closes its socket, or
 //! a violation of the protocol. In postcopy QEMU then pauses, and [`Player::resume`] can continue with
-//! the same image or a copy. QEMU's bytes are hostile input: requests outside their block, floods and
+//! the same image or a copy. A player that dies before QEMU has read RESUME must not be the last to
+//! hold the connection: see [`Recovery`]. QEMU's bytes are hostile input: requests outside their block, floods and
 //! unknown messages end the restore, and the memory for them is bounded.
 //!
 //! # Limits
@@ -53,6 +54,7 @@ mod lanes;
 mod opening;
 mod pending;
 mod plain;
+mod recovery;
 mod runs;
 mod serve;
 mod socket;
@@ -64,4 +66,5 @@ pub use cache::{Decoded, UnitCache};
 pub use error::PlayError;
 pub use hot::HotLimits;
 pub use plain::{plain, PlainOptions, Reader};
+pub use recovery::Recovery;
 pub use source::{Event, PlayOptions, Played, Player};

@@ -25,6 +25,8 @@ const QUIET: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
+    /// RESUME is sent, and no page yet: QEMU pauses again if the connection ends.
+    Resuming,
     /// The devices are loaded, and QEMU starts the guest.
     Running,
     /// QEMU has all pages: the image is no longer needed.
@@ -148,7 +150,7 @@ impl Player {
     ) -> Result<Played, PlayError> {
         let mut playing = Playing::new(self, socket)?;
         playing.ask_received()?;
-        for request in playing.ask_resume()? {
+        for request in playing.ask_resume(on)? {
             playing.player.server.answer(&request, Instant::now(), &mut playing.socket)?;
         }
         on(Event::Running);
@@ -199,11 +201,12 @@ impl Playing {
     }
 
     /// Makes QEMU continue; returns its requests up to its answer.
-    fn ask_resume(&mut self) -> Result<Vec<Message>, PlayError> {
+    fn ask_resume(&mut self, on: &mut dyn FnMut(Event)) -> Result<Vec<Message>, PlayError> {
         let wait = Wait::begin("its answer to RESUME");
         let mut out = Vec::new();
         wire::command(&mut out, wire::RESUME, &[]);
         self.socket.send(&out)?;
+        on(Event::Resuming);
         let mut early = Vec::new();
         loop {
             match self.socket.next(&wait)? {

@@ -386,7 +386,7 @@ fn another_player_sends_what_has_not_arrived() {
     });
     played.unwrap();
     second.compare(&pages);
-    assert_eq!(events, [Event::Running, Event::Loaded]);
+    assert_eq!(events, [Event::Resuming, Event::Running, Event::Loaded]);
 }
 
 #[test]

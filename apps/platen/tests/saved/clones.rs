@@ -52,7 +52,7 @@ fn signal(pid: u32, signal: Signal) {
 
 /// Saves the VM, and asserts that its RAM is that of `image`.
 #[track_caller]
-fn has_ram_of(folder: &Path, qemu: &Qemu, image: &str) {
+pub(super) fn has_ram_of(folder: &Path, qemu: &Qemu, image: &str) {
     let again = folder.join("again").display().to_string();
     let _ = fs::remove_file(&again);
     works(folder, &["save", &again, "--qmp", &qemu.address(), "--then", "quit"]);

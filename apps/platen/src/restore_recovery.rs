@@ -1,0 +1,120 @@
+//! Makes a QEMU whose player has died listen for the next player.
+
+use anyhow::Context;
+use qmp::{Qmp, QmpError};
+use serde_json::json;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// QEMU's migration status for a postcopy that has lost its source.
+const PAUSED: &str = "postcopy-paused";
+/// Time limit for QEMU to reach [`PAUSED`] after a player has died.
+const PAUSES: Duration = Duration::from_secs(60);
+/// Time for QEMU to reach [`PAUSED`] before it is asked whether it has completed instead.
+const COMPLETES: Duration = Duration::from_millis(100);
+/// Time between two attempts.
+const AGAIN: Duration = Duration::from_millis(20);
+/// Time limit for one question about the VM's state. A vCPU that waits for a page may keep QEMU from
+/// answering.
+pub(crate) const ANSWERS: Duration = Duration::from_millis(250);
+/// Questions that QEMU may leave unanswered. It stops to read its monitor at 8.
+pub(crate) const UNANSWERED: u32 = 4;
+
+/// How QEMU has taken the end of its player.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Without {
+    /// It listens for the next player.
+    Listens,
+    /// It has all pages: the player had sent everything, and died before it read QEMU's answer.
+    Completed,
+}
+
+/// Makes QEMU listen at `uri`. QEMU accepts that once it has noticed that the last player is gone.
+/// `unanswered` counts questions that QEMU has not answered.
+pub(crate) fn recover(qmp: &mut Qmp, uri: &str, unanswered: &mut u32) -> anyhow::Result<Without> {
+    let begin = Instant::now();
+    loop {
+        let refused = match qmp.execute_out_of_band("migrate-recover", Some(json!({ "uri": uri })))
+        {
+            Ok(_) => return Ok(Without::Listens),
+            Err(error @ QmpError::Refused { .. }) => error,
+            Err(error) => return Err(error.into()),
+        };
+        if begin.elapsed() > COMPLETES && has_completed(qmp, unanswered) {
+            return Ok(Without::Completed);
+        }
+        if begin.elapsed() > PAUSES {
+            let text = format!("QEMU does not come to {PAUSED}: is a player at work still?");
+            return Err(refused).context(text);
+        }
+        thread::sleep(AGAIN);
+    }
+}
+
+/// Whether QEMU says that it has received everything.
+fn has_completed(qmp: &mut Qmp, unanswered: &mut u32) -> bool {
+    if *unanswered >= UNANSWERED {
+        return false;
+    }
+    match qmp.execute_within("query-migrate", None, ANSWERS) {
+        Ok(answer) => answer["status"] == "completed",
+        // A QEMU whose main loop waits for a page answers nothing, and lacks that page.
+        Err(_) => {
+            *unanswered += 1;
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    /// Recovers a made QEMU whose migration has these statuses, one after the other.
+    fn recovered(statuses: &'static [&'static str]) -> anyhow::Result<Without> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qemu = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
+            let greeting = json!({ "QMP": { "version": version, "capabilities": ["oob"] } });
+            writeln!(stream, "{greeting}").unwrap();
+            let mut statuses = statuses.iter().copied().peekable();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                let status = *statuses.peek().unwrap();
+                let name = command["execute"].as_str().or(command["exec-oob"].as_str());
+                let answer = match name.unwrap() {
+                    "query-migrate" => {
+                        statuses.next();
+                        json!({ "return": { "status": status }, "id": command["id"] })
+                    }
+                    "migrate-recover" if status != PAUSED => {
+                        let error = json!({ "class": "GenericError", "desc": "not paused" });
+                        json!({ "error": error, "id": command["id"] })
+                    }
+                    _ => json!({ "return": {}, "id": command["id"] }),
+                };
+                writeln!(stream, "{answer}").unwrap();
+            }
+        });
+        let mut qmp = Qmp::connect_out_of_band(&path, Duration::from_secs(300)).unwrap();
+        let result = recover(&mut qmp, "unix:/none", &mut 0);
+        drop(qmp);
+        qemu.join().unwrap();
+        result
+    }
+
+    #[test]
+    fn a_vm_that_had_everything_when_its_player_died_needs_no_other() {
+        assert_eq!(
+            recovered(&["postcopy-active", "completed", "none"]).unwrap(),
+            Without::Completed
+        );
+        assert_eq!(recovered(&["postcopy-active", PAUSED]).unwrap(), Without::Listens);
+    }
+}
