@@ -3,7 +3,7 @@
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -15,12 +15,20 @@ const FORMER: &str = r#"{"capabilities":[["multifd",true]],"parameters":{"downti
 const REHEARSAL: &str =
     r#"{"capabilities":[],"parameters":{"downtime-limit":300},"rehearsal":true}"#;
 
-/// What a person has to say at the monitor instead.
+/// Commands that a person has to give at the monitor instead.
 const COMMANDS: &str = concat!(
     r#"{"arguments":{"capabilities":[{"capability":"multifd","state":true}]},"execute":"migrate-set-capabilities"}"#,
     " and ",
     r#"{"arguments":{"downtime-limit":300,"multifd-channels":2},"execute":"migrate-set-parameters"}"#
 );
+
+/// A folder, and in it the socket of a made monitor.
+fn made_monitor() -> (tempfile::TempDir, PathBuf, UnixListener) {
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("qmp");
+    let listener = UnixListener::bind(&monitor).unwrap();
+    (folder, monitor, listener)
+}
 
 /// The helper, whose command has sent it the former settings and died.
 fn orphan(monitor: &Path) -> Child {
@@ -80,9 +88,7 @@ impl Client {
 
 #[test]
 fn settings_are_restored_after_the_migration_and_until_then_the_monitor_is_free() {
-    let folder = tempfile::tempdir().unwrap();
-    let monitor = folder.path().join("qmp");
-    let listener = UnixListener::bind(&monitor).unwrap();
+    let (_folder, monitor, listener) = made_monitor();
     let helper = orphan(&monitor);
     for status in ["active", "cancelling"] {
         let mut client = Client::accept(&listener);
@@ -114,12 +120,26 @@ fn released(client: &mut Client) {
     client.hear("query-yank", json!([{ "type": "chardev", "id": "monitor" }]));
 }
 
+/// The helper restores the settings before a rehearsal, which has changed parameters only.
+fn restores_parameters(mut client: Client) {
+    released(&mut client);
+    client.hear("migrate-set-parameters", json!({}));
+    client.hangs_up();
+}
+
+/// The helper restores [`FORMER`].
+fn restores_all(mut client: Client) {
+    released(&mut client);
+    client.hear("query-migrate-capabilities", json!([{ "capability": "multifd", "state": false }]));
+    released(&mut client);
+    client.hear("migrate-set-capabilities", json!({}));
+    restores_parameters(client);
+}
+
 /// QEMU accepts another number of channels during a migration, and aborts at its end.
 #[test]
 fn a_migration_that_begins_meanwhile_keeps_its_settings_and_they_are_restored_behind_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let monitor = folder.path().join("qmp");
-    let listener = UnixListener::bind(&monitor).unwrap();
+    let (_folder, monitor, listener) = made_monitor();
     let helper = orphan(&monitor);
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "failed" }));
@@ -129,22 +149,14 @@ fn a_migration_that_begins_meanwhile_keeps_its_settings_and_they_are_restored_be
     client.hangs_up();
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "completed" }));
-    released(&mut client);
-    client.hear("query-migrate-capabilities", json!([{ "capability": "multifd", "state": false }]));
-    released(&mut client);
-    client.hear("migrate-set-capabilities", json!({}));
-    released(&mut client);
-    client.hear("migrate-set-parameters", json!({}));
-    client.hangs_up();
+    restores_all(client);
     assert!(helper.wait_with_output().unwrap().status.success());
 }
 
 /// QEMU would wait for ever: nothing shows it that the other end of its socket has gone.
 #[test]
 fn a_rehearsal_that_waits_to_hand_the_vm_over_is_cancelled() {
-    let folder = tempfile::tempdir().unwrap();
-    let monitor = folder.path().join("qmp");
-    let listener = UnixListener::bind(&monitor).unwrap();
+    let (_folder, monitor, listener) = made_monitor();
     let helper = orphan_with(&monitor, REHEARSAL, &[]);
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "pre-switchover", "total-time": 3_600_000 }));
@@ -152,18 +164,14 @@ fn a_rehearsal_that_waits_to_hand_the_vm_over_is_cancelled() {
     client.hangs_up();
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "cancelled" }));
-    released(&mut client);
-    client.hear("migrate-set-parameters", json!({}));
-    client.hangs_up();
+    restores_parameters(client);
     assert!(helper.wait_with_output().unwrap().status.success());
 }
 
 /// QEMU 7.2 loses a cancel between STOP and pre-switchover, and would wait for ever.
 #[test]
 fn a_qemu_that_has_lost_the_cancel_of_a_rehearsal_is_woken() {
-    let folder = tempfile::tempdir().unwrap();
-    let monitor = folder.path().join("qmp");
-    let listener = UnixListener::bind(&monitor).unwrap();
+    let (_folder, monitor, listener) = made_monitor();
     let helper = orphan_with(&monitor, REHEARSAL, &[]);
     // A cancel takes a moment: the helper does not ask at once.
     loop {
@@ -184,9 +192,7 @@ fn a_qemu_that_has_lost_the_cancel_of_a_rehearsal_is_woken() {
     }
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "cancelled" }));
-    released(&mut client);
-    client.hear("migrate-set-parameters", json!({}));
-    client.hangs_up();
+    restores_parameters(client);
     assert!(helper.wait_with_output().unwrap().status.success());
 }
 
@@ -195,9 +201,7 @@ fn a_qemu_that_has_lost_the_cancel_of_a_rehearsal_is_woken() {
 #[test]
 fn no_other_migration_is_cancelled() {
     let waits = |former: &str, age: u64| {
-        let folder = tempfile::tempdir().unwrap();
-        let monitor = folder.path().join("qmp");
-        let listener = UnixListener::bind(&monitor).unwrap();
+        let (_folder, monitor, listener) = made_monitor();
         let mut helper = orphan_with(&monitor, former, &[]);
         let mut client = Client::accept(&listener);
         client.hear("query-migrate", json!({ "status": "pre-switchover", "total-time": age }));
@@ -218,9 +222,7 @@ fn a_qemu_that_has_ended_needs_no_settings() {
 
 #[test]
 fn a_migration_that_is_paused_in_postcopy_is_reported_with_the_settings() {
-    let folder = tempfile::tempdir().unwrap();
-    let monitor = folder.path().join("qmp");
-    let listener = UnixListener::bind(&monitor).unwrap();
+    let (_folder, monitor, listener) = made_monitor();
     let helper = orphan(&monitor);
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "postcopy-paused" }));
@@ -234,9 +236,7 @@ fn a_migration_that_is_paused_in_postcopy_is_reported_with_the_settings() {
 /// A monitor that stays busy: the helper says what can be done by hand, and does it later.
 #[test]
 fn a_helper_that_waits_long_says_the_commands_and_goes_on() {
-    let folder = tempfile::tempdir().unwrap();
-    let monitor = folder.path().join("qmp");
-    let listener = UnixListener::bind(&monitor).unwrap();
+    let (_folder, monitor, listener) = made_monitor();
     let mut helper = orphan_with(&monitor, FORMER, &["--patience", "0"]);
     let mut said = BufReader::new(helper.stderr.take().unwrap()).lines();
     let mut client = Client::accept(&listener);
@@ -246,13 +246,7 @@ fn a_helper_that_waits_long_says_the_commands_and_goes_on() {
     assert!(line.contains("stays 'active'") && line.contains(COMMANDS), "{line}");
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "completed" }));
-    released(&mut client);
-    client.hear("query-migrate-capabilities", json!([{ "capability": "multifd", "state": false }]));
-    released(&mut client);
-    client.hear("migrate-set-capabilities", json!({}));
-    released(&mut client);
-    client.hear("migrate-set-parameters", json!({}));
-    client.hangs_up();
+    restores_all(client);
     assert!(helper.wait().unwrap().success());
     assert!(said.next().unwrap().unwrap().contains("as they were before"));
 }
@@ -260,13 +254,11 @@ fn a_helper_that_waits_long_says_the_commands_and_goes_on() {
 /// The VM was started again: its QEMU has settings of its own.
 #[test]
 fn another_qemu_at_the_same_path_is_left_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    let monitor = folder.path().join("qmp");
-    let listener = UnixListener::bind(&monitor).unwrap();
+    let (_folder, monitor, listener) = made_monitor();
     let helper = orphan(&monitor);
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "active" }));
-    let other = folder.path().join("other");
+    let other = monitor.with_extension("other");
     let another = UnixListener::bind(&other).unwrap();
     std::fs::rename(&other, &monitor).unwrap();
     client.hangs_up();

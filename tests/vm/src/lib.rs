@@ -23,6 +23,7 @@
 //! then use the loopback device through a throttling forwarder in this process, and the run reports
 //! that.
 
+pub mod bench;
 mod boot_state;
 mod certificates;
 pub mod cleanup;

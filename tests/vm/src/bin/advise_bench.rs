@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use serde_json::{json, Value};
+use vm_tests::bench::exit;
 use vm_tests::platen::{self, Platen};
 use vm_tests::table::{megabytes, render, to_f64};
 use vm_tests::{cleanup, Compression, DidNotEnd, Lab, Method, Outcome, Patience, Rate, Vm, VmSpec};
@@ -91,13 +92,7 @@ fn method(name: &str) -> Result<Method> {
 }
 
 fn main() -> ExitCode {
-    match bench(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("advise_bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit("advise_bench", bench(&Options::parse()))
 }
 
 /// A point, predicted and measured.

@@ -19,9 +19,10 @@ use anyhow::{ensure, Context, Result};
 use clap::Parser;
 use rustix::fs::{fadvise, Advice};
 use serde_json::Value;
+use vm_tests::bench::{exit, large_vm};
 use vm_tests::platen::Platen;
 use vm_tests::table::render;
-use vm_tests::{cleanup, Lab, Qemu, VmSpec, MACHINE_10};
+use vm_tests::{cleanup, Lab};
 
 /// Restores one VM with and without the hot set of its image, and prints medians.
 #[derive(Debug, Parser)]
@@ -46,24 +47,13 @@ const LIMIT: Duration = Duration::from_secs(600);
 const WAYS: [(&str, &[&str]); 2] = [("unknown", &["--no-hot-set"]), ("known", &[])];
 
 fn main() -> ExitCode {
-    match bench(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("answer_bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit("answer_bench", bench(&Options::parse()))
 }
 
 fn bench(options: &Options) -> Result<()> {
     cleanup::install()?;
     let lab = Lab::new()?;
-    let ten = options.qemu == "10";
-    let (qemu, machine) =
-        if ten { (Qemu::Ten, MACHINE_10) } else { (Qemu::System, VmSpec::large().machine) };
-    ensure!(qemu.is_there(), "there is no QEMU 10 here: scripts/fetch-qemu fetches it");
-    let memory_kib = ((options.data + 300).next_multiple_of(2) << 10) + 8;
-    let spec = VmSpec { qemu, machine, memory_kib, ..VmSpec::large() };
+    let spec = large_vm(&options.qemu, options.data, 300)?;
     let mut vm = lab.boot(&spec, options.data)?;
     let image = lab.scratch("saved");
     let qmp = format!("unix:{}", vm.platen_monitor().display());

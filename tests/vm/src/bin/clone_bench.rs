@@ -11,12 +11,13 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 use clap::Parser;
 use serde_json::Value;
+use vm_tests::bench::{exit, large_vm};
 use vm_tests::platen::Platen;
 use vm_tests::table::render;
-use vm_tests::{cleanup, Lab, Qemu, Vm, VmSpec, MACHINE_10};
+use vm_tests::{cleanup, Lab, Vm};
 
 /// Restores several VMs from one image, together and apart, and prints what that costs.
 #[derive(Debug, Parser)]
@@ -38,24 +39,13 @@ struct Options {
 const LIMIT: Duration = Duration::from_secs(900);
 
 fn main() -> ExitCode {
-    match bench(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("clone_bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit("clone_bench", bench(&Options::parse()))
 }
 
 fn bench(options: &Options) -> Result<()> {
     cleanup::install()?;
     let lab = Lab::new()?;
-    let ten = options.qemu == "10";
-    let (qemu, machine) =
-        if ten { (Qemu::Ten, MACHINE_10) } else { (Qemu::System, VmSpec::large().machine) };
-    ensure!(qemu.is_there(), "there is no QEMU 10 here: scripts/fetch-qemu fetches it");
-    let memory_kib = ((options.data + 150).next_multiple_of(2) << 10) + 8;
-    let spec = VmSpec { qemu, machine, memory_kib, ..VmSpec::large() };
+    let spec = large_vm(&options.qemu, options.data, 150)?;
     let vm = lab.boot(&spec, options.data)?;
     let image = lab.scratch("saved").display().to_string();
     let words = ["save", "--qmp", &address(&vm), &image, "--then", "pause"];

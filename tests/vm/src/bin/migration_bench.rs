@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure, Context, Result};
 use clap::Parser;
 use serde_json::{json, Value};
+use vm_tests::bench::exit;
 use vm_tests::table::{megabytes, render, seconds, to_f64};
 use vm_tests::{
     cleanup, platen, Compression, DidNotEnd, Lab, Method, Outcome, Patience, Qemu, Rate, Vm,
@@ -110,13 +111,7 @@ const BASELINES: [&str; 4] = [
 ];
 
 fn main() -> ExitCode {
-    match bench(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("migration_bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit("migration_bench", bench(&Options::parse()))
 }
 
 struct Measured {

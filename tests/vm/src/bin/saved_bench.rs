@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use clap::{Parser, ValueEnum};
 use serde_json::{json, Value};
+use vm_tests::bench::{exit, large_vm};
 use vm_tests::platen::Platen;
 use vm_tests::table::{render, to_f64};
-use vm_tests::{cleanup, Lab, Qemu, Vm, VmSpec, MACHINE_10};
+use vm_tests::{cleanup, Lab, Qemu, Vm};
 
 /// Saves and restores one VM by several ways, and prints medians.
 #[derive(Debug, Parser)]
@@ -84,26 +85,15 @@ struct Cost {
 }
 
 fn main() -> ExitCode {
-    match bench(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("saved_bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit("saved_bench", bench(&Options::parse()))
 }
 
 fn bench(options: &Options) -> Result<()> {
     cleanup::install()?;
     let lab = Lab::new()?;
-    let ten = options.qemu == "10";
-    let (qemu, machine) =
-        if ten { (Qemu::Ten, MACHINE_10) } else { (Qemu::System, VmSpec::large().machine) };
-    ensure!(qemu.is_there(), "there is no QEMU 10 here: scripts/fetch-qemu10 fetches it");
-    let memory_kib = ((options.data + 300).next_multiple_of(2) << 10) + 8;
-    let spec = VmSpec { qemu, machine, memory_kib, ..VmSpec::large() };
+    let spec = large_vm(&options.qemu, options.data, 300)?;
     let mut ways = vec![Way::Platen, Way::PlatenLoad, Way::ExecZstd];
-    if ten {
+    if spec.qemu == Qemu::Ten {
         ways.extend([Way::MappedRam, Way::MappedRam2]);
     }
     ways.retain(|way| options.only.is_empty() || options.only.contains(way));
