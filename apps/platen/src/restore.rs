@@ -74,7 +74,7 @@ pub(crate) struct RestoreArgs {
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     cache: Size,
     /// Bytes a second at which RAM that the VM has not asked for is loaded while it runs; 0 is no
-    /// limit. What it asks for is not limited. Each of several VMs has this limit
+    /// limit. Pages that it requests are not limited. Each of several VMs has this limit
     #[arg(long, value_name = "SIZE", default_value = "0")]
     push_rate: Size,
     /// Neither send the pages that earlier restores of this image asked for before the VM runs, nor

@@ -55,7 +55,7 @@ impl Before {
         self.tell()?;
         let set = qmp.set_capabilities(&change);
         if set.as_ref().is_err_and(is_refusal) {
-            // What was not changed is not restored over what others set later.
+            // A setting that was not changed is not restored: others may have set it later.
             self.former.capabilities.truncate(before);
             self.tell()?;
         }

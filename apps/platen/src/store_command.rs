@@ -207,7 +207,7 @@ pub(crate) fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
             Err(error) => failed.push(error),
         }
     }
-    // What the others have freed is collected whether or not all could be removed.
+    // Space that the others have freed is collected whether or not all could be removed.
     failed.extend(stores.values().filter_map(|store| collect_store(store).err()));
     let Some(last) = failed.pop() else { return Ok(()) };
     for error in failed {

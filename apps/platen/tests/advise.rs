@@ -34,7 +34,7 @@ fn monitor(folder: &Path, answer: impl Fn(&str) -> Value + Send + 'static) -> St
     format!("unix:{}", path.display())
 }
 
-/// What a QEMU answers, with a guest of 1 GiB.
+/// Answers of a QEMU with a guest of 1 GiB.
 fn usual(command: &str) -> Value {
     match command {
         "query-status" => json!({"status": "running", "running": true}),

@@ -74,7 +74,7 @@ impl Rig {
         format!("--vm={name}=unix:{}", self.at(name).display())
     }
 
-    /// What it says goes to `log`.
+    /// Its output goes to `log`.
     fn start(&self, log: &str, words: &[&str]) -> Evacuate {
         let log = self.at(log);
         let errors = std::fs::File::create(&log).unwrap();

@@ -118,7 +118,7 @@ fn a_migration_outlives_both_services_and_its_links() {
     let mut got = stream[..10_000].to_vec();
     got.extend(read_exactly(&destination, half - 10_000));
     writer.join().unwrap();
-    // What comes now comes over new links only.
+    // Later frames come over new links only.
     let writer = rig::write_all(&source, stream[half..].to_vec());
     got.extend(read_exactly(&destination, stream.len() - half));
     assert!(got == stream, "the stream differs");

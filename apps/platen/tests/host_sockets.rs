@@ -90,7 +90,7 @@ fn sockets_and_folders_are_for_the_users_of_the_configuration_alone() {
     assert_eq!(mode(rig.at("doors-0")), 0o711);
     assert_eq!(mode(rig.at("doors-0/b")), 0o711);
     assert_eq!(mode(rig.at("doors-1/b")), 0o770);
-    // What QEMU makes there, the service may connect to.
+    // The service may connect to sockets that QEMU makes there.
     let at = path(&rig, B, "b", 1);
     let _qemu = UnixListener::bind(&at).unwrap();
     assert_eq!(mode(at) & 0o7, 0);

@@ -199,7 +199,7 @@ fn events_tell_each_change_once_with_its_cause_also_when_the_service_is_replaced
     let (mut a, mut b) = (rig.start(A), rig.start(B));
     migrates(&rig, A, 49152);
     rig.ended(A, 1);
-    // What was over before is not told; what runs is.
+    // A migration that was over before is not reported; one that runs is.
     let running = under_way(&rig, 49153);
     until(|| rig.list(A)["running"][0]["phase"] == "active");
     let follower = Follower::of(&rig, A);
@@ -312,7 +312,7 @@ fn the_doctor_finds_what_is_missing_and_then_nothing() {
         assert!(is(&found, check, verdict), "{check}: {said}");
     }
     assert!(said.contains("cannot connect to"), "{said}");
-    // What it says is done.
+    // Its commands are carried out.
     let conf = rig.at("qemu.conf");
     let words = ["host", "doors", "on", "--qemu-conf", conf.to_str().unwrap()];
     assert_eq!(rig.command(A, &words).0, Some(0));

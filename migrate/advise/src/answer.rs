@@ -1,4 +1,4 @@
-//! What each method would take, and which one to use.
+//! Predicted cost of each method, and the method to use.
 
 use crate::costs::Costs;
 use crate::curve::curve;

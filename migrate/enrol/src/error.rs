@@ -12,7 +12,7 @@ pub enum EnrolError {
     /// The other end cannot be reached, or the connection was lost.
     #[error("{what}")]
     Connection {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
         /// The cause.
         source: io::Error,

@@ -13,7 +13,7 @@ use std::io::{Error, ErrorKind};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 
-/// What a new host has got.
+/// Result of an enrolment, at the new host.
 #[derive(Debug)]
 pub struct Joined {
     /// The names in its certificate; the first is its name.

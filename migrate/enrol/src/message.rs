@@ -14,7 +14,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the new host may take to write its files.
 pub(crate) const WRITING: Duration = Duration::from_secs(60);
 
-/// What the new host says.
+/// Request of the new host.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Request {
@@ -25,10 +25,10 @@ pub(crate) struct Request {
     pub(crate) signature: String,
 }
 
-/// What the key signs, before the secret.
+/// Prefix of the bytes that the key signs; the secret follows.
 pub(crate) const SIGNED: &str = "platen enrol 1\n";
 
-/// What the host of the CA answers.
+/// Answer of the host of the CA.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub(crate) struct Answer {
@@ -44,7 +44,7 @@ pub(crate) struct Answer {
     pub(crate) configuration: Option<String>,
 }
 
-/// What the new host says last.
+/// Last message of the new host.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Outcome {

@@ -44,7 +44,7 @@ impl std::fmt::Debug for Offer {
     }
 }
 
-/// What has become of the offer.
+/// Outcome of the offer.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// The certificate that was signed.
@@ -52,7 +52,7 @@ pub(crate) struct Progress {
     pub(crate) end: Option<End>,
 }
 
-/// What has become of the host that has got the certificate.
+/// Outcome for the host that has got the certificate.
 #[derive(Debug)]
 pub(crate) enum End {
     /// Its files are written.

@@ -102,7 +102,7 @@ fn surplus(seats: &VecDeque<Seat>) -> Option<usize> {
     seats.iter().position(|seat| !seat.proven && of(seat.from) == most)
 }
 
-/// What one person has of an address: all of an IPv4 address, the first half of an IPv6 address.
+/// The part of an address that belongs to one person: all of an IPv4 address, the first half of an IPv6 address.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

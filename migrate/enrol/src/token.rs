@@ -9,7 +9,7 @@ use std::str::FromStr;
 const SECRET_BYTES: usize = 16;
 const HASH_BYTES: usize = 32;
 
-/// What a person carries from one host to the other.
+/// The token that a person carries from one host to the other.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     secret: [u8; SECRET_BYTES],

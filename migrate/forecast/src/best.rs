@@ -189,7 +189,7 @@ mod tests {
         let sizes = sizes(&[(1000, 0), (500, 1000)]);
         let bound = best(&sizes, 1e9, 1e8, CORES);
         assert!((bound.drain - 1e8).abs() < 1.0, "{bound:?}");
-        // What costs no time is saved on the link.
+        // A codec that costs no time saves bytes on the link.
         assert!((bound.size - 0.5).abs() < 1e-9, "{bound:?}");
     }
 

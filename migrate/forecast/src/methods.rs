@@ -98,7 +98,7 @@ pub struct QemuSettings {
     pub channels: f64,
 }
 
-/// What a forecast is made from.
+/// Inputs of a forecast.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The guest.
@@ -174,7 +174,7 @@ impl Setup {
         let sampled = &self.sampled;
         match method {
             Method::Platen => {
-                // What the controller of `--codec auto` chooses from.
+                // The choice of the controller of `--codec auto`.
                 let auto = |sizes: Sizes| {
                     let never = [Codec::Zlib, Codec::DeflateQz];
                     let mut sizes = sizes;

@@ -2,7 +2,7 @@
 
 use codec::{Codec, Settings};
 
-/// What one codec and level made of all samples.
+/// Size of all samples with one codec and level.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// Codec and level.

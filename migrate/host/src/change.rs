@@ -7,7 +7,7 @@ use serde_json::Value;
 /// carriers are found again.
 const AT_START: [&str; 3] = ["port", "run_dir", "metrics"];
 
-/// What a service takes of a new configuration.
+/// The parts of a new configuration that a running service adopts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
     /// The new configuration, with the old values of the keys that need a restart.

@@ -29,13 +29,13 @@ const MAX_RUN_DIR: usize = 60;
 pub struct Config {
     /// TCP port on which the service of each host listens for the services of the others.
     pub port: u16,
-    /// What happens to a migration to a host whose service cannot be reached: `refuse` ends it at
+    /// Treatment of a migration to a host whose service cannot be reached: `refuse` ends it at
     /// once; `forward` connects to the same port of the host's address, without encryption.
     pub unreachable: Policy,
-    /// What happens to a connection to a door that does not begin as a QEMU migration, or writes
+    /// Treatment of a connection to a door that does not begin as a QEMU migration, or writes
     /// nothing for 10 s: `refuse` or `forward`, as for `unreachable`.
     pub stranger: Policy,
-    /// What becomes of migrations that would be intercepted while the service does not run:
+    /// Treatment of migrations that would be intercepted while the service does not run:
     /// `forward` lets them go to the host as without platen; `refuse` makes them fail at once.
     pub intercept_stopped: Policy,
     /// Names or numbers of the users who may connect to a door, beside root and the user of the
@@ -145,7 +145,7 @@ impl MetricsAddress {
     }
 }
 
-/// What happens to a connection that platen does not carry.
+/// Treatment of a connection that platen does not carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {

@@ -47,7 +47,7 @@ impl std::fmt::Display for Door {
     }
 }
 
-/// What becomes of the connections. Called from the thread that runs [`Doors::turn`].
+/// Handler of the connections. Called from the thread that runs [`Doors::turn`].
 pub trait Doorkeeper {
     /// Whether a carrier has the door's listening socket now.
     fn is_lent(&self, door: &Door) -> bool;
@@ -90,7 +90,7 @@ struct Waiting {
     spoke: bool,
 }
 
-/// What a waiting connection is.
+/// Kind of a waiting connection.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
     Migration,

@@ -23,7 +23,7 @@ const LATE: &str =
 /// Bytes copied at a time.
 const PIECE: usize = 256 << 10;
 
-/// What is refused of connections that were led here from elsewhere.
+/// Reasons to refuse an intercepted connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Care {
     /// A connection to `to` that cannot be marked: the rules would lead it back here.

@@ -1,4 +1,4 @@
-//! What the service tells a carrier.
+//! Messages of the service to a carrier.
 
 use crate::config::Config;
 use crate::record::Record;
@@ -21,7 +21,7 @@ pub enum Order {
     Link(String),
 }
 
-/// What a carrier has to do.
+/// The task of a carrier.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Job {
     /// The configuration.

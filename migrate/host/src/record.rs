@@ -1,4 +1,4 @@
-//! What is known of a migration.
+//! Record of a migration.
 
 use crate::place::Place;
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,7 @@ pub struct Record {
     pub peer: String,
     /// Port of the door, or number of the unix socket.
     pub port: u16,
-    /// What the destination is asked for: `door:PORT`, `socket:N`, or for an intercepted connection
+    /// The request to the destination: `door:PORT`, `socket:N`, or for an intercepted connection
     /// `address:IP:PORT`. Records of older versions have none: they are those of doors.
     pub place: Option<Place>,
     /// Name of the VM, if its QEMU could be found.
@@ -100,12 +100,12 @@ impl Record {
         format!("migration {} {vm}{way} {} ({})", self.id, self.peer, self.place().in_words())
     }
 
-    /// What the destination is asked for.
+    /// The request to the destination.
     pub fn place(&self) -> Place {
         self.place.unwrap_or(Place::Door(self.port))
     }
 
-    /// What no other migration of this role may have while this one `holds_port`.
+    /// Reserved against other migrations of this role while this one `holds_port`.
     pub(crate) fn held(&self) -> Place {
         match (self.role, self.place()) {
             // It came through a door all the same.

@@ -56,7 +56,7 @@ struct Known {
     record: Record,
 }
 
-/// What a service that starts finds.
+/// Migrations and problems that a starting service finds.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Doors that carriers have.
@@ -346,7 +346,7 @@ mod tests {
     /// The phase before a change, the phase and the status after it.
     type Heard = (Option<Phase>, Phase, Option<Status>);
 
-    /// What a registry has told.
+    /// Messages of a registry.
     #[derive(Default)]
     struct Told(Mutex<Vec<Heard>>);
 
@@ -500,7 +500,7 @@ mod tests {
         assert_eq!((history.len(), history[0].id.as_str()), (100, "0000000000030-1-000"));
         registry.prune();
         assert_eq!(fs::read_dir(&registry.folder).unwrap().count(), 100);
-        // What is no record is no reason to fail.
+        // A file that is no record is no reason to fail.
         fs::write(registry.folder.join("x.json"), "{").unwrap();
         assert_eq!(registry.history().unwrap().len(), 100);
     }

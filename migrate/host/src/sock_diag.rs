@@ -30,7 +30,7 @@ const QUESTION: usize = HEADER + 8 + ADDRESSES;
 /// Bytes of an answer without its attributes: header, `inet_diag_msg`.
 const ANSWER: usize = HEADER + 4 + ADDRESSES + 20;
 
-/// What the kernel tells about a socket.
+/// The kernel's information about a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) own: SocketAddr,

@@ -43,7 +43,7 @@ pub enum DiscardError {
     Resource(String),
 }
 
-/// What has come so far. Pages of zeros are not data.
+/// Counts of the stream so far. Pages of zeros are not data.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
     /// Pages.
@@ -173,7 +173,7 @@ impl Discard {
         });
     }
 
-    /// What has come so far.
+    /// Counts of the stream so far.
     pub fn totals(&self) -> Totals {
         self.shared.lock().totals
     }

@@ -30,7 +30,7 @@ pub(crate) struct Measured {
     pub(crate) micros: u64,
 }
 
-/// What the links to a receiver carry.
+/// Rate that the links to a receiver carry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkRate {
     /// Bytes per second of all links together, without headers.

@@ -256,7 +256,7 @@ impl Lab {
         self.check_guest()
     }
 
-    /// What both services have said lately.
+    /// Latest messages of both services.
     pub fn logs(&self) -> String {
         let mut all = String::new();
         for host in &self.hosts {

@@ -34,7 +34,7 @@ pub(crate) fn path(spec: &VmSpec, fill_mib: u64, initramfs: &Path) -> Result<Pat
     Ok(image::folder().join(format!("{prefix}{key:016x}.state")))
 }
 
-/// What the states of all programs for this configuration have in common.
+/// Part of the name that the states of all programs for this configuration have in common.
 fn prefix(spec: &VmSpec, fill_mib: u64) -> String {
     let key = XxHash3_64::oneshot(format!("{spec:?}").as_bytes());
     format!("boot-{:?}-{fill_mib}-{key:016x}-", spec.qemu)

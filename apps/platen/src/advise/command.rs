@@ -1,4 +1,4 @@
-//! What to run for a method.
+//! The command line for a method.
 
 use super::AdviseArgs;
 use codec::Codec;

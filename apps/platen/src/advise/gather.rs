@@ -1,4 +1,4 @@
-//! What is known: this host, a QEMU, a peer, and the machines that are imagined.
+//! Facts for the advice: this host, a QEMU, a peer, and the machines that are imagined.
 
 use super::what_if::WhatIf;
 use super::AdviseArgs;

@@ -27,7 +27,7 @@ const LINE: u64 = 8192;
 /// The longest report that is read.
 const REPORT: u64 = 1 << 20;
 
-/// What comes from a migration.
+/// An event of a migration.
 #[derive(Debug)]
 pub(super) enum Told {
     /// A line for the user.

@@ -126,7 +126,7 @@ impl EvacuateArgs {
     }
 }
 
-/// What `platen migrate` makes of these words.
+/// Arguments of `platen migrate` as it parses them.
 fn parse(words: &[OsString]) -> anyhow::Result<MigrateArgs> {
     let command = MigrateArgs::augment_args(clap::Command::new("migrate").no_binary_name(true));
     let matches = command.try_get_matches_from(words)?;

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(super) const MOST: usize = 8;
 /// How much the last VM to join must have raised the rate for another to join.
 const GAIN: f64 = 1.1;
-/// What is not measured behind a start or an end: slow start, set-up, the codec's first choice.
+/// Time that is not measured behind a start or an end: slow start, set-up, the codec's first choice.
 const SETTLES: Duration = Duration::from_secs(3);
 /// How long a rate is measured.
 const WINDOW: Duration = Duration::from_secs(4);
@@ -32,7 +32,7 @@ pub(super) enum AtOnce {
     Auto,
 }
 
-/// What a running migration tells.
+/// Progress of a running migration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sample {
     /// Bytes on the network so far.
@@ -156,7 +156,7 @@ impl Schedule {
         Some(vm)
     }
 
-    /// What a VM's migration tells.
+    /// Progress of a VM's migration.
     pub(super) fn tells(&mut self, vm: usize, sample: Sample, now: Duration) {
         let Some(one) = self.running.iter_mut().find(|one| one.vm == vm) else { return };
         self.bytes = self.bytes.saturating_add(sample.bytes.saturating_sub(one.last.bytes));

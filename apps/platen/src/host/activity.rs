@@ -1,4 +1,4 @@
-//! What has happened since the service started: counters, events, messages.
+//! History since the service started: counters, events, messages.
 
 use super::feed::Feed;
 use super::journal::say_of;

@@ -1,4 +1,4 @@
-//! What the two ends of a migration, and connections that go past platen, share in a carrier.
+//! Parts of a carrier that both ends of a migration, and connections that go past platen, have in common.
 
 use super::journal::say_of;
 use super::settings::Settings;
@@ -40,7 +40,7 @@ impl Carriage {
         say_of(&record, &format!("{}: {text}", record.title()));
     }
 
-    /// What a signal to end does.
+    /// Effect of a signal to end.
     pub(super) fn stop_by(&self, stop: impl Fn() + Send + 'static) {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(stop));
     }

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a carrier has got from the service.
+/// The task and sockets that a carrier has got from the service.
 struct Orders {
     job: Job,
     connections: Vec<QemuSocket>,

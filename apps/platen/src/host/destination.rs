@@ -117,7 +117,7 @@ impl Host for Receiving {
         };
         let report = || json!({ "status": "completed" }).to_string().into_bytes();
         let result = self.carriage.while_telling(progress, || destination.run(report));
-        // What may still follow is the question of a source that has lost its links (W28).
+        // Only the question of a source that has lost its links may still follow (W28).
         self.carriage.carrier.update(|record| {
             record.holds_port = false;
             if destination.has_begun() {

@@ -39,7 +39,7 @@ const OPENS: Duration = Duration::from_secs(10);
 /// How often it is asked.
 const ASK: Duration = Duration::from_millis(100);
 
-/// What to do with the rules.
+/// Operation on the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum What {
     /// Put them in place
@@ -109,7 +109,7 @@ fn off() -> anyhow::Result<String> {
     Ok("no migration is intercepted\n".into())
 }
 
-/// What `on` has left in the table for this, whatever the configuration says by now.
+/// The value that `on` has left in the table for this, whatever the configuration says by now.
 fn stopped() -> anyhow::Result<String> {
     if !table()?.is_some_and(|listed| listed.contains("reject")) {
         return off();
@@ -206,7 +206,7 @@ fn nft(words: &[&str], text: &str) -> anyhow::Result<String> {
         .spawn()
         .with_context(|| program.display().to_string())?;
     if let Some(mut input) = child.stdin.take() {
-        // What it does not read, it complains about.
+        // A program that stops reading prints the reason itself.
         let _ = input.write_all(text.as_bytes());
     }
     let out = child.wait_with_output().context("nft")?;

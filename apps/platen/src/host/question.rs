@@ -12,7 +12,7 @@ const TARGET: &str = "doctor:";
 /// with one of 9000 it is one packet that is larger than those of 1500.
 const FILL: usize = 6000;
 
-/// What a service tells about itself.
+/// A service's answer about itself.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Told {

@@ -64,7 +64,7 @@ pub(super) fn read(args: &ServiceArgs, now: &Settings) -> anyhow::Result<Reload>
     Ok(Reload { change, settings, acceptor, certificate_end })
 }
 
-/// What a service manager is told at the beginning.
+/// Notice to the service manager at the beginning.
 pub(super) fn reloading() -> String {
     let now = clock_gettime(ClockId::Monotonic);
     let microseconds = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;

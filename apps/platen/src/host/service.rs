@@ -145,7 +145,7 @@ impl Service<'_> {
     }
 }
 
-/// What answers those who ask about the service.
+/// Answers questions about the service.
 struct Sockets {
     _control: (Listening, Endpoint),
     _events: (Listening, Endpoint),
@@ -203,7 +203,7 @@ impl Said {
     }
 }
 
-/// What becomes of connections at the doors.
+/// Handler of the connections at the doors.
 struct Keeper {
     carriers: Arc<Carriers>,
     activity: Arc<Activity>,
@@ -234,7 +234,7 @@ impl Doorkeeper for Keeper {
         let policy = match door.place {
             // Where a unix socket would lead in the clear, nobody has said.
             Place::Socket(_) => Policy::Refuse,
-            // What nobody has sent to a door passes unharmed.
+            // A connection that nobody has sent to a door passes unharmed.
             _ if intercepted(&connection).is_some() => Policy::Forward,
             _ => self.carriers.settings().config.stranger,
         };

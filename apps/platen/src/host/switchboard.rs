@@ -69,7 +69,7 @@ impl Carriers {
         listener: Option<&DoorListener>,
         connections: &[QemuSocket],
     ) -> anyhow::Result<()> {
-        // What was led to the door wanted to go there.
+        // A connection that was led to the door wanted to go there.
         let elsewhere = connections.first().and_then(intercepted);
         let record = Record {
             role: Role::Source,

@@ -86,7 +86,7 @@ pub(super) struct Report {
     data: u64,
     /// Bytes of pages dirtied per second, while few are dirty.
     dirty_rate: u64,
-    /// What the guest dirtied under migration, by the length of the passes.
+    /// Pages that the guest dirtied under migration, by the length of the passes.
     dirtied: Vec<Dirtied>,
     /// Codecs on pages sent for the first time.
     sizes: Vec<CodecSize>,

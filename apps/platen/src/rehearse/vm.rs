@@ -52,7 +52,7 @@ const CAPABILITIES: [(&str, bool); 16] = [
     ("zero-copy-send", false),
     ("mapped-ram", false),
     ("background-snapshot", false),
-    // What is sent is kept.
+    // The source must keep the RAM that it has sent.
     ("release-ram", false),
     ("dirty-bitmaps", false),
     // Disks are not rehearsed.
@@ -96,7 +96,7 @@ pub(super) fn check(qmp: &mut Qmp, max_downtime: Option<u64>) -> anyhow::Result<
     })
 }
 
-/// What a rehearsal has found.
+/// Result of a rehearsal.
 #[derive(Debug)]
 pub(super) struct Rehearsed {
     /// Seconds.
@@ -135,7 +135,7 @@ impl Rehearsed {
 }
 
 impl BeforeIt {
-    /// What forecasts are made from. `workers`: codec threads.
+    /// Inputs of forecasts. `workers`: codec threads.
     pub(super) fn setup(&self, seen: &Rehearsed, workers: f64) -> Setup {
         /// Bytes of pages per second of a QEMU that sent too little to measure it.
         const FAST: f64 = 1e9;

@@ -404,7 +404,7 @@ impl Rig {
         service
     }
 
-    /// Starts a service, and waits until it is up. What it had said before can be waited for.
+    /// Starts a service, and waits until it is up. A test can also wait for messages from before.
     pub(crate) fn start(&self, host: usize) -> Platen {
         let mut service = self.spawn(host, &[]);
         let mut said = Vec::new();

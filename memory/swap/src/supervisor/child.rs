@@ -25,7 +25,7 @@ pub(super) struct Server {
     /// The descriptor received with the last message.
     pub(super) sent: Option<OwnedFd>,
     pub(super) ready: Option<Instant>,
-    /// What it has said of the client's connections: whether requests reach it.
+    /// Whether requests reach it, once it has reported the client's connections.
     pub(super) connected: Option<bool>,
     /// Deadline for it to be ready, or to exit.
     pub(super) deadline: Option<Instant>,

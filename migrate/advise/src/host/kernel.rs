@@ -1,4 +1,4 @@
-//! What the kernel has for block devices in compressed memory.
+//! Features of the kernel for block devices in compressed memory.
 
 use super::read::{list, text};
 use serde::Serialize;

@@ -207,7 +207,7 @@ mod tests {
         (plain, packed)
     }
 
-    /// What a codec thread makes of the packed chunk, sent with this checksum.
+    /// Result of a codec thread for the packed chunk, sent with this checksum.
     fn decoded(plain_len: usize, packed: &[u8], checksum: u64) -> Arrived {
         let arena = Arena::new(2, 1 << 18).unwrap();
         let (mut payload, chunk) = (arena.take().unwrap(), arena.take().unwrap());
@@ -228,7 +228,7 @@ mod tests {
         let chunk = arrived.chunk.unwrap().unwrap();
         assert!(chunk[..plain.len()] == plain);
         assert_eq!(arrived.checksum, Some(checksum));
-        // What unpacks to other bytes is refused, whatever its own checksum.
+        // A chunk that unpacks to other bytes is refused, whatever its own checksum.
         let mut other = packed.clone();
         *other.last_mut().unwrap() ^= 1;
         for (packed, checksum) in

@@ -160,8 +160,8 @@ fn strangers_pass(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A service that is killed leaves the rules: migrations fail at once. What its unit does then is
-/// configured: they go the old way, or fail on. The next service makes it well.
+/// A service that is killed leaves the rules: migrations fail at once. Its unit then does as
+/// configured: they go the old way, or fail on. The next service restores interception.
 fn service_killed(stage: &mut Stage) -> Result<()> {
     for (policy, says) in [("refuse", "fail at once"), ("forward", "no migration")] {
         let lines = format!("intercept_stopped = \"{policy}\"\n");
@@ -224,7 +224,7 @@ fn nobody_there(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// What Proxmox sets: no return path, no multifd; the target is stopped (`-S`).
+/// Proxmox's settings: no return path, no multifd; the target is stopped (`-S`).
 fn as_proxmox(stage: &mut Stage, services: &Services, port: u16) -> Result<Pair> {
     let mut pair = Pair::new(stage, services, &Settings::multifd(0, "none"), port)?;
     for vm in [&mut pair.vm, &mut pair.destination] {

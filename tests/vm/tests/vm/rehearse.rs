@@ -273,7 +273,7 @@ fn killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     moves_on(stage, vm)
 }
 
-/// What happens to a rehearsal whose VM waits to be handed over.
+/// A rehearsal whose VM waits to be handed over.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Struck {
     /// It is killed.

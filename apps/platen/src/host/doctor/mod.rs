@@ -37,9 +37,9 @@ pub(super) struct Finding {
     pub(super) check: String,
     /// `ok`; `warn`: some kinds of migrations may fail; `fail`: migrations fail.
     pub(super) verdict: Verdict,
-    /// What was found.
+    /// The finding.
     pub(super) found: String,
-    /// What to do about it.
+    /// The remedy.
     pub(super) advice: Option<String>,
 }
 

@@ -38,7 +38,7 @@ pub(super) fn check() -> Vec<Finding> {
     ]
 }
 
-/// What a program prints about its version.
+/// The version that a program prints.
 fn version_of(path: &Path) -> Option<String> {
     let mut child = Command::new(path)
         .arg("--version")

@@ -55,7 +55,7 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is on the screen.
+/// Contents of the screen.
 struct Shown {
     status: HostStatus,
     rates: Rates,

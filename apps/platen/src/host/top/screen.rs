@@ -16,7 +16,7 @@ const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
-/// What a person wants.
+/// Command of a person.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Key {
     /// q, Esc, Ctrl-C, Ctrl-D.
@@ -81,7 +81,7 @@ impl Screen {
     }
 }
 
-/// Whether one of these keys quits. What is typed fast comes at once.
+/// Whether one of these keys quits. Keys that are typed fast come together.
 fn quits(keys: &[u8]) -> bool {
     match keys {
         // Esc alone: with more behind, it is an arrow or the like.

@@ -11,7 +11,7 @@ const ENDED: usize = 5;
 /// The longest time that is foretold: a rate of nearly 0 tells nothing.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
-/// What is shown.
+/// The part that is shown.
 pub(super) struct View<'a> {
     pub(super) status: &'a HostStatus,
     pub(super) rates: &'a Rates,
