@@ -9,12 +9,12 @@ use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 const SLACK: u64 = 128 << 10;
 
 pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
-    let guest = stage.boot("swap-ublk", 256)?;
+    let guest = stage.boot("swap-ublk", memory_mib())?;
     pressed(guest, "--size 512M --ublk --swap --policy /tmp/policy.toml", soak_seconds(60))
 }
 
 pub(crate) fn by_nbd(stage: &Stage) -> Result<()> {
-    let guest = stage.boot("swap-nbd", 256)?;
+    let guest = stage.boot("swap-nbd", memory_mib())?;
     pressed(
         guest,
         "--size 512M --nbd unix:/run/platen.nbd --swap --policy /tmp/policy.toml",
@@ -201,7 +201,7 @@ fn stopped(mut guest: Guest, way: &str) -> Result<()> {
 }
 
 pub(crate) fn written_back_by_ublk(stage: &Stage) -> Result<()> {
-    written_back(stage.boot_with_disk("back-ublk", 256, 160)?, "--ublk")
+    written_back(stage.boot_with_disk("back-ublk", memory_mib(), 160)?, "--ublk")
 }
 
 pub(crate) fn written_back_by_nbd(stage: &Stage) -> Result<()> {
@@ -246,6 +246,12 @@ fn written_back(mut guest: Guest, way: &str) -> Result<()> {
     guest.finish("serve", LONG)?;
     ensure!(guest.vm.sh("cat /proc/swaps", SHORT)?.lines().count() == 1, "it is still swapped to");
     Ok(())
+}
+
+/// Memory of a guest, in MiB.
+fn memory_mib() -> u64 {
+    let given = std::env::var("PLATEN_SWAP_MEMORY").ok().and_then(|mib| mib.parse().ok());
+    given.unwrap_or(256)
 }
 
 /// How much more a program has than the guest's memory, in MiB.
