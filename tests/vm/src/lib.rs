@@ -37,6 +37,7 @@ mod net;
 pub mod platen;
 mod process;
 mod qemu;
+pub mod scratch;
 mod services;
 mod simulated;
 pub mod swap;
