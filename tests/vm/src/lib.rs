@@ -44,10 +44,24 @@ pub mod swap;
 pub mod table;
 mod wild;
 
+/// The end of a program: an error is one line, also where RUST_BACKTRACE asks for more. What is
+/// missing is the user's to mend, and not to be found in this source.
+pub fn end(program: &str, result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// The kernel and the initramfs of the guest, for other tests of whole VMs.
 pub mod guest_image {
     pub use crate::image::{initramfs, kernel};
 }
+
+use std::process::ExitCode;
 
 pub use certificates::Certificates;
 pub use console::{Console, Verified};

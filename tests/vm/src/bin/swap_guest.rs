@@ -4,15 +4,20 @@
 //! For examining by hand what a test does.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use vm_tests::{cleanup, scratch, swap};
+use vm_tests::{cleanup, end, scratch, swap};
 
 /// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(600);
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    end("swap_guest", run_all())
+}
+
+fn run_all() -> Result<()> {
     cleanup::install()?;
     if let Some(why) = swap::missing() {
         anyhow::bail!(why);
