@@ -6,6 +6,7 @@ use crate::args::{
 use crate::cpus::Cpus;
 use crate::qat_args::{Accelerator, QatLibraries};
 use crate::size::Size;
+use crate::source_end::MAX_NAME;
 use anyhow::bail;
 use clap::Args;
 use relay::UnixAddress;
@@ -31,6 +32,9 @@ impl FromStr for Named {
         };
         if name.as_deref() == Some("") {
             return Err(format!("the name in '{text}' is empty"));
+        }
+        if let Some(name) = name.as_ref().filter(|name| name.len() > MAX_NAME) {
+            return Err(format!("the name has {} bytes, allowed are {MAX_NAME}", name.len()));
         }
         Ok(Self { name, address: address.parse()? })
     }
@@ -161,6 +165,10 @@ mod tests {
         let odd: Named = "unix:/run/a=b".parse().unwrap();
         assert_eq!((odd.name, odd.address.to_string().as_str()), (None, "unix:/run/a=b"));
         assert!(with_name("vm1=unix:/run/a").is_ok());
+        let long = format!("{}=unix:/run/a", "a".repeat(9000));
+        let said = long.parse::<Named>().unwrap_err();
+        assert_eq!(said, "the name has 9000 bytes, allowed are 255");
+        assert!(long[9000 - MAX_NAME..].parse::<Named>().is_ok());
         assert!(with_name("unix:/run/a").unwrap_err().contains("which VM"));
         assert!("=unix:/x".parse::<Named>().is_err());
         assert!("vm1=/x".parse::<Named>().is_err());

@@ -57,10 +57,11 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
-/// Writes a report as one line of JSON.
+/// Writes a report as one line of JSON. An error is only reported: the exit status says what became
+/// of the VM.
 pub(crate) fn write_json(path: Option<&std::path::Path>, report: &Value) {
     let Some(path) = path else { return };
-    if let Err(error) = std::fs::write(path, format!("{report}\n")) {
-        crate::say::say(&format!("cannot write the report {}: {error}", path.display()));
+    if let Err(error) = crate::report::write_whole(path, &format!("{report}\n")) {
+        crate::say::say(&format!("cannot write the report to {}: {error}", path.display()));
     }
 }

@@ -24,8 +24,8 @@ pub(crate) const EXIT_STATUS: &str =
      delivered, but the source QEMU uses no return path, so that no relay knows whether the destination runs the VM. \
      receive: of its one migration with --once";
 
-/// The longest --name in bytes. It crosses the network in a message of 8 KiB.
-const MAX_NAME: usize = 255;
+/// The longest name of a target in bytes. It crosses the network in a message of 8 KiB.
+pub(crate) const MAX_NAME: usize = 255;
 
 /// A source relay that is not connected yet.
 pub(crate) struct Plan {

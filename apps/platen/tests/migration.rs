@@ -198,6 +198,26 @@ fn a_limit_on_the_size_of_files_is_an_error_and_does_not_end_the_process() {
     assert!(!rig.at("relay.json").exists());
 }
 
+#[test]
+fn a_report_that_cannot_be_written_is_named_and_changes_no_outcome() {
+    let rig = Rig::new("");
+    for report in ["relay.json", "receive.json"] {
+        // The receiver has made its own.
+        let _ = std::fs::remove_file(rig.at(report));
+        std::os::unix::fs::symlink("/dev/full", rig.at(report)).unwrap();
+    }
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut relay = rig.relay("", "src");
+    migrate(&rig, &mut relay, &listener, "src");
+    let Rig { folder, receive, .. } = rig;
+    for (end, report) in [(relay, "relay.json"), (receive, "receive.json")] {
+        let (status, said) = end.ends();
+        assert_eq!(status, Some(3), "{said}");
+        let at = folder.path().join(report).display().to_string();
+        assert!(said.contains(&format!("cannot write the report to {at}: No space")), "{said}");
+    }
+}
+
 /// One message, then the end: QEMU waits for a channel that cannot be accepted, and would for ever.
 #[test]
 fn a_relay_without_free_descriptors_reports_the_cause_and_ends() {

@@ -55,11 +55,10 @@ impl Credentials {
         }
         let mut roots = RootCertStore::empty();
         for root in certificates(ca, &authorities)? {
-            roots.add(root).map_err(|error| content(ca, &error))?;
+            roots.add(root).map_err(|error| unreadable(ca, &error))?;
         }
         let chain = certificates(cert, &chain)?;
-        let secret =
-            PrivateKeyDer::from_pem_slice(&secret).map_err(|error| not_pem(key, &error))?;
+        let secret = private_key(key, &secret)?;
         let provider = provider();
         let key =
             CertifiedKey::from_der(chain, secret, &provider).map_err(|error| match error {
@@ -70,6 +69,7 @@ impl Credentials {
                         cert.display()
                     ),
                 },
+                rustls::Error::InvalidCertificate(_) => unreadable(cert, &error),
                 error => content(key, &error),
             })?;
         let (roots, key, revoked) = (Arc::new(roots), Arc::new(key), Arc::from([]));
@@ -162,6 +162,16 @@ fn content(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
     TlsError::Content { path: path.into(), detail: error.to_string() }
 }
 
+/// A certificate that is PEM, with something else in it. The library takes it for the peer's.
+fn unreadable(path: &Path, error: &rustls::Error) -> TlsError {
+    match error {
+        rustls::Error::InvalidCertificate(why) => {
+            content(path, &format!("it is damaged, or no certificate ({why:?})"))
+        }
+        error => content(path, error),
+    }
+}
+
 /// A file that is not PEM. The library prints lines of the file as numbers.
 fn not_pem(path: &Path, error: &pem::Error) -> TlsError {
     let text = |line: &[u8]| String::from_utf8_lossy(line).trim_end().escape_debug().to_string();
@@ -198,7 +208,17 @@ pub(crate) fn read(
     std::fs::read(path).map_err(TlsError::file("read", path))
 }
 
-fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(crate) fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(pem).map_err(|error| match error {
+        pem::Error::NoItemsFound => content(path, &"it holds no private key in PEM"),
+        error => not_pem(path, &error),
+    })
+}
+
+pub(crate) fn certificates(
+    path: &Path,
+    pem: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let found = found.map_err(|error| not_pem(path, &error))?;
     if found.is_empty() {
@@ -227,6 +247,29 @@ mod tests {
         let cut = PrivateKeyDer::from_pem_slice(b"-----BEGIN PRIVATE KEY-----\nMC4").unwrap_err();
         let said = not_pem(Path::new("key.pem"), &cut).to_string();
         assert!(said.contains("the line -----END PRIVATE KEY----- is missing"), "{said}");
+    }
+
+    #[test]
+    fn damage_is_said_of_the_file_that_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = crate::Authority::at(folder.path());
+        authority.init(false).unwrap();
+        let issued = authority.issue(&["a.example".into()], 9, false).unwrap().dir;
+        let [ca, cert, key] = [CA_FILE, CERT_FILE, KEY_FILE].map(|name| issued.join(name));
+        let damaged = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
+        for (path, text, says) in [
+            (&ca, damaged, "it is damaged, or no certificate (BadEncoding)"),
+            (&cert, damaged, "it is damaged, or no certificate (BadEncoding)"),
+            (&key, damaged, "it holds no private key in PEM"),
+            (&key, "", "it holds no private key in PEM"),
+        ] {
+            let whole = std::fs::read(path).unwrap();
+            std::fs::write(path, text).unwrap();
+            let said = Credentials::load(&ca, &cert, &key).unwrap_err().to_string();
+            assert_eq!(said, format!("{} cannot be used: {says}", path.display()));
+            std::fs::write(path, whole).unwrap();
+        }
+        Credentials::load(&ca, &cert, &key).unwrap();
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A small CA: one key that signs the certificates of the hosts between which VMs migrate.
 
 use crate::error::{day, TlsError};
-use crate::files::{read, Credentials, CA_FILE, CERT_FILE, KEY_FILE};
+use crate::files::{certificates, private_key, read, Credentials, CA_FILE, CERT_FILE, KEY_FILE};
 use crate::fingerprint::Fingerprint;
 use crate::peer::{parse_name, presented};
 use rcgen::{
@@ -81,7 +81,10 @@ impl Authority {
         force: bool,
     ) -> Result<Issued, TlsError> {
         let first = checked(names)?;
-        let ca = read(&self.dir.join(CA_FILE), "CA", "--dir")?;
+        let ca_path = self.dir.join(CA_FILE);
+        let ca = read(&ca_path, "CA", "--dir")?;
+        // Before anything is made of it.
+        certificates(&ca_path, &ca)?;
         // No accepted name has a slash in it, so it can be the name of a folder.
         let dir = self.dir.join(first);
         let (cert, key) = (dir.join(CERT_FILE), dir.join(KEY_FILE));
@@ -154,6 +157,7 @@ impl Authority {
         let first = checked(names)?;
         let key_path = self.dir.join(CA_KEY_FILE);
         let ca_key = read(&key_path, "CA key", "--dir")?;
+        private_key(&key_path, &ca_key)?;
         let unusable = |error: &dyn std::fmt::Display| TlsError::Content {
             path: key_path.clone(),
             detail: error.to_string(),
@@ -280,6 +284,25 @@ mod tests {
     }
 
     /// An ECDSA signature is another one each time; its owner can change it, too.
+    #[test]
+    fn a_truncated_ca_is_named_and_nothing_is_made_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::at(folder.path());
+        authority.init(false).unwrap();
+        for name in [CA_FILE, CA_KEY_FILE] {
+            let path = folder.path().join(name);
+            let whole = fs::read(&path).unwrap();
+            fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+            let said = authority.issue(&["a.example".into()], 9, false).unwrap_err().to_string();
+            assert!(said.starts_with(&path.display().to_string()), "{said}");
+            assert!(said.contains("it is cut off"), "{said}");
+            assert!(!folder.path().join("a.example").exists(), "{said}");
+            assert!(!folder.path().join(ISSUED_FILE).exists(), "{said}");
+            fs::write(&path, whole).unwrap();
+        }
+        authority.issue(&["a.example".into()], 9, false).unwrap();
+    }
+
     #[test]
     fn certificates_of_one_key_are_revoked_by_one_number() {
         let folder = tempfile::tempdir().unwrap();

@@ -7,8 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
-use vm_tests::cleanup::{register, Leftover, Ticket};
-use vm_tests::{guest_image, platen, Console};
+use vm_tests::cleanup::Ticket;
+use vm_tests::{guest_image, platen, scratch, Console};
 
 use crate::domain::domain;
 use crate::host::{note, Host, Service};
@@ -73,9 +73,7 @@ impl Lab {
     /// # Errors
     /// A step fails.
     pub fn new() -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("platen-libvirt-{}", std::process::id()));
-        fs::create_dir_all(&folder)?;
-        let ticket = register(Leftover::Folder(folder.clone()));
+        let (folder, ticket) = scratch::folder()?;
         let binary = platen::binary()?.canonicalize()?;
         let doors = folder.join("doors");
         fs::create_dir_all(&doors)?;

@@ -1,9 +1,6 @@
 //! The lab, from which everything is started: the network, the scratch folder, names and images.
 
 use std::collections::HashMap;
-use std::fs::DirBuilder;
-use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -13,11 +10,12 @@ use anyhow::{Context, Result};
 
 use crate::boot_state;
 use crate::certificates::Certificates;
-use crate::cleanup::{register, Leftover, Ticket};
+use crate::cleanup::Ticket;
 use crate::image;
-use crate::net::{self, Net, Side};
+use crate::net::{Net, Side};
 use crate::process::Proc;
 use crate::qemu::{Role, Vm};
+use crate::scratch;
 
 /// A VM's QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,28 +129,13 @@ pub(crate) fn certified_name(side: Side) -> &'static str {
 }
 
 impl Lab {
-    /// Makes the network and a scratch folder (a short path, because unix socket paths are limited
-    /// to 107 bytes).
+    /// Makes the network and a scratch folder.
     ///
     /// # Errors
     /// If neither namespaces nor loopback work, or there is no room for temporary files.
     pub fn new() -> Result<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        remove_stale_folders();
-        let folder = loop {
-            let nth = COUNT.fetch_add(1, Ordering::Relaxed);
-            let folder = std::env::temp_dir().join(format!("platen-{}-{nth}", std::process::id()));
-            // An existing folder or link belongs to another user, and this runs as root.
-            match DirBuilder::new().mode(0o700).create(&folder) {
-                Ok(()) => break folder,
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => {
-                    let what = format!("cannot create {}", folder.display());
-                    return Err(error).context(what);
-                }
-            }
-        };
-        let ticket = register(Leftover::Folder(folder.clone()));
+        scratch::remove_stale();
+        let (folder, ticket) = scratch::folder()?;
         let (count, archives, certificates) = Default::default();
         Ok(Self { net: Net::new()?, folder, count, archives, certificates, _ticket: ticket })
     }
@@ -247,17 +230,6 @@ impl Lab {
         let name = self.fresh_name("vm");
         let prefix = self.net.prefix(side);
         Vm::start(&name, spec, role, (side, &prefix), images, &self.folder)
-    }
-}
-
-/// Removes scratch folders of earlier runs whose process is gone (it was killed).
-fn remove_stale_folders() {
-    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
-    for entry in entries.flatten() {
-        if net::owner_is_gone(&entry.file_name().to_string_lossy()) {
-            // Perhaps another user's: no error.
-            let _ = std::fs::remove_dir_all(entry.path());
-        }
     }
 }
 

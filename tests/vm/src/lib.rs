@@ -31,6 +31,7 @@ mod console;
 mod forward;
 mod image;
 mod lab;
+mod long_path;
 mod method;
 mod monitor;
 mod monitor_proxy;
@@ -38,20 +39,36 @@ mod net;
 pub mod platen;
 mod process;
 mod qemu;
+pub mod scratch;
 mod services;
 mod simulated;
 pub mod swap;
 pub mod table;
 mod wild;
 
+/// The end of a program: an error is one line, also where RUST_BACKTRACE asks for more. What is
+/// missing is the user's to mend, and not to be found in this source.
+pub fn end(program: &str, result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// The kernel and the initramfs of the guest, for other tests of whole VMs.
 pub mod guest_image {
     pub use crate::image::{initramfs, kernel};
 }
 
+use std::process::ExitCode;
+
 pub use certificates::Certificates;
 pub use console::{Console, Verified};
 pub use lab::{Lab, Qemu, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
+pub use long_path::LongPath;
 pub use method::{Compression, Cost, DidNotEnd, Method, Outcome, Patience};
 pub use monitor::Monitor;
 pub use monitor_proxy::MonitorProxy;

@@ -238,13 +238,13 @@ mod tests {
 
     #[test]
     fn the_cpu_time_of_an_ended_child_is_its_own() {
-        let folder = std::env::temp_dir();
+        let (folder, _ticket) = crate::scratch::folder().expect("a folder");
         let spin =
             ["sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"].map(String::from);
-        let name = format!("platen-spin-{}", std::process::id());
-        let mut proc = Proc::spawn(&name, &[], &spin, &folder).expect("sh starts");
+        let mut proc = Proc::spawn("spin", &[], &spin, &folder).expect("sh starts");
         let ended = proc.wait(Duration::from_secs(60)).expect("it ends");
         assert!(ended.status.success() && ended.cpu > 0.02 && ended.cpu < 30.0, "{ended:?}");
-        std::fs::remove_file(folder.join(format!("{name}.log"))).expect("its log");
+        assert!(folder.join("spin.log").exists());
+        std::fs::remove_dir_all(folder).expect("the folder");
     }
 }

@@ -3,6 +3,7 @@
 use super::{on_disk, output, platen, Served};
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,30 @@ fn a_path_that_is_in_use_is_not_served() {
             let said = refused(socket, options);
             assert!(said.contains("is the control socket of device judged"), "{said}");
         }
+    }
+}
+
+#[test]
+fn a_run_dir_in_which_others_could_replace_the_sockets_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    fs::create_dir(&run).unwrap();
+    let refused = || {
+        let refused = output(&mut Served::command(folder.path(), "s", "judged", &[]));
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        assert!(fs::read_dir(&run).unwrap().next().is_none(), "{said}");
+        said
+    };
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o770)).unwrap();
+    let said = refused();
+    assert!(said.contains(&format!("other users may write to {}", run.display())), "{said}");
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o700)).unwrap();
+    // Only root can give it away.
+    if std::os::unix::fs::chown(&run, Some(65_534), None).is_ok() {
+        let said = refused();
+        let belongs = format!("{} belongs to user 65534, and this is user 0", run.display());
+        assert!(said.contains(&belongs), "{said}");
     }
 }
 

@@ -14,12 +14,13 @@
 //! three, and for nothing else.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 use vm_tests::swap::{missing, number, Guest, Stage, SwapOn, SHORT};
-use vm_tests::{cleanup, platen, table};
+use vm_tests::{cleanup, end, platen, table};
 
 const MEMORY_MIB: u64 = 256;
 const VALUE: u64 = 4000;
@@ -78,7 +79,11 @@ fn stage(qat: bool) -> Result<Stage> {
     Stage::with_libraries(&libraries.each_ref().map(|(path, name)| (path.as_path(), *name)))
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    end("demo_memory", run_all())
+}
+
+fn run_all() -> Result<()> {
     cleanup::install()?;
     let options = arguments()?;
     if let Some(why) = missing() {

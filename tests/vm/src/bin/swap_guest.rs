@@ -4,15 +4,20 @@
 //! For examining by hand what a test does.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use vm_tests::{cleanup, swap};
+use vm_tests::{cleanup, end, scratch, swap};
 
 /// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(600);
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    end("swap_guest", run_all())
+}
+
+fn run_all() -> Result<()> {
     cleanup::install()?;
     if let Some(why) = swap::missing() {
         anyhow::bail!(why);
@@ -31,12 +36,13 @@ fn main() -> Result<()> {
             path.file_name().context("a program without a name")?.to_string_lossy().into_owned();
         contents.program(&path, &name)?;
     }
-    let initramfs = std::env::temp_dir().join(format!("platen-initramfs-{}", std::process::id()));
+    let (folder, _ticket) = scratch::folder()?;
+    let initramfs = folder.join("initramfs");
     swap::write_initramfs(&initramfs, &contents)?;
     let begin = Instant::now();
     let booted = swap::SwapVm::boot("hand", &initramfs, memory.parse()?, cpus.parse()?, 0);
-    let mut vm = booted.inspect_err(|_| drop(std::fs::remove_file(&initramfs)))?;
-    std::fs::remove_file(&initramfs)?;
+    std::fs::remove_dir_all(&folder)?;
+    let mut vm = booted?;
     println!("booted in {:.1} s", begin.elapsed().as_secs_f64());
     for command in &rest[at + 1..] {
         let begin = Instant::now();

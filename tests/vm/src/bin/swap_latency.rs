@@ -15,10 +15,11 @@
 //! table.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{bail, ensure, Context, Result};
 use vm_tests::swap::{missing, number, Guest, Stage, LONG, SHORT};
-use vm_tests::{cleanup, table};
+use vm_tests::{cleanup, end, table};
 
 const MEMORY_MIB: u64 = 512;
 const SWAPPED_MIB: u64 = 64;
@@ -52,7 +53,11 @@ impl Kind {
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    end("swap_latency", run_all())
+}
+
+fn run_all() -> Result<()> {
     cleanup::install()?;
     if let Some(why) = missing() {
         bail!("no guest can be started: {why}");

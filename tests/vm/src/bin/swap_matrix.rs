@@ -5,6 +5,7 @@
 //! The cases are a choice in which each pair of values of two properties occurs; `--all` takes
 //! every combination. `--only TEXT` takes those whose name has this text.
 
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use rustix::process::{kill_process, Pid, Signal};
 use vm_tests::swap::{missing, number, Guest, Stage};
-use vm_tests::{cleanup, table};
+use vm_tests::{cleanup, end, table};
 
 const VALUE: u64 = 4000;
 
@@ -74,7 +75,11 @@ fn all() -> Vec<Case> {
     all
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    end("swap_matrix", run_all())
+}
+
+fn run_all() -> Result<()> {
     cleanup::install()?;
     if let Some(why) = missing() {
         bail!("no guest can be started: {why}");

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 
 use super::{write_initramfs, Contents, SwapVm, HUNG_SECONDS};
-use crate::cleanup::{register, Leftover, Ticket};
-use crate::platen;
+use crate::cleanup::Ticket;
+use crate::{platen, scratch};
 
 /// The time limit of a short command on a busy machine.
 pub const SHORT: Duration = Duration::from_secs(600);
@@ -54,14 +54,7 @@ impl Stage {
     }
 
     fn packed(programs: &[(&Path, &str)], libraries: &[(&Path, &str)]) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!(
-            "platen-swap-{}-{}-{}",
-            std::process::id(),
-            programs.len(),
-            libraries.len()
-        ));
-        std::fs::create_dir_all(&folder)?;
-        let ticket = register(Leftover::Folder(folder.clone()));
+        let (folder, ticket) = scratch::folder()?;
         let mut contents = Contents::default();
         // A guest has no disk: all of `platen` would take memory even while it does not run.
         contents.program(&platen::device_binary()?, "platen")?;

@@ -21,11 +21,12 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 
-use crate::cleanup::{register, Leftover, Ticket};
+use crate::cleanup::Ticket;
 use crate::console::Console;
 use crate::image::{self, Archive};
 use crate::lab::Qemu;
 use crate::process::Proc;
+use crate::scratch;
 
 /// How long a task of a guest may make no progress before that is a hang, which is a panic. The
 /// kernel's own 120 s would be 120 s of the host's clock, in which a guest under TCG on a busy
@@ -235,15 +236,15 @@ pub fn write_initramfs(path: &Path, contents: &Contents) -> Result<()> {
 
 /// A program's bytes without debugging information, which would take memory in the guest.
 fn stripped(file: &Path) -> Result<Vec<u8>> {
-    let out = std::env::temp_dir().join(format!("platen-strip-{}", std::process::id()));
+    let (folder, _ticket) = scratch::folder()?;
+    let out = folder.join("stripped");
     let done = Command::new("strip").arg("-o").arg(&out).arg(file).status();
     let bytes = match done {
         Ok(status) if status.success() => std::fs::read(&out),
         // Without strip it is just larger.
         _ => std::fs::read(file),
     };
-    // It may not exist.
-    let _ = std::fs::remove_file(&out);
+    std::fs::remove_dir_all(&folder)?;
     bytes.with_context(|| format!("cannot read {}", file.display()))
 }
 
@@ -269,10 +270,7 @@ impl SwapVm {
         cpus: u32,
         disk_mib: u64,
     ) -> Result<Self> {
-        let folder =
-            std::env::temp_dir().join(format!("platen-swap-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&folder)?;
-        let ticket = register(Leftover::Folder(folder.clone()));
+        let (folder, ticket) = scratch::folder()?;
         let tty = folder.join("tty");
         let disk = folder.join("disk");
         let mut drive = Vec::new();

@@ -22,6 +22,7 @@ mod evacuate;
 mod guest;
 mod intercept;
 mod kill;
+mod latency;
 mod matrix;
 mod moves;
 mod rehearse;
@@ -92,6 +93,7 @@ fn run() -> anyhow::Result<u32> {
         evacuate::scenarios(),
         security::scenarios(),
         resume::scenarios(),
+        latency::scenarios(),
         bad_input::scenarios(),
         versions::scenarios(),
         course::scenarios(),
