@@ -283,7 +283,6 @@ mod tests {
         Credentials::load(&dir.join(CA_FILE), &dir.join(CERT_FILE), &dir.join(KEY_FILE))
     }
 
-    /// An ECDSA signature is another one each time; its owner can change it, too.
     #[test]
     fn a_truncated_ca_is_named_and_nothing_is_made_of_it() {
         let folder = tempfile::tempdir().unwrap();
@@ -303,6 +302,7 @@ mod tests {
         authority.issue(&["a.example".into()], 9, false).unwrap();
     }
 
+    /// An ECDSA signature is another one each time; its owner can change it, too.
     #[test]
     fn certificates_of_one_key_are_revoked_by_one_number() {
         let folder = tempfile::tempdir().unwrap();
