@@ -5,7 +5,8 @@
 //! led nowhere: its user is in no rule, and where it is root it marks them.
 
 use super::settings::Settings;
-use super::{status, ServiceArgs};
+use super::status::{self, HostStatus};
+use super::ServiceArgs;
 use crate::say::show;
 use anyhow::{bail, Context};
 use clap::{Args, ValueEnum};
@@ -73,25 +74,43 @@ pub(super) fn run(args: &InterceptArgs) -> anyhow::Result<ExitCode> {
 fn on(service: &ServiceArgs) -> anyhow::Result<String> {
     let settings = Settings::new(service)?;
     let Some(rules) = rules(&settings)? else {
+        // Without a service there is nothing that could disagree.
+        if let Ok((_, status)) = status::ask(service, status::LIST) {
+            adopted(&status, &settings)?;
+        }
         off()?;
         return Ok("no other [[host]] has `intercept`: nothing is intercepted\n".into());
     };
-    opened(service, settings.doors().count() as u64)?;
+    opened(service, &settings)?;
     nft(&["-f", "-"], &format!("{EMPTY}{rules}{HOLD}"))?;
-    let names: Vec<_> = intercepted(&settings).map(|(host, _)| host.name.as_str()).collect();
+    let names: Vec<_> = settings.intercepted().map(|(host, _)| host.name.as_str()).collect();
     Ok(format!("migrations to {} are intercepted\n", names.join(", ")))
 }
 
-/// Waits until the service has all of its doors: a rule that leads to another's port would hand VMs
-/// to that other.
-fn opened(service: &ServiceArgs, doors: u64) -> anyhow::Result<()> {
+/// Refuses a configuration that the service has not adopted.
+fn adopted(status: &HostStatus, settings: &Settings) -> anyhow::Result<()> {
+    match &status.intercept {
+        Some(theirs) if *theirs != settings.interception() => bail!(
+            "the service uses another configuration than the file: it has refused its last reload, or was not asked \
+             for one (systemctl reload platen). The rules stay as they are"
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Waits until the service has adopted the configuration and has all of its doors: a rule that leads
+/// to another's port would hand VMs to that other.
+fn opened(service: &ServiceArgs, settings: &Settings) -> anyhow::Result<()> {
+    let doors = settings.doors().count() as u64;
     let until = Instant::now() + OPENS;
     loop {
         let (_, status) = status::ask(service, status::LIST)?;
-        if status.doors == doors {
+        let adopted = adopted(&status, settings);
+        if adopted.is_ok() && status.doors == doors {
             return Ok(());
         }
         if Instant::now() > until {
+            adopted?;
             bail!(
                 "the service has opened {} of its {doors} doors, and nothing is led to them before \
                  it has all: another process may hold one (`platen doctor`)",
@@ -132,17 +151,12 @@ fn table() -> anyhow::Result<Option<String>> {
     }
 }
 
-/// The other hosts with ports that are intercepted, and these ports.
-fn intercepted(settings: &Settings) -> impl Iterator<Item = (&HostEntry, &host::PortRange)> {
-    settings.others().filter_map(|host| Some((host, host.intercept.as_ref()?)))
-}
-
 /// The rules, as nft reads them; none if nothing is to be intercepted.
 fn rules(settings: &Settings) -> anyhow::Result<Option<String>> {
     let users = settings.qemu_users();
     let users: Vec<_> = users.iter().map(u32::to_string).collect();
     let mut rules = String::new();
-    for (host, ports) in intercepted(settings) {
+    for (host, ports) in settings.intercepted() {
         let addresses: Vec<_> = addresses(host)?.iter().map(Ipv4Addr::to_string).collect();
         let doors = ports.0.clone().zip(host.ports.0.clone());
         let doors: Vec<_> = doors.map(|(port, door)| format!("{port} : {door}")).collect();
@@ -219,7 +233,7 @@ fn nft(words: &[&str], text: &str) -> anyhow::Result<String> {
 /// The doors that the rules do not lead to, by the names of their hosts; none if nothing is to be
 /// intercepted.
 pub(super) fn missing(settings: &Settings) -> Option<anyhow::Result<Vec<String>>> {
-    let wanted: Vec<_> = intercepted(settings).collect();
+    let wanted: Vec<_> = settings.intercepted().collect();
     if wanted.is_empty() {
         return None;
     }
@@ -268,6 +282,20 @@ mod tests {
         assert!(!text.contains("127.80.0.1"), "{text}");
         assert_eq!(rules(&settings("")).unwrap(), None);
         assert!(missing(&settings("")).is_none());
+    }
+
+    #[test]
+    fn rules_follow_only_a_configuration_that_the_service_has_adopted() {
+        let (old, new) = (settings(""), settings("intercept = \"60000-60001\"\n"));
+        let status = |intercept| HostStatus { intercept, ..HostStatus::default() };
+        adopted(&status(Some(new.interception())), &new).unwrap();
+        let refused = adopted(&status(Some(old.interception())), &new).unwrap_err().to_string();
+        assert!(refused.contains("refused its last reload"), "{refused}");
+        // An older service does not tell.
+        adopted(&status(None), &new).unwrap();
+        let mut other_ports = settings("intercept = \"60000-60001\"\n");
+        other_ports.config.intercept_stopped = Policy::Refuse;
+        assert_ne!(new.interception(), other_ports.interception());
     }
 
     #[test]

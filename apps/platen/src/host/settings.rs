@@ -5,7 +5,7 @@ use crate::args::{compress_threads, default_threads, delta_cache_default, CodecC
 use crate::device::settings_file;
 use anyhow::{ensure, Context};
 use codec::Settings as CodecSettings;
-use host::{AllowedUsers, Change, Config, Door, DoorAddress, HostEntry, Place};
+use host::{AllowedUsers, Change, Config, Door, DoorAddress, HostEntry, Place, PortRange};
 use nix::unistd::User;
 use relay::{AutoConfig, QemuAddress, SourceConfig, UnixAddress};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -64,6 +64,22 @@ impl Settings {
     /// This host.
     pub(super) fn me(&self) -> &HostEntry {
         self.config.find(&self.me).expect("was found before")
+    }
+
+    /// The other hosts with ports that are intercepted, and these ports.
+    pub(super) fn intercepted(&self) -> impl Iterator<Item = (&HostEntry, &PortRange)> {
+        self.others().filter_map(|host| Some((host, host.intercept.as_ref()?)))
+    }
+
+    /// The interception that is configured, a line for each other host. The service and `platen host
+    /// intercept on` each read the configuration; rules are made only if both say the same.
+    pub(super) fn interception(&self) -> String {
+        let line = |(host, ports): (&HostEntry, &PortRange)| {
+            let (door, to) = (host.door, &host.ports);
+            format!("{} {} {ports:?} {door} {to:?}\n", host.name, host.address())
+        };
+        let lines: String = self.intercepted().map(line).collect();
+        format!("{lines}stopped {:?}\n", self.config.intercept_stopped)
     }
 
     /// The other hosts.

@@ -30,6 +30,10 @@ pub(super) struct HostStatus {
     pub(super) name: String,
     /// Doors that are open.
     pub(super) doors: u64,
+    /// The interception that its configuration asks for ([`Settings::interception`]); `None` from an older
+    /// service.
+    #[serde(default)]
+    pub(super) intercept: Option<String>,
     /// Migrations that have begun since the service started, of either role.
     pub(super) begun: u64,
     /// Connections to a door that were reset because of their user, or because too many waited.
@@ -55,6 +59,7 @@ pub(super) fn answer(question: &str, carriers: &Carriers, activity: &Activity) -
     let status = HostStatus {
         name: carriers.settings().me().name.clone(),
         doors: load(&activity.doors),
+        intercept: Some(carriers.settings().interception()),
         begun: load(&activity.source.begun) + load(&activity.destination.begun),
         refused: load(&activity.refused),
         strangers: load(&activity.strangers),

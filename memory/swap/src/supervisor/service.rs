@@ -134,8 +134,7 @@ pub trait Service {
     }
 
     /// Reports the outcome of a request for another server: requests reach it, or the reason why
-    /// not. After
-    /// an error the next server must have the former settings.
+    /// not. After an error the next server must have the former settings.
     fn renewed(&mut self, _outcome: Result<(), String>) {}
 
     /// The service manager's socket (`NOTIFY_SOCKET`).
