@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 use vm_tests::platen::Platen;
-use vm_tests::{Qemu, Vm, VmSpec, MACHINE_10, MACHINE_7_2};
+use vm_tests::{Qemu, Vm, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
 
 use crate::saved::{kill, player, runs_whole, saved, HELD, LIMIT};
 use crate::stage::{names_the_cause, Stage, NOTICE};
@@ -13,7 +13,12 @@ use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut all = Vec::new();
-    for (name, qemu, machine) in [("7", Qemu::System, MACHINE_7_2), ("10", Qemu::Ten, MACHINE_10)] {
+    let versions = [
+        ("7", Qemu::System, MACHINE_7_2),
+        ("10", Qemu::Ten, MACHINE_10),
+        ("11", Qemu::Eleven, MACHINE_11),
+    ];
+    for (name, qemu, machine) in versions {
         let spec = VmSpec::tiny(qemu, machine);
         type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
         let kinds: [(&str, Run); 3] = [
