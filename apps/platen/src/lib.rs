@@ -44,6 +44,7 @@ mod report;
 mod restore;
 mod restore_clash;
 mod restore_disks;
+mod restore_events;
 mod restore_fit;
 mod restore_load;
 mod restore_player;

@@ -5,8 +5,9 @@
 //! events, each with the number of its VM; all are JSON. Once `restore` has closed the socket, or has died,
 //! the player continues alone until its QEMUs have everything.
 
+use crate::restore_events::Events;
 use crate::saved_vm::open;
-use crate::say::{printable, say, show};
+use crate::say::{printable, say};
 use anyhow::Context;
 use clap::Args;
 use host::Channel;
@@ -63,8 +64,9 @@ const LISTENS: Duration = Duration::from_secs(60);
 pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let _ = rustix::thread::set_name(c"platen");
     let commands = rustix::stdio::stdout().as_fd().try_clone_to_owned();
-    let commands = Channel::from(commands.context("the player's commands")?);
-    let playing = Playing::new(args);
+    let commands = Arc::new(Channel::from(commands.context("the player's commands")?));
+    let events = Events::begin(Arc::clone(&commands))?;
+    let playing = Playing::new(args, events);
     thread::scope(|scope| {
         // The end comes when `restore` wants no more, or has died.
         while let Ok(Some((serve, connection))) = commands.receive::<Serve>() {
@@ -72,7 +74,8 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
             let thread = thread::Builder::new().name(format!("play-{vm}"));
             let serve = move || playing.serve(&serve, connection);
             if let Err(error) = thread.spawn_scoped(scope, serve) {
-                fail(vm, Failed::Otherwise, &format!("the player cannot start a thread: {error}"));
+                let error = format!("the player cannot start a thread: {error}");
+                playing.fail(vm, Failed::Otherwise, &error);
             }
         }
     });
@@ -82,6 +85,7 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
 /// State that all VMs of a player share.
 struct Playing<'a> {
     args: &'a PlayArgs,
+    events: Events,
     /// The reason, if the image cannot be served.
     opened: Result<(Arc<Image>, Arc<UnitCache>), (Failed, String)>,
     /// The hot set that the first VM has read.
@@ -91,16 +95,24 @@ struct Playing<'a> {
 }
 
 impl<'a> Playing<'a> {
-    fn new(args: &'a PlayArgs) -> Self {
+    fn new(args: &'a PlayArgs, events: Events) -> Self {
         let set = OnceLock::new();
-        Self { args, opened: open_checked(args), set, asked: Mutex::default() }
+        Self { args, events, opened: open_checked(args), set, asked: Mutex::default() }
     }
 
     /// Serves one QEMU to the end.
     fn serve(&self, serve: &Serve, connection: Option<OwnedFd>) {
         if let Err((failed, error)) = self.play(serve, connection) {
-            fail(serve.vm, failed, &error);
+            self.fail(serve.vm, failed, &error);
         }
+    }
+
+    /// Reports the error that ends the service of a VM.
+    fn fail(&self, vm: usize, failed: Failed, error: &str) {
+        self.events.tell(json!({
+            "event": "failed", "vm": vm, "damaged": failed != Failed::Otherwise,
+            "untouched": failed == Failed::Untouched, "error": error,
+        }));
     }
 
     fn play(&self, serve: &Serve, connection: Option<OwnedFd>) -> Result<(), (Failed, String)> {
@@ -116,7 +128,8 @@ impl<'a> Playing<'a> {
             let set = self.set.get_or_init(|| self.read_hot_set(image));
             player.prepare(set, HOT).map_err(|error| failed(error, true))?;
         }
-        tell(json!({ "event": "connecting", "vm": serve.vm }));
+        // A player that is killed without this event has told QEMU nothing.
+        self.events.tell_first(&json!({ "event": "connecting", "vm": serve.vm }));
         let socket = match (serve.resume, connection) {
             (true, Some(connection)) => Ok(UnixStream::from(connection)),
             (true, None) => Err("the player has got no connection to QEMU".into()),
@@ -129,14 +142,14 @@ impl<'a> Playing<'a> {
                 Event::Running => "running",
                 _ => "loaded",
             };
-            tell(json!({ "event": name, "vm": serve.vm }));
+            self.events.tell(json!({ "event": name, "vm": serve.vm }));
         };
         let played = match serve.resume {
             true => player.resume(socket, &mut on),
             false => player.play(socket, &mut on),
         };
         let played = played.map_err(|error| failed(error, false))?;
-        tell(report(serve.vm, &played));
+        self.events.tell(report(serve.vm, &played));
         if is_hot {
             self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(played.asked);
         }
@@ -154,9 +167,12 @@ impl<'a> Playing<'a> {
     /// Reports the player's own figures, and writes the hot set. The restores have ended already,
     /// whatever happens to the hot set.
     fn end(self) -> anyhow::Result<ExitCode> {
-        let Ok((image, cache)) = &self.opened else { return Ok(ExitCode::FAILURE) };
+        let Ok((image, cache)) = &self.opened else {
+            self.events.end();
+            return Ok(ExitCode::FAILURE);
+        };
         let decoded = cache.decoded();
-        tell(json!({
+        self.events.tell(json!({
             "event": "end", "decoded-units": decoded.units, "decoded-bytes": decoded.bytes,
             "peak-memory-bytes": peak_memory(), "cpu-s": crate::report::process_cpu(),
         }));
@@ -171,6 +187,8 @@ impl<'a> Playing<'a> {
                 say(&format!("the next restore cannot know what the VM asked for: {error:#}"));
             }
         }
+        // Last: `restore` may be stopped, and the hot set is written nevertheless.
+        self.events.end();
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -187,12 +205,6 @@ fn open_checked(args: &PlayArgs) -> Result<(Arc<Image>, Arc<UnitCache>), (Failed
         Ok(cache) => Ok((image, cache)),
         Err(error) => Err((Failed::Otherwise, described(&error, &args.image))),
     }
-}
-
-/// Writes an event.
-fn tell(event: Value) {
-    // The guest needs its pages even if nobody reads this output.
-    let _ = show(&format!("{event}\n"));
 }
 
 /// The most memory that this process has had, bytes.
@@ -224,14 +236,6 @@ impl Failed {
             _ => Self::Otherwise,
         }
     }
-}
-
-/// Reports the error that ends the service of a VM.
-fn fail(vm: usize, failed: Failed, error: &str) {
-    tell(json!({
-        "event": "failed", "vm": vm, "damaged": failed != Failed::Otherwise,
-        "untouched": failed == Failed::Untouched, "error": error,
-    }));
 }
 
 /// The error with its causes, and the image if that is at fault.
