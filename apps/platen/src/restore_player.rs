@@ -137,12 +137,14 @@ impl<'a> Playing<'a> {
         };
         let socket = socket.map_err(|error: String| (Failed::Otherwise, error))?;
         let mut on = |event: Event| {
-            let name = match event {
-                Event::Resuming => "resuming",
-                Event::Running => "running",
-                _ => "loaded",
-            };
-            self.events.tell(json!({ "event": name, "vm": serve.vm }));
+            let told = |name: &str| json!({ "event": name, "vm": serve.vm });
+            match event {
+                // Without this event `restore` sends RESUME should this process be killed: it may not
+                // follow a page, or a part of one.
+                Event::Resuming => self.events.tell_first(&told("resuming")),
+                Event::Running => self.events.tell(told("running")),
+                _ => self.events.tell(told("loaded")),
+            }
         };
         let played = match serve.resume {
             true => player.resume(socket, &mut on),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// QEMU's migration status for a postcopy that has lost its source.
 const PAUSED: &str = "postcopy-paused";
 /// Time limit for QEMU to reach [`PAUSED`] after a player has died.
-const PAUSES: Duration = Duration::from_secs(60);
+pub(crate) const PAUSES: Duration = Duration::from_secs(60);
 /// Time for QEMU to reach [`PAUSED`] before it is asked whether it has completed instead.
 const COMPLETES: Duration = Duration::from_millis(100);
 /// Time between two attempts.
@@ -30,8 +30,13 @@ pub(crate) enum Without {
 }
 
 /// Makes QEMU listen at `uri`. QEMU accepts that once it has noticed that the last player is gone.
-/// `unanswered` counts questions that QEMU has not answered.
-pub(crate) fn recover(qmp: &mut Qmp, uri: &str, unanswered: &mut u32) -> anyhow::Result<Without> {
+/// `patience` limits the wait for that. `unanswered` counts questions that QEMU has not answered.
+pub(crate) fn recover(
+    qmp: &mut Qmp,
+    uri: &str,
+    patience: Duration,
+    unanswered: &mut u32,
+) -> anyhow::Result<Without> {
     let begin = Instant::now();
     loop {
         let refused = match qmp.execute_out_of_band("migrate-recover", Some(json!({ "uri": uri })))
@@ -43,7 +48,7 @@ pub(crate) fn recover(qmp: &mut Qmp, uri: &str, unanswered: &mut u32) -> anyhow:
         if begin.elapsed() > COMPLETES && has_completed(qmp, unanswered) {
             return Ok(Without::Completed);
         }
-        if begin.elapsed() > PAUSES {
+        if begin.elapsed() > patience {
             let text = format!("QEMU does not come to {PAUSED}: is a player at work still?");
             return Err(refused).context(text);
         }
@@ -103,7 +108,7 @@ mod tests {
             }
         });
         let mut qmp = Qmp::connect_out_of_band(&path, Duration::from_secs(300)).unwrap();
-        let result = recover(&mut qmp, "unix:/none", &mut 0);
+        let result = recover(&mut qmp, "unix:/none", PAUSES, &mut 0);
         drop(qmp);
         qemu.join().unwrap();
         result

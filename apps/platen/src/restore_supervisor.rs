@@ -3,7 +3,7 @@
 use crate::restore_fit::{socket_name, why_paused};
 use crate::restore_player::{connect, Serve};
 use crate::restore_players::{Players, Service};
-use crate::restore_recovery::{recover, Without, ANSWERS, UNANSWERED};
+use crate::restore_recovery::{recover, Without, ANSWERS, PAUSES, UNANSWERED};
 use crate::restore_vm::Vm;
 use crate::saved_vm::wait_started;
 use anyhow::{bail, Context};
@@ -87,16 +87,17 @@ impl<'a> Supervisor<'a> {
         self.deaths = 1;
         self.has_run = true;
         self.is_known = true;
-        match self.recover()? {
+        match self.recover(PAUSES)? {
             Without::Listens => self.supervise(true),
             Without::Completed => self.completed(),
         }
     }
 
     /// Makes QEMU listen for the next player.
-    fn recover(&mut self) -> anyhow::Result<Without> {
+    fn recover(&mut self, patience: Duration) -> anyhow::Result<Without> {
         self.socket = self.dir.path().join(socket_name(self.players.image(), self.deaths));
-        recover(self.qmp, &format!("unix:{}", self.socket.display()), &mut self.unanswered)
+        let uri = format!("unix:{}", self.socket.display());
+        recover(self.qmp, &uri, patience, &mut self.unanswered)
     }
 
     /// Reports a VM that had everything when its player died.
@@ -157,15 +158,18 @@ impl<'a> Supervisor<'a> {
                 continue;
             }
             self.deaths += 1;
-            if !started {
+            // QEMU pauses again.
+            recovery = None;
+            // QEMU may have obeyed RUN though the player could no longer tell.
+            let patience = if started { PAUSES } else { NOTICED };
+            let replaced = self.replace(&why, failed.as_ref(), patience);
+            if !started && !self.has_run && replaced.is_err() {
                 bail!(
                     "{why}, before the VM ran; the image is as good as before. End this QEMU (by SIGKILL if it does not \
                      end by itself) and start it again"
                 );
             }
-            // QEMU pauses again.
-            recovery = None;
-            match self.replace(&why, failed.as_ref())? {
+            match replaced? {
                 Without::Listens => resume = true,
                 Without::Completed => return self.completed(),
             }
@@ -173,16 +177,16 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Makes QEMU wait for another player, after the VM has run.
-    fn replace(&mut self, why: &str, failed: Option<&Value>) -> anyhow::Result<Without> {
+    fn replace(
+        &mut self,
+        why: &str,
+        failed: Option<&Value>,
+        patience: Duration,
+    ) -> anyhow::Result<Without> {
         let again = format!("platen restore COPY --qmp {} --recover", self.vm.address);
         let damaged = failed.is_some_and(|event| event["damaged"] == true);
         let goes_on = failed.is_none() || (damaged && self.next_source());
-        let asked = if goes_on {
-            self.vm.say(&format!("{why}; another goes on from {}", self.path()));
-            self.recover()
-        } else {
-            Ok(Without::Listens)
-        };
+        let asked = if goes_on { self.recover(patience) } else { Ok(Without::Listens) };
         // This check comes last, since it takes NOTICED while the guest waits.
         if (!goes_on || asked.is_err()) && !self.qemu_lives() {
             // QEMU ends, instead of waiting for another player, until it has obeyed RUN.
@@ -198,6 +202,9 @@ impl<'a> Supervisor<'a> {
             asked.with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
         if !goes_on {
             bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
+        }
+        if without == Without::Listens {
+            self.vm.say(&format!("{why}; another goes on from {}", self.path()));
         }
         Ok(without)
     }

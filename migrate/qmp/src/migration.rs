@@ -7,8 +7,9 @@ use serde_json::{json, Value};
 
 use crate::{Qmp, QmpError};
 
-/// Time limit for QEMU to release the channels of a migration that is over.
-const RELEASE: Duration = Duration::from_secs(10);
+/// Time limit for QEMU to release the channels of a migration that is over. On a busy host it has
+/// taken more than 10 s.
+const RELEASE: Duration = Duration::from_secs(60);
 /// The pause between two questions whether it has.
 const ASK: Duration = Duration::from_millis(10);
 
@@ -56,7 +57,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// [`QmpError::InProgress`] if the migration is not over; [`QmpError::Unreleased`] after 10 s.
+    /// [`QmpError::InProgress`] if the migration is not over; [`QmpError::Unreleased`] after 60 s.
     pub fn wait_released(&mut self) -> Result<(), QmpError> {
         let until = Instant::now() + RELEASE;
         while self.is_registered()? {
