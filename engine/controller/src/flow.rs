@@ -3,7 +3,8 @@
 //! Each look covers the time since the last one. Only a bottleneck shows its capacity; the others
 //! are only known to have sufficed. So an estimate follows the measurement while its resource is
 //! the bottleneck. Otherwise it rises, slowly first and then faster, until the plan demands too
-//! much of the resource and it is measured again.
+//! much of the resource and it is measured again. A link that was busy for a part of a look shows
+//! its capacity too, though less exactly: above that its estimate does not rise.
 //!
 //! | codec threads busy | readers wait for credit | bytes wait for the link | bottleneck |
 //! |---|---|---|---|
@@ -75,6 +76,12 @@ const RECENT: Duration = Duration::from_secs(1);
 /// Until the link was the bottleneck once, it is assumed to be this much faster than the bytes sent
 /// over it.
 const UNSEEN: f64 = 64.0;
+/// A link that was busy for at least this share of the last looks shows its capacity: what it
+/// delivered in that share. The estimate rises to this multiple of that at most.
+const PARTLY: f64 = 0.3;
+const CEILING: f64 = 1.05;
+/// The weight of a look in these means.
+const LOOK: f64 = 0.15;
 /// The factor when the link clearly transmits more than estimated.
 const FASTER: f64 = 1.3;
 /// The least and the largest factor by which an estimate rises at a look.
@@ -91,6 +98,10 @@ pub(crate) struct Flow {
     link_busy: f64,
     link_looks: f64,
     rise: f64,
+    /// Means over the last looks: bytes a ns that the link delivered, and the share of the time in
+    /// which bytes waited for it.
+    delivered: f64,
+    waited: f64,
     /// The link was the bottleneck once.
     pub(crate) measured: bool,
     /// The codec threads were the bottleneck once, or a QEMU for [`SURE`] looks.
@@ -104,6 +115,8 @@ pub(crate) struct Flow {
     pub(crate) floor: f64,
     /// CPU ns a plain byte besides encoding.
     pub(crate) other: f64,
+    /// Cores that the process used over the last looks, codec threads and all else; 0: not known.
+    pub(crate) own: f64,
     /// Share of their time that the codec threads were busy.
     pub(crate) busy: f64,
     /// Cores that the codec threads used.
@@ -136,6 +149,8 @@ impl Flow {
             link_busy: 0.0,
             link_looks: 0.0,
             rise: RISE.0,
+            delivered: 0.0,
+            waited: 0.0,
             measured: false,
             outrun: false,
             bottleneck: Bottleneck::Unknown,
@@ -143,6 +158,7 @@ impl Flow {
             supply: threads,
             floor: 0.0,
             other: if other.is_finite() { other.clamp(0.0, 100.0) } else { 0.0 },
+            own: 0.0,
             busy: 0.0,
             used: 0.0,
             granted: 1.0,
@@ -206,7 +222,9 @@ impl Flow {
         }
         let plain = plain as f64;
         if let (Some(then), Some(now)) = (before.other_cpu, signals.other_cpu) {
-            let other = now.saturating_sub(then).as_nanos() as f64 / plain;
+            let other = now.saturating_sub(then).as_nanos() as f64;
+            self.own += LOOK * (self.used + other / span_ns - self.own);
+            let other = other / plain;
             self.other += 0.3 * (other.clamp(0.0, 100.0) - self.other);
         }
         let waited = signals.credit_wait.saturating_sub(before.credit_wait).as_secs_f64();
@@ -229,6 +247,17 @@ impl Flow {
         self.least = self.least.min(interval);
         self.learn(wire, interval, link_busy);
         true
+    }
+
+    /// The most that the link can be believed to transmit, bytes a ns: without this the estimate
+    /// rose by a third while the codec threads were busy and the link was, too, for most of the
+    /// time. Chunks then got cheap codecs until the link was full, and costly ones after that.
+    fn ceiling(&self) -> f64 {
+        if self.measured && self.waited >= PARTLY {
+            CEILING * self.delivered / self.waited
+        } else {
+            f64::INFINITY
+        }
     }
 
     /// Updates the estimate of the link, which transmitted `wire` bytes a ns.
@@ -262,8 +291,8 @@ impl Flow {
             }
             Bottleneck::Workers => {
                 // Far above the measured rate there is nothing more to learn.
-                self.link =
-                    Some((link * self.rise).clamp(wire_seen, 100.0 * wire_seen.max(link / 100.0)));
+                let risen = (link * self.rise).min(100.0 * wire_seen.max(link / 100.0));
+                self.link = Some(risen.min(link.max(self.ceiling())).max(wire_seen));
                 self.rise = (1.0 + 1.5 * (self.rise - 1.0)).min(RISE.1);
             }
             _ => self.link = Some(link),
@@ -272,6 +301,8 @@ impl Flow {
 
     /// `wire` bytes a ns went out, and a plain byte took `interval` ns.
     fn learn(&mut self, wire: f64, interval: f64, link_busy: f64) {
+        self.delivered += LOOK * (wire - self.delivered);
+        self.waited += LOOK * (link_busy - self.waited);
         // On a path with a long round trip nothing is delivered at first, which is no evidence
         // about the link.
         if self.link.is_some() || wire > 0.0 {
@@ -303,5 +334,42 @@ impl Flow {
     pub(crate) fn idle_use(&self) -> f64 {
         // Where codec threads wait for a core, QEMU does too.
         IDLE_USE * ((self.granted - 0.8) / 0.15).clamp(0.0, 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOK_TIME: Duration = Duration::from_millis(25);
+
+    /// Looks at a link that delivers 0.12 bytes a ns while it is busy: `busy` of the time.
+    fn look(flow: &mut Flow, signals: &mut Signals, at: u32, busy: f64, encoding: f64) {
+        let span = LOOK_TIME.as_nanos() as f64;
+        flow.worked(Worked { cpu_ns: encoding * span, wall_ns: encoding * span });
+        signals.plain_bytes += 8 << 20;
+        signals.wire_bytes += 3_000_000 / 10 * if busy < 1.0 { 8 } else { 10 };
+        signals.link_busy = busy;
+        assert!(flow.tick(at * LOOK_TIME, signals));
+    }
+
+    #[test]
+    fn the_estimate_of_a_link_that_is_busy_most_of_the_time_does_not_run_away() {
+        let mut flow = Flow::new(2, None, 0.3);
+        let mut signals = Signals::default();
+        flow.tick(Duration::ZERO, &signals);
+        for at in 1..30 {
+            look(&mut flow, &mut signals, at, 1.0, 1.0);
+        }
+        assert_eq!(flow.bottleneck, Bottleneck::Link);
+        let measured = flow.link.unwrap();
+        assert!((0.115..0.125).contains(&measured), "{measured}");
+        // Now the codec threads are busy, and the link for 80 % of the time.
+        for at in 30..130 {
+            look(&mut flow, &mut signals, at, 0.8, 2.0);
+            assert_eq!(flow.bottleneck, Bottleneck::Workers);
+            let link = flow.link.unwrap();
+            assert!(link < 1.1 * measured, "{link} after {measured}, look {at}");
+        }
     }
 }

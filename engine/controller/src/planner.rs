@@ -57,6 +57,20 @@ const NEW: f64 = 24.0;
 const HURRY: f64 = 0.4;
 /// `HURRY` applies when a QEMU held them up at more than this share of the last looks.
 const HELD: f64 = 0.25;
+/// The least share of a core that a codec thread is assumed to get while it encodes a chunk: a low
+/// one is a matter of moments, and all candidates would seem too slow.
+const LEAST_GRANTED: f64 = 0.5;
+/// Codec threads that get less than the second share of their cores compete for them, and do so
+/// fully below the first.
+const SCARCE: (f64, f64) = (0.8, 0.95);
+/// A process that uses this share of its cores, and more, competes with itself only. At the other
+/// share, and less, it competes with other processes only.
+const FILLED: f64 = 0.9;
+const HALF: f64 = 0.7;
+/// The share of the codec threads' cores that is left to other processes where they compete, if
+/// that lengthens the migration by this factor at most.
+const RESERVE: f64 = 0.2;
+const HARDLY_LONGER: f64 = 1.05;
 /// A candidate that saves less than this share of the bytes is not used.
 const WORTH: f64 = 0.01;
 /// Where a QEMU is the bottleneck, the link gets this share of its time to transmit: a QEMU is not
@@ -159,9 +173,26 @@ impl Planner {
     fn is_short(&self, point: Point) -> bool {
         // Behind a QEMU that takes bytes in bursts, chunks that are still being encoded are missing
         // from its window.
-        let longest =
-            if self.flow.held > HELD { HURRY } else { 1.0 } * self.config.longest_encode_ns;
-        point.cost * self.chunk_bytes.max(65536.0) <= longest
+        let hurry = if self.flow.held > HELD { HURRY } else { 1.0 };
+        let time = point.cost * self.chunk_bytes.max(65536.0);
+        // Codec threads that share their cores take longer for the same work: at least with zstd 7
+        // and 9 that emptied the window again and again.
+        let shared = time / self.flow.granted.max(LEAST_GRANTED);
+        time <= hurry * self.config.longest_encode_ns && shared <= self.config.longest_encode_ns
+    }
+
+    /// The share of the codec threads' cores to plan with, if little is lost by that. Where other processes compete for the
+    /// cores (the peer's relay on the same host, QEMU's vCPUs), codec threads that use all they can
+    /// get take CPU time from those that QEMU and the migration need.
+    fn room(&self) -> f64 {
+        let Some(cores) = self.config.cores.filter(|cores| cores.is_finite() && *cores > 0.0)
+        else {
+            return 1.0;
+        };
+        let granted = ((self.flow.granted - SCARCE.0) / (SCARCE.1 - SCARCE.0)).clamp(0.0, 1.0);
+        // A process that fills its cores competes with itself, which `Limits::cores` covers.
+        let others = ((FILLED - self.flow.own / cores) / (FILLED - HALF)).clamp(0.0, 1.0);
+        1.0 - RESERVE * (1.0 - granted) * others
     }
 
     /// Makes a plan for each class.
@@ -170,6 +201,11 @@ impl Planner {
         let limits = self.limits();
         let hulls = [0, 1, 2, 3].map(|class| hull(&self.points(class)));
         let mut mix = best(&hulls, &self.weights, &limits);
+        let frugal = Limits { workers: self.room() * limits.workers, ..limits };
+        let less = best(&hulls, &self.weights, &frugal);
+        if limits.time(less.at) <= HARDLY_LONGER * limits.time(mix.at) {
+            mix = less;
+        }
         let known = self.flow.is_known();
         if !known {
             // A delivery takes a round trip, and the first look comes after some 10 ms.
@@ -358,4 +394,39 @@ impl Planner {
 )]
 fn period(chunks: f64) -> u16 {
     chunks.ceil().clamp(EXPLORE_NEW, 8192.0) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planner(cores: Option<f64>, own: f64, granted: f64) -> Planner {
+        let config = Config { cores, ..Config::new(2) };
+        let candidates = config.candidates.clone();
+        let mut planner = Planner::new(config, candidates);
+        (planner.flow.own, planner.flow.granted) = (own, granted);
+        planner
+    }
+
+    #[test]
+    fn cores_are_left_to_other_processes_only_where_these_compete() {
+        let room = |cores, own, granted| planner(cores, own, granted).room();
+        assert!((room(Some(2.0), 1.0, 0.6) - 0.8).abs() < 1e-9);
+        assert!((room(Some(2.0), 1.0, 1.0) - 1.0).abs() < 1e-9, "nobody competes");
+        assert!((room(Some(2.0), 1.9, 0.6) - 1.0).abs() < 1e-9, "the process fills its cores");
+        assert!((room(None, 1.0, 0.6) - 1.0).abs() < 1e-9, "the cores are not known");
+    }
+
+    #[test]
+    fn a_chunk_that_takes_long_on_shared_cores_is_not_encoded_so_slowly() {
+        // 7.3 ms of CPU time for a chunk.
+        let slow = Point { cost: 14.0, size: 0.3 };
+        assert!(planner(None, 0.0, 1.0).is_short(slow));
+        assert!(!planner(None, 0.0, 0.6).is_short(slow));
+        // However short cores are for a moment, the usual candidates stay.
+        let usual = Point { cost: 3.5, size: 0.35 };
+        let mut starved = planner(None, 0.0, 0.1);
+        starved.flow.held = 1.0;
+        assert!(starved.is_short(usual));
+    }
 }
