@@ -121,12 +121,18 @@ pub(crate) struct Axes<'a> {
     pub(crate) doubling: bool,
 }
 
+/// Whether an axis that ends at this value can have marks. Plotters finds marks by repeated
+/// addition; it does not end where a step is lost in rounding, or is infinite.
+fn can_have_marks(end: f64) -> bool {
+    (1e-9..=1e15).contains(&end)
+}
+
 /// Horizontal bars from 0 on, with their medians as text and their ranges as whiskers; `None`
-/// without a bar, or if a value is negative.
+/// without a bar, or if a value is negative, or if all are too small or one too large to be drawn.
 pub(crate) fn bars(caption: &str, unit: &str, digits: usize, bars: &[Bar]) -> Option<Figure> {
     let bars = &bars[..bars.len().min(MOST_BARS)];
     let most = bars.iter().map(|bar| bar.spread.most).fold(0.0, f64::max);
-    if bars.is_empty() || most <= 0.0 || bars.iter().any(|bar| bar.spread.least < 0.0) {
+    if !can_have_marks(most) || !bars.iter().all(|bar| bar.spread.least >= 0.0) {
         return None;
     }
     let count = u32::try_from(bars.len()).ok()?;
@@ -200,15 +206,16 @@ fn draw_bars(root: &Area<'_>, unit: &str, digits: usize, bars: &[Bar], most: f64
 }
 
 /// Lines with their points and ranges; `None` without a point, or with `doubling` and a value on
-/// the x axis below 1.
+/// the x axis below 1, or with values that are too small or too large to be drawn.
 pub(crate) fn lines(caption: &str, axes: Axes<'_>, lines: &[Line]) -> Option<Figure> {
     let lines = &lines[..lines.len().min(MOST_LINES)];
     let points = || lines.iter().flat_map(|line| line.points.iter());
     let least_x = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
     let most_x = points().map(|point| point.0).fold(f64::NEG_INFINITY, f64::max);
     let most_y = points().map(|point| point.1.most).fold(0.0, f64::max);
-    let negative = points().any(|point| point.1.least < 0.0);
-    if !least_x.is_finite() || negative || most_y <= 0.0 || (axes.doubling && least_x < 1.0) {
+    let has_x = !points().any(|point| point.0.is_nan() || point.0.abs() > 1e15);
+    let has_y = can_have_marks(most_y) && points().all(|point| point.1.least >= 0.0);
+    if !least_x.is_finite() || !has_x || !has_y || (axes.doubling && least_x < 1.0) {
         return None;
     }
     let svg = draw(300, |root| match axes.doubling {
@@ -338,6 +345,22 @@ mod tests {
         assert!(bars("nothing", "s", 0, &[]).is_none());
         assert!(bars("zero", "s", 0, &[bar("a", Kind::Other, &[0.0])]).is_none());
         assert!(bars("negative", "s", 0, &[bar("a", Kind::Other, &[-1.0, 2.0])]).is_none());
+    }
+
+    #[test]
+    fn values_for_which_plotters_finds_no_marks_are_not_drawn() {
+        let axes = Axes { x: "jobs", y: "MB/s", doubling: false };
+        for wild in [5e-324, 1e-300, 1e16, 1e308, f64::INFINITY, f64::NAN] {
+            let spread = Spread::one(wild);
+            let one = Bar::new("a", Kind::Other, spread);
+            assert!(bars("wild", "s", 0, &[one]).is_none(), "a bar of {wild}");
+            for x in [1.0, wild].into_iter().filter(|x| !(0.0..1.0).contains(x)) {
+                let y = if x == wild { 1.0 } else { wild };
+                let points = vec![(x, Spread::one(y))];
+                let line = Line { label: "l".into(), simulated: false, points };
+                assert!(lines("wild", axes, &[line]).is_none(), "a point at {x}, {y}");
+            }
+        }
     }
 
     #[test]
