@@ -226,8 +226,8 @@ fn image() -> Result<Vec<u8>, Box<dyn Error>> {
     Ok(bytes?)
 }
 
-/// Two saves of a store in the form that `save_open` reads: the second has pages of the first's pack,
-/// differences, and a page of its own.
+/// Two saves of a store in the form that `save_open` reads: the second has pages of the first's
+/// pack, differences, and a page of its own.
 fn saves() -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let nth = COUNT.fetch_add(1, Ordering::Relaxed);

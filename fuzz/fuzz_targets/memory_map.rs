@@ -1,4 +1,5 @@
-//! A monitor's memory map (`info mtree -f`): ascending ranges without overlap, whatever the text is.
+//! A monitor's memory map (`info mtree -f`): ascending ranges without overlap, whatever the text
+//! is.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Writes manual pages and shell completions of both programs, from the definitions of their command
-//! lines: `cargo run -p platen --example manuals -- FOLDER`, for packages.
+//! Writes manual pages and shell completions of both programs, from the definitions of their
+//! command lines: `cargo run -p platen --example manuals -- FOLDER`, for packages.
 
 use clap::Command;
 use clap_complete::Shell;

@@ -1,5 +1,5 @@
-//! How and when `migrate` ends a migration: the controller of crate `converge` between QEMU's monitor
-//! and the relay.
+//! How and when `migrate` ends a migration: the controller of crate `converge` between QEMU's
+//! monitor and the relay.
 
 use crate::ending_options::{EndingOptions, Throttle, LONGEST};
 use crate::settings::Before;
@@ -47,8 +47,8 @@ impl Ending {
             postcopy: options.postcopy()?,
         };
         if limits.throttle {
-            // The capability cannot be switched on during a migration. With these settings it has no
-            // effect until the controller wants one.
+            // The capability cannot be switched on during a migration. With these settings it has
+            // no effect until the controller wants one.
             let gently = json!({
                 "throttle-trigger-threshold": 100,
                 "cpu-throttle-initial": 1,

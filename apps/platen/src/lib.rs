@@ -90,11 +90,11 @@ enum Command {
     /// soonest, several at once while the link has room. A failure of one stops no other
     #[command(after_help = evacuate::EXIT_STATUS)]
     Evacuate(evacuate::EvacuateArgs),
-    /// Rehearse a migration: measure a running VM under a migration that goes nowhere, and forecast real
-    /// ones. The VM stays
+    /// Rehearse a migration: measure a running VM under a migration that goes nowhere, and forecast
+    /// real ones. The VM stays
     Rehearse(rehearse::RehearseArgs),
-    /// Advise how to migrate the VMs of this host, or of machines that are not here, and what to store
-    /// in compressed memory. Nothing is changed
+    /// Advise how to migrate the VMs of this host, or of machines that are not here, and what to
+    /// store in compressed memory. Nothing is changed
     Advise(advise::AdviseArgs),
     /// Forward a migration that QEMU or libvirt starts to a host that runs `platen receive`
     #[command(after_help = source_end::EXIT_STATUS)]
@@ -106,8 +106,8 @@ enum Command {
     Host(host::HostArgs),
     /// List the migrations that this host carries now
     List(host::ListArgs),
-    /// Watch the migrations of this host on a terminal: progress, ratio, rates, share of the network,
-    /// expected end. q quits
+    /// Watch the migrations of this host on a terminal: progress, ratio, rates, share of the
+    /// network, expected end. q quits
     Top(host::TopArgs),
     /// Follow the migrations of this host: a line for each change of a migration's phase, until
     /// interrupted
@@ -117,10 +117,11 @@ enum Command {
     Doctor(host::DoctorArgs),
     /// Check the configuration of `platen host`
     Config(host::ConfigArgs),
-    /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one file.
-    /// Images in one store share their pages
+    /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one
+    /// file. Images in one store share their pages
     Save(save::SaveArgs),
-    /// Give a saved VM to a QEMU that waits with -incoming defer. The VM runs before its RAM is loaded
+    /// Give a saved VM to a QEMU that waits with -incoming defer. The VM runs before its RAM is
+    /// loaded
     Restore(restore::RestoreArgs),
     /// Inspect, verify and convert images of saved VMs, and manage stores of them
     Image(image_command::ImageArgs),

@@ -16,8 +16,8 @@ impl Load {
         Self { at: Instant::now(), own: process_cpu(), ticks: ticks() }
     }
 
-    /// Cores that a migration would get: those that were idle since then, or its share of those that
-    /// other threads use, if that is more. `others`: threads that run or wait for a CPU.
+    /// Cores that a migration would get: those that were idle since then, or its share of those
+    /// that other threads use, if that is more. `others`: threads that run or wait for a CPU.
     pub(crate) fn cores_to_get(&self, others: f64) -> f64 {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         // Its codec threads, and one that reads or sends.

@@ -223,8 +223,8 @@ fn watch(
                 ending.cancelled = None;
                 bar.note("too late to cancel: the VM has stopped, or the destination has it");
             }
-            // QEMU gave up before it connected (a bad path, a device that cannot migrate): no socket
-            // will report that.
+            // QEMU gave up before it connected (a bad path, a device that cannot migrate): no
+            // socket will report that.
             if info.is_over() && info.status() != "completed" && progress.plain == 0 {
                 handle.end(&format!("the source QEMU ended the migration: {}", describe(info)));
             }
@@ -238,8 +238,8 @@ fn watch(
 enum Cancel {
     /// QEMU cancels, or the relay ends.
     Told,
-    /// The source turns to postcopy, and the destination does not have the VM yet. A relay that ended
-    /// now would leave the VM at neither end.
+    /// The source turns to postcopy, and the destination does not have the VM yet. A relay that
+    /// ended now would leave the VM at neither end.
     UnderWay,
     /// The destination may be starting the VM, or has it; the relay decides (W23).
     TooLate,

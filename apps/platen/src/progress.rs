@@ -58,8 +58,8 @@ impl Bar {
     }
 }
 
-/// Samples of a migration for `platen evacuate`, on standard input, which is its socket. One that is
-/// not read is dropped: a migration waits for no reader.
+/// Samples of a migration for `platen evacuate`, on standard input, which is its socket. One that
+/// is not read is dropped: a migration waits for no reader.
 pub(crate) struct Feed(Way);
 
 impl Feed {

@@ -1,7 +1,7 @@
 //! `platen restore`: loads a saved VM into a QEMU that waits with -incoming defer, or into several.
 //!
-//! All VMs are checked first, each by a thread of its own. Then each thread restores its VM. The VMs
-//! share the players, which serve the image, and nothing else: no VM waits for another one.
+//! All VMs are checked first, each by a thread of its own. Then each thread restores its VM. The
+//! VMs share the players, which serve the image, and nothing else: no VM waits for another one.
 
 use crate::monitor::{refuse_in_progress, OLDEST};
 use crate::restore_clash::{clashes, Traits};
@@ -44,8 +44,8 @@ pub(crate) struct RestoreArgs {
     /// to N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST)))]
     clones: Option<u16>,
-    /// Restore several VMs even if two of them seem to write to one file, or if a VM that runs writes
-    /// to it: each of them has an overlay of its own
+    /// Restore several VMs even if two of them seem to write to one file, or if a VM that runs
+    /// writes to it: each of them has an overlay of its own
     #[arg(long)]
     i_have_overlays: bool,
     /// Another copy of the image, used if IMAGE is damaged. Repeatable
@@ -62,15 +62,15 @@ pub(crate) struct RestoreArgs {
     /// Compare the checksums of all units of IMAGE and its copies before QEMU is touched
     #[arg(long)]
     verify: bool,
-    /// Permit other restores of this image that have --shared, too. Each VM needs disks and a network
-    /// of its own: it has the MAC addresses that were saved. Several --qmp imply it
+    /// Permit other restores of this image that have --shared, too. Each VM needs disks and a
+    /// network of its own: it has the MAC addresses that were saved. Several --qmp imply it
     #[arg(long)]
     shared: bool,
     /// Number of decompression threads, 1 to 255 [default: the number of CPUs, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     decompress_threads: Option<u16>,
-    /// Bytes of decompressed pages that several VMs share in memory. With less, a VM that lags behind
-    /// the others costs more CPU time
+    /// Bytes of decompressed pages that several VMs share in memory. With less, a VM that lags
+    /// behind the others costs more CPU time
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     cache: Size,
     /// Bytes a second at which RAM that the VM has not asked for is loaded while it runs; 0 is no

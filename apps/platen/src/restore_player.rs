@@ -1,9 +1,9 @@
 //! The player: a process that serves an image to one QEMU or several. `restore` starts it, and
 //! another one if it dies.
 //!
-//! Its standard output is a socket of packets. It reads commands there, one for each QEMU, and writes
-//! events, each with the number of its VM; all are JSON. Once `restore` has closed the socket, or has died,
-//! the player continues alone until its QEMUs have everything.
+//! Its standard output is a socket of packets. It reads commands there, one for each QEMU, and
+//! writes events, each with the number of its VM; all are JSON. Once `restore` has closed the
+//! socket, or has died, the player continues alone until its QEMUs have everything.
 
 use crate::restore_events::Events;
 use crate::saved_vm::open;
@@ -139,8 +139,8 @@ impl<'a> Playing<'a> {
         let mut on = |event: Event| {
             let told = |name: &str| json!({ "event": name, "vm": serve.vm });
             match event {
-                // Without this event `restore` sends RESUME should this process be killed: it may not
-                // follow a page, or a part of one.
+                // Without this event `restore` sends RESUME should this process be killed: it may
+                // not follow a page, or a part of one.
                 Event::Resuming => self.events.tell_first(&told("resuming")),
                 Event::Running => self.events.tell(told("running")),
                 _ => self.events.tell(told("loaded")),

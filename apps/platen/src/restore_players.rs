@@ -31,7 +31,8 @@ pub(crate) struct PlayerOptions {
     pub(crate) hot_set: bool,
 }
 
-/// Longest wait for a player that writes the hot set of a finished restore, to a disk that may hang.
+/// Longest wait for a player that writes the hot set of a finished restore, to a disk that may
+/// hang.
 const HOT_SET: Duration = Duration::from_secs(2);
 
 /// The image, its copies, and the players that serve them. All VMs of a restore share them.
@@ -63,8 +64,8 @@ impl<'a> Players<'a> {
         &self.sources[0].image
     }
 
-    /// Has a VM served from copy `nth`: by the player that serves it to other VMs, or by another one
-    /// if that has died. `recovery`: the connection on which it continues.
+    /// Has a VM served from copy `nth`: by the player that serves it to other VMs, or by another
+    /// one if that has died. `recovery`: the connection on which it continues.
     pub(crate) fn serve(
         &self,
         nth: usize,

@@ -14,8 +14,8 @@ pub(crate) const PAUSES: Duration = Duration::from_secs(60);
 const COMPLETES: Duration = Duration::from_millis(100);
 /// Time between two attempts.
 const AGAIN: Duration = Duration::from_millis(20);
-/// Time limit for one question about the VM's state. A vCPU that waits for a page may keep QEMU from
-/// answering.
+/// Time limit for one question about the VM's state. A vCPU that waits for a page may keep QEMU
+/// from answering.
 pub(crate) const ANSWERS: Duration = Duration::from_millis(250);
 /// Questions that QEMU may leave unanswered. It stops to read its monitor at 8.
 pub(crate) const UNANSWERED: u32 = 4;

@@ -209,8 +209,8 @@ impl<'a> Supervisor<'a> {
         Ok(without)
     }
 
-    /// Goes on to the next copy of the image; the last one stays in use, for a player that is killed
-    /// later.
+    /// Goes on to the next copy of the image; the last one stays in use, for a player that is
+    /// killed later.
     fn next_source(&mut self) -> bool {
         let is_there = self.players.source(self.source + 1).is_some();
         self.source += usize::from(is_there);

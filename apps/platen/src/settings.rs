@@ -96,8 +96,8 @@ impl Before {
         self.tell()
     }
 
-    /// Tells the keeper whether QEMU's migration is a rehearsal, which it has to cancel if QEMU waits
-    /// to hand the VM over.
+    /// Tells the keeper whether QEMU's migration is a rehearsal, which it has to cancel if QEMU
+    /// waits to hand the VM over.
     pub(crate) fn rehearse(&mut self, rehearsal: bool) -> anyhow::Result<()> {
         self.former.rehearsal = rehearsal;
         self.tell()

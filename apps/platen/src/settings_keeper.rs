@@ -1,11 +1,11 @@
-//! The helper process of `save`, `migrate` and `rehearse` that restores QEMU's migration settings if
-//! the command is killed. It also cancels a rehearsal whose VM waits to be handed over.
+//! The helper process of `save`, `migrate` and `rehearse` that restores QEMU's migration settings
+//! if the command is killed. It also cancels a rehearsal whose VM waits to be handed over.
 //!
 //! The command sends it the former settings through a pipe before it changes any. The end of the
 //! pipe without the word that all is restored means that the command has died: the helper then
 //! connects to the monitor, which is free, waits until QEMU's migration has ended, and restores the
-//! settings. After five minutes it says what it waits for, with the commands that restore the settings,
-//! and waits on until QEMU ends.
+//! settings. After five minutes it says what it waits for, with the commands that restore the
+//! settings, and waits on until QEMU ends.
 
 use crate::say::say;
 use anyhow::{ensure, Context};
@@ -209,8 +209,8 @@ fn socket_of(args: &KeepSettingsArgs) -> Option<(u64, i64, i64)> {
     Some((found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
-/// Whether QEMU has stopped the VM for the rehearsal that the command died in. A migration that began
-/// after its death is another's.
+/// Whether QEMU has stopped the VM for the rehearsal that the command died in. A migration that
+/// began after its death is another's.
 fn waits_for_rehearsal(info: &MigrationInfo, died: Instant) -> bool {
     let age = info.total_time.map(Duration::from_millis);
     info.status() == "pre-switchover" && age.is_some_and(|age| age >= died.elapsed())

@@ -91,7 +91,8 @@ fn multifd_channels_belong_to_the_migration_of_their_port() {
 }
 
 /// The services are killed and started again while a migration runs, and all links are cut after
-/// that: the new service at the destination hands the new links to the process that has the session.
+/// that: the new service at the destination hands the new links to the process that has the
+/// session.
 #[test]
 fn a_migration_outlives_both_services_and_its_links() {
     let rig = Rig::with_proxy("");
@@ -305,7 +306,8 @@ fn users_who_may_not_migrate_are_reset() {
     assert_eq!(rig.ended(A, 1)["status"], "unconfirmed");
 }
 
-/// `platen relay` of this version speaks to a service by the name of a door, and to no other target.
+/// `platen relay` of this version speaks to a service by the name of a door, and to no other
+/// target.
 #[test]
 fn only_the_ports_of_the_doors_can_be_asked_for() {
     let rig = Rig::new("");

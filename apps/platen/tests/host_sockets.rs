@@ -1,5 +1,5 @@
-//! `platen host` at unix sockets: two services on one machine, each with sockets of its own, and made
-//! QEMUs there.
+//! `platen host` at unix sockets: two services on one machine, each with sockets of its own, and
+//! made QEMUs there.
 
 #[path = "host/rig.rs"]
 mod rig;

@@ -1,5 +1,5 @@
-//! `platen relay` and `platen receive` as processes, between made QEMUs: exit statuses, reports, and
-//! limits of the system.
+//! `platen relay` and `platen receive` as processes, between made QEMUs: exit statuses, reports,
+//! and limits of the system.
 
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::{kill_process, Pid, Signal};

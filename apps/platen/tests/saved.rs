@@ -102,8 +102,8 @@ impl Qemu {
         self.monitor().execute("stop", None).unwrap();
     }
 
-    /// Waits until the VM is `paused`: only then does QEMU wait for another player if this one dies.
-    /// The restore has the first monitor.
+    /// Waits until the VM is `paused`: only then does QEMU wait for another player if this one
+    /// dies. The restore has the first monitor.
     fn wait_paused(&self) {
         let mut monitor = Qmp::connect(&second_monitor(&self.socket), LONG).unwrap();
         let deadline = Instant::now() + LONG;
@@ -352,8 +352,9 @@ fn settings_come_back(qemu: &Qemu, before: &(Value, Value)) {
     }
 }
 
-/// Whenever the save is killed, QEMU's settings come back. A VM with `--then continue` runs on, and a file at the image's path
-/// is complete. A VM with `--then pause` is paused only if its image exists.
+/// Whenever the save is killed, QEMU's settings come back. A VM with `--then continue` runs on, and
+/// a file at the image's path is complete. A VM with `--then pause` is paused only if its image
+/// exists.
 #[test]
 fn a_save_killed_at_any_moment_leaves_the_vm_and_no_half_of_an_image() {
     let dir = tempfile::tempdir().unwrap();
@@ -461,8 +462,8 @@ impl Drop for Restore {
 }
 
 impl Restore {
-    /// Starts a restore of a paused VM whose background is so slow that it does not end by itself, and
-    /// waits until the VM could run.
+    /// Starts a restore of a paused VM whose background is so slow that it does not end by itself,
+    /// and waits until the VM could run.
     fn held(image: &str, qemu: &Qemu, flags: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_platen"))
             .args(["restore", image, "--qmp", &qemu.address(), "--push-rate", "1"])
@@ -600,8 +601,8 @@ fn migration(qemu: &Qemu) -> String {
     }
 }
 
-/// A VM gets pages of its own image only: not of another one of the same VM, given to `--recover` or
-/// put in the image's place.
+/// A VM gets pages of its own image only: not of another one of the same VM, given to `--recover`
+/// or put in the image's place.
 #[test]
 fn a_vm_that_runs_gets_no_page_of_another_image() {
     let dir = tempfile::tempdir().unwrap();

@@ -39,8 +39,8 @@ impl Decoder {
         header.verify_checksum(out)
     }
 
-    /// Decodes `payload` into all of `out` without comparing the header's checksum, for a unit whose
-    /// checksum covers what its plain bytes stand for: the caller compares it
+    /// Decodes `payload` into all of `out` without comparing the header's checksum, for a unit
+    /// whose checksum covers what its plain bytes stand for: the caller compares it
     /// ([`UnitHeader::verify_checksum`]). Otherwise as [`decode`](Self::decode).
     ///
     /// # Errors

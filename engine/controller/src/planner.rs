@@ -50,10 +50,10 @@ const EXPLORE_NEW: f64 = 4.0;
 const EXPLORE: f64 = 32.0;
 /// Observations after which a class is no longer new.
 const NEW: f64 = 24.0;
-/// Where a QEMU holds up link and codec threads, encoding a chunk may take this share of the longest
-/// time. The session's window of 15 ms lies between the codec threads and a QEMU that pauses, and
-/// time spent encoding is lost afterwards (`a_slow_destination_behind_a_narrow_link_is_kept_busy`,
-/// `pauses`).
+/// Where a QEMU holds up link and codec threads, encoding a chunk may take this share of the
+/// longest time. The session's window of 15 ms lies between the codec threads and a QEMU that
+/// pauses, and time spent encoding is lost afterwards
+/// (`a_slow_destination_behind_a_narrow_link_is_kept_busy`, `pauses`).
 const HURRY: f64 = 0.4;
 /// `HURRY` applies when a QEMU held them up at more than this share of the last looks.
 const HELD: f64 = 0.25;
@@ -181,9 +181,9 @@ impl Planner {
         time <= hurry * self.config.longest_encode_ns && shared <= self.config.longest_encode_ns
     }
 
-    /// The share of the codec threads' cores to plan with, if little is lost by that. Where other processes compete for the
-    /// cores (the peer's relay on the same host, QEMU's vCPUs), codec threads that use all they can
-    /// get take CPU time from those that QEMU and the migration need.
+    /// The share of the codec threads' cores to plan with, if little is lost by that. Where other
+    /// processes compete for the cores (the peer's relay on the same host, QEMU's vCPUs), codec
+    /// threads that use all they can get take CPU time from those that QEMU and the migration need.
     fn room(&self) -> f64 {
         let Some(cores) = self.config.cores.filter(|cores| cores.is_finite() && *cores > 0.0)
         else {

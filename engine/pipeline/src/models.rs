@@ -38,7 +38,8 @@ impl Meeting {
         }
     }
 
-    /// Sleeps until both jobs have begun. A model closes its workers only then: that wakes them all.
+    /// Sleeps until both jobs have begun. A model closes its workers only then: that wakes them
+    /// all.
     fn wait(&self) {
         let mut here = self.here.lock().expect("no model panics here");
         while *here < 2 {

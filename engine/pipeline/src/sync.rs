@@ -20,7 +20,8 @@ weaken::sites! {
         IdleFence,
         /// `Workers::idle_wait`: between the `busy` flag and the look into the worker's own ring.
         BusyFence,
-        /// `Workers::wake_idle`: between the claim of an idle worker and the look whether it sleeps.
+        /// `Workers::wake_idle`: between the claim of an idle worker and the look whether it
+        /// sleeps.
         WakeFence,
         /// `Workers::place`: a job that went to a worker with others to do wakes an idle one.
         WakesIdle,

@@ -84,12 +84,12 @@ impl<J: Job> Workers<J> {
 
     /// Gives `job` to a worker with room; gives it back when none has, or they are closed.
     pub(crate) fn try_submit(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
-        // Relaxed: either this comes before `close` in the order of changes to the gate, and `close`
-        // waits for the decrement, or it sees that the gate is closed.
+        // Relaxed: either this comes before `close` in the order of changes to the gate, and
+        // `close` waits for the decrement, or it sees that the gate is closed.
         let open = self.gate.0.fetch_add(1, Ordering::Relaxed) & CLOSED == 0;
         let submitted = if open { self.place(job, results) } else { Err(job) };
-        // Behind the fence that `place` executes after the push, so that `close`, which reads the gate
-        // with Acquire and finds it empty, sees the job in its ring.
+        // Behind the fence that `place` executes after the push, so that `close`, which reads the
+        // gate with Acquire and finds it empty, sees the job in its ring.
         self.gate.0.fetch_sub(1, Ordering::Relaxed);
         submitted
     }
@@ -255,8 +255,8 @@ impl<J: Job> Workers<J> {
         }
     }
 
-    /// Wakes an idle worker, if there is one. It looks into all rings, and finds a job that was pushed
-    /// before the caller's last fence.
+    /// Wakes an idle worker, if there is one. It looks into all rings, and finds a job that was
+    /// pushed before the caller's last fence.
     fn wake_idle(&self) {
         let before = BeforeFence::new(Site::WakeFence);
         if let Some(worker) = self.workers.iter().find(|worker| worker.state.0.claim()) {

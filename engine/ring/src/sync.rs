@@ -21,12 +21,13 @@ weaken::sites! {
         StackAcquire,
         /// `Stack`: the head counts its changes, so that a number that came back is noticed (ABA).
         StackCount,
-        /// `EventCount::wait_until`: between registering as a sleeper and checking the condition again.
+        /// `EventCount::wait_until`: between registering as a sleeper and checking the condition
+        /// again.
         WaitFence,
         /// `Fenced::new`: between the notifier's change and its check for sleepers.
         NotifyFence,
-        /// `EventCount::notify_all`: the word changes, so that a waiter that read it before does not
-        /// sleep.
+        /// `EventCount::notify_all`: the word changes, so that a waiter that read it before does
+        /// not sleep.
         NewEpoch,
         /// `EventCount::wait_until`: a running waiter clears `waking`.
         ClearWaking,

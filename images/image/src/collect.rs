@@ -76,8 +76,8 @@ impl Store {
         Ok(done)
     }
 
-    /// Removes packs that no save names, hot sets of saves that do not exist, and the temporary files
-    /// of processes that have died; false if the store is in use.
+    /// Removes packs that no save names, hot sets of saves that do not exist, and the temporary
+    /// files of processes that have died; false if the store is in use.
     fn remove_unused(&self, done: &mut Collected) -> Result<bool, WriteError> {
         let Some(_lock) = self.try_lock(FlockOperation::NonBlockingLockExclusive)? else {
             done.busy = true;

@@ -1,4 +1,5 @@
-//! Pages that a save shares with the packs of its store: equal pages, and pages that changed little.
+//! Pages that a save shares with the packs of its store: equal pages, and pages that changed
+//! little.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{read_dir, File};

@@ -224,8 +224,8 @@ impl Store {
         }
     }
 
-    /// Whether another process has removed the save. Any other reason that no such file is found may
-    /// be the disk's, or a name that is not UTF-8: the save may exist.
+    /// Whether another process has removed the save. Any other reason that no such file is found
+    /// may be the disk's, or a name that is not UTF-8: the save may exist.
     pub(crate) fn is_gone(&self, name: &str) -> bool {
         let found = self.folder.join(name).symlink_metadata();
         !name.contains(char::REPLACEMENT_CHARACTER)

@@ -14,8 +14,8 @@ use crate::{Damage, Image};
 /// [`MAX_BASE_UNITS`] units into one unit.
 const CACHED: usize = MAX_BASE_UNITS;
 
-/// Maximum number of units that hold the base pages of one unit: reading a unit decodes at most this
-/// many others.
+/// Maximum number of units that hold the base pages of one unit: reading a unit decodes at most
+/// this many others.
 pub(crate) const MAX_BASE_UNITS: usize = 8;
 
 /// Reads and decodes units. Each thread has its own.

@@ -57,8 +57,8 @@ pub fn verify(path: &Path) -> Report {
     verify_but(path, &mut HashSet::new())
 }
 
-/// As [`verify`], except for the packs `sound`, to which packs without damage are added: the saves of
-/// a store share packs.
+/// As [`verify`], except for the packs `sound`, to which packs without damage are added: the saves
+/// of a store share packs.
 pub fn verify_but(path: &Path, sound: &mut HashSet<u128>) -> Report {
     let image = match Image::open(path) {
         Ok(image) => image,

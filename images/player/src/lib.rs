@@ -9,13 +9,12 @@
 //!
 //! [`plain()`] writes the stream of a precopy migration: the guest runs once all of it is loaded.
 //! With [`Reader::EmptyQemu`] it sends ADVISE before the RAM section, on which QEMU discards all of
-//! its RAM, and no zero pages.
-//! [`Player::play`] acts as the source of a postcopy migration: the guest runs at once. When it touches a
-//! missing page, QEMU requests that page over the return path, and it is sent next. The others
-//! follow in the background. [`Player::resume`] continues after a player has died.
-//! [`Player::prepare`] reads the pages that earlier restores requested: they are sent before the
-//! guest runs, and cost it no requests.
-//! Players of one image may share a [`UnitCache`]: a unit that one of them has decoded is sent by all.
+//! its RAM, and no zero pages. [`Player::play`] acts as the source of a postcopy migration: the
+//! guest runs at once. When it touches a missing page, QEMU requests that page over the return
+//! path, and it is sent next. The others follow in the background. [`Player::resume`] continues
+//! after a player has died. [`Player::prepare`] reads the pages that earlier restores requested:
+//! they are sent before the guest runs, and cost it no requests. Players of one image may share a
+//! [`UnitCache`]: a unit that one of them has decoded is sent by all.
 //!
 //! [`Player::play`] sends, in this order:
 //!
@@ -26,8 +25,8 @@
 //! 3. The prepared pages. Before the discards QEMU could map them as transparent huge pages, of
 //!    which the rest would read as zero.
 //! 4. PING 2, PACKAGED with LISTEN, all device sections, PING 3 and RUN; then PING 4.
-//! 5. The other pages, each once. Requests are answered from this point on, since loading a device may touch
-//!    RAM.
+//! 5. The other pages, each once. Requests are answered from this point on, since loading a device
+//!    may touch RAM.
 //! 6. END, only after PONG 3, since a device that is being loaded may still request pages. Then the
 //!    end of the stream; the socket stays open until SHUT.
 //!
@@ -37,10 +36,10 @@
 //! # What fails
 //!
 //! [`PlayError`] reports a damaged unit (nothing of it is sent), a QEMU that closes its socket, or
-//! a violation of the protocol. In postcopy QEMU then pauses, and [`Player::resume`] can continue with
-//! the same image or a copy. A player that dies before QEMU has read RESUME must not be the last to
-//! hold the connection: see [`Recovery`]. QEMU's bytes are hostile input: requests outside their block, floods and
-//! unknown messages end the restore, and the memory for them is bounded.
+//! a violation of the protocol. In postcopy QEMU then pauses, and [`Player::resume`] can continue
+//! with the same image or a copy. A player that dies before QEMU has read RESUME must not be the
+//! last to hold the connection: see [`Recovery`]. QEMU's bytes are hostile input: requests outside
+//! their block, floods and unknown messages end the restore, and the memory for them is bounded.
 //!
 //! # Limits
 //!

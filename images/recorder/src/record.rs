@@ -49,8 +49,8 @@ const POSTCOPY_ADVISE: u16 = 3;
 const ENABLE_COLO: u16 = 8;
 const SWITCHOVER_START: u16 = 11;
 
-/// Maximum length of all device sections and the description, bytes. The rest of an image's state is
-/// for its other records.
+/// Maximum length of all device sections and the description, bytes. The rest of an image's state
+/// is for its other records.
 const MAX_SECTIONS: u64 = MAX_STATE - (1 << 20);
 /// Maximum number of words in a virtio-mem bitmap: 2^32 blocks.
 const MAX_BITMAP_WORDS: u64 = 1 << 26;

@@ -1,6 +1,6 @@
-//! Measures what a read of a page costs that is stored as it is: `whole [PAGES]`. Prints nanoseconds
-//! of CPU for a page, five times: by way of a buffer, as the policy reads, and with one copy, as I/O
-//! threads read.
+//! Measures what a read of a page costs that is stored as it is: `whole [PAGES]`. Prints
+//! nanoseconds of CPU for a page, five times: by way of a buffer, as the policy reads, and with one
+//! copy, as I/O threads read.
 
 use std::time::Duration;
 

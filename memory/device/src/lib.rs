@@ -38,8 +38,8 @@
 //!                                └ refused, failed, late: the driver's own software
 //! ```
 //!
-//! Software works on the slot's copy of the page. A QAT thread without work sleeps. With pages in flight, it sleeps for a quarter of the expected
-//! rest of their time.
+//! Software works on the slot's copy of the page. A QAT thread without work sleeps. With pages in
+//! flight, it sleeps for a quarter of the expected rest of their time.
 //!
 //! While no instance works, all threads do writes in software. A page compressed by a device is
 //! stored with the CRC-32 of the device's input, and a read that decodes to other bytes is an

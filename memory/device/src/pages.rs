@@ -105,8 +105,8 @@ impl PageReader {
     /// Reads page `index` into `out`, and returns how it was stored. Without `touch` an object's
     /// bytes are in [`object`](Self::object) afterwards, those of a page of a group in
     /// [`group`](Self::group). With `touch` resets the page's age, and copies a page that is stored
-    /// as it is to `out` alone. For [`Page::Backed`] it reads nothing: [`fetch`](Self::fetch) is for
-    /// threads that may wait.
+    /// as it is to `out` alone. For [`Page::Backed`] it reads nothing: [`fetch`](Self::fetch) is
+    /// for threads that may wait.
     ///
     /// # Errors
     ///

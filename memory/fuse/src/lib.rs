@@ -195,9 +195,9 @@ impl Server {
 
 /// The result of the session threads without the errors by which the kernel ends a connection.
 ///
-/// fuser knows ENODEV as that end. A thread that has taken a request from the queue when the unmount
-/// ends the connection gets ECONNABORTED instead (`fuse_dev_do_read`); the kernel has answered that
-/// request, mostly the RELEASE of a file closed just before.
+/// fuser knows ENODEV as that end. A thread that has taken a request from the queue when the
+/// unmount ends the connection gets ECONNABORTED instead (`fuse_dev_do_read`); the kernel has
+/// answered that request, mostly the RELEASE of a file closed just before.
 fn end_of_connection(joined: io::Result<()>) -> io::Result<()> {
     match joined {
         Err(error) if error.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error()) => Ok(()),

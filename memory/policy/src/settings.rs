@@ -9,13 +9,12 @@ use store::{MAX_AGE, MAX_MEMBERS};
 /// The section. A key that is left out has its default; an unknown key is an error.
 ///
 /// The defaults are for a host that has other work. The policy recompresses a page after ten idle
-/// minutes, with at most 5 % of one CPU; under memory pressure after half a minute to a minute, with
-/// at most 25 %. It writes nothing to a
-/// disk unless `backing_dev` names one, and then only under memory pressure, because a read from
-/// the disk costs a hundred times a read from memory and because flash wears. Incompressible pages
-/// are written first, other pages after half an hour (3.5 minutes under pressure). The
-/// daily limit of 512 MiB is 180 GiB a year; disks endure a hundred TB. Disks reach their full
-/// speed with writes of 256 KiB.
+/// minutes, with at most 5 % of one CPU; under memory pressure after half a minute to a minute,
+/// with at most 25 %. It writes nothing to a disk unless `backing_dev` names one, and then only
+/// under memory pressure, because a read from the disk costs a hundred times a read from memory and
+/// because flash wears. Incompressible pages are written first, other pages after half an hour (3.5
+/// minutes under pressure). The daily limit of 512 MiB is 180 GiB a year; disks endure a hundred
+/// TB. Disks reach their full speed with writes of 256 KiB.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {

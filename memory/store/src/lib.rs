@@ -126,8 +126,9 @@
 //! `tests/oracle.rs`: operation lists, with takeovers, against a map. `tests/concurrent.rs`: the
 //! same on several threads. `tests/loom.rs` with `scripts/loom`: slots and slabs in every
 //! interleaving, and again with each ordering weakened. `src/crash_tests.rs`: killed at every step;
-//! `tests/kill.rs`: killed under load. `tests/writeback`: real, full, failing and foreign
-//! backing devices. `tests/attach.rs`: refusals and damage; `tests/grow.rs`: stores that grow; fuzz targets `store_ops`,
+//! `tests/kill.rs`: killed under load. `tests/writeback`: real, full, failing and foreign backing
+//! devices. `tests/attach.rs`: refusals and damage; `tests/grow.rs`: stores that grow; fuzz targets
+//! `store_ops`,
 #![cfg_attr(loom, expect(dead_code, unreachable_pub, reason = "the models use a part"))]
 
 #[cfg(not(loom))]

@@ -19,10 +19,10 @@ pub struct Options {
     /// How long a write waits for the keeper when no slab is ready, before it fails with
     /// [`PutError::Full`](crate::PutError::Full).
     pub patience: Duration,
-    /// While the machine is short of memory ([`Store::is_short`](crate::Store::is_short)): the part of the limit, as its
-    /// divisor, that pages stored as they are may take. A write of one more fails as full: it would
-    /// take as much memory as it frees. If hardly any written page compresses, they are stored all
-    /// the same (`refusals.rs`). 0: any number.
+    /// While the machine is short of memory ([`Store::is_short`](crate::Store::is_short)): the part
+    /// of the limit, as its divisor, that pages stored as they are may take. A write of one more
+    /// fails as full: it would take as much memory as it frees. If hardly any written page
+    /// compresses, they are stored all the same (`refusals.rs`). 0: any number.
     pub whole_part: u64,
 }
 

@@ -18,7 +18,8 @@ pub enum Page {
     },
     /// In a group: [`Worker::get_group`](crate::Worker::get_group) reads it.
     Grouped,
-    /// On the backing device: [`Worker::read_back`](crate::Worker::read_back) reads it, and waits for the device.
+    /// On the backing device: [`Worker::read_back`](crate::Worker::read_back) reads it, and waits
+    /// for the device.
     Backed,
 }
 

@@ -228,7 +228,8 @@ fn a_damaged_object_fails_its_page_and_compaction_does_not_hide_it() {
     assert_eq!(worker.check(0..PAGES).damaged, 0);
 }
 
-/// Where records of groups begin, behind a table with room for 16 times the pages, and bytes of one.
+/// Where records of groups begin, behind a table with room for 16 times the pages, and bytes of
+/// one.
 const RECORDS: u64 = (4096 + 16 * PAGES * 8).next_multiple_of(4096);
 const RECORD: u64 = 64;
 

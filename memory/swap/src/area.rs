@@ -114,9 +114,9 @@ fn on_all(areas: &[PathBuf], priority: u16) -> io::Result<usize> {
 }
 
 /// Creates swap areas behind the last one of a disk that has grown, and starts swapping to them;
-/// returns their number: 0 for a disk that is not swapped to, or whose areas reach its end. They are
-/// about as large as the present ones; each has a priority lower by one than the area before it, 0
-/// at least.
+/// returns their number: 0 for a disk that is not swapped to, or whose areas reach its end. They
+/// are about as large as the present ones; each has a priority lower by one than the area before
+/// it, 0 at least.
 ///
 /// # Errors
 ///

@@ -11,9 +11,9 @@
 //!  adopt     moves the mapping onto the reserved addresses and frees them to the allocator
 //! ```
 //!
-//! Both places begin at a multiple of 2 MiB, so that the kernel moves whole page tables and allocates
-//! none; the last one, if it is not full, is there for the heap's next page. The former contents are
-//! never used: nothing on the new heap refers to them.
+//! Both places begin at a multiple of 2 MiB, so that the kernel moves whole page tables and
+//! allocates none; the last one, if it is not full, is there for the heap's next page. The former
+//! contents are never used: nothing on the new heap refers to them.
 #![expect(unsafe_code, reason = "changes the mapping under the allocator's free memory")]
 
 use std::ffi::c_void;

@@ -9,8 +9,8 @@ const BEYOND: f64 = 4.0;
 /// The rates, by the working set and second, between which the curve's bend is looked for.
 const RATES: (f64, f64) = (1e-4, 30.0);
 
-/// The curve of a guest that writes to random pages of a working set, through the measured passes of
-/// the shortest and the longest time; `most`: bytes of RAM.
+/// The curve of a guest that writes to random pages of a working set, through the measured passes
+/// of the shortest and the longest time; `most`: bytes of RAM.
 ///
 /// After t seconds it has dirtied `set (1 - exp(-rate t))`. Two times tell both numbers. Where the
 /// longer time has as much as the shorter one, all of the set was written to in the shorter: the

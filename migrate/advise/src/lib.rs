@@ -6,8 +6,8 @@
 //!  the user, a peer ──────────────────────────────────┴─► Figures ─► answer ─► Answer
 //! ```
 //!
-//! [`Host`] and [`vm`] look and change nothing; [`measure()`] runs the codecs; [`Figures::answer`] is
-//! a pure function: crate `forecast`'s model for each method, and a choice.
+//! [`Host`] and [`vm`] look and change nothing; [`measure()`] runs the codecs; [`Figures::answer`]
+//! is a pure function: crate `forecast`'s model for each method, and a choice.
 //!
 //! # What fails
 //!

@@ -72,14 +72,16 @@ pub fn measure(
     Ok(Measured { origin, sampled, single, reference, first_touch: first_touch() })
 }
 
-/// The codecs that are measured: the candidates of `--codec auto`, zlib 1, and qatzip 1 in software.
+/// The codecs that are measured: the candidates of `--codec auto`, zlib 1, and qatzip 1 in
+/// software.
 fn settings() -> Vec<Settings> {
     let more = [Codec::Zlib, Codec::DeflateQz].map(|codec| Settings::new(codec, Some(1)));
     controller::Config::candidates().into_iter().chain(more.into_iter().flatten()).collect()
 }
 
-/// CPU time of the first write to a page, for each byte, ns: a destination QEMU that has not touched its
-/// RAM before does that for each page. Where this host is a virtual machine, it may take microseconds.
+/// CPU time of the first write to a page, for each byte, ns: a destination QEMU that has not
+/// touched its RAM before does that for each page. Where this host is a virtual machine, it may
+/// take microseconds.
 fn first_touch() -> f64 {
     const BYTES: usize = 32 << 20;
     // Zeroed memory that is not touched before it is written to.

@@ -1,5 +1,5 @@
-//! The rules of QEMU's QATzip document on the choice between QATzip and QPL, and those that platen's
-//! measurements add, applied to a host.
+//! The rules of QEMU's QATzip document on the choice between QATzip and QPL, and those that
+//! platen's measurements add, applied to a host.
 
 use crate::host::Accelerators;
 use serde::Serialize;
@@ -18,8 +18,8 @@ pub struct Rule {
     pub measured: &'static str,
 }
 
-/// Applies the rules. `bound_by_link`: QEMU alone would take as long as the link takes for the pages;
-/// `alone_is_best`: nothing is faster than QEMU alone.
+/// Applies the rules. `bound_by_link`: QEMU alone would take as long as the link takes for the
+/// pages; `alone_is_best`: nothing is faster than QEMU alone.
 pub fn rules(found: &Accelerators, bound_by_link: bool, alone_is_best: bool) -> Vec<Rule> {
     let (qat, iaa) = (found.usable_qat(), found.iaa.len());
     let counts = format!("{qat} usable QAT devices and {iaa} IAA devices");

@@ -175,8 +175,8 @@ impl Controller {
 
     /// Acts on a window in which the rest did not shrink.
     fn judge(&mut self, window: Window, flow: Flow, sample: &Sample, step: &mut Step) {
-        // QEMU counts a page once in a pass: of a guest that writes faster than pages drain it shows
-        // about the drain rate.
+        // QEMU counts a page once in a pass: of a guest that writes faster than pages drain it
+        // shows about the drain rate.
         let outruns = sample.dirty_rate.is_some_and(|dirty| dirty >= COUNTED_ON * flow.drain);
         let is_certain = outruns && (window.flat > 0 || !window.is_second);
         if window.flat == 0 && !is_certain {

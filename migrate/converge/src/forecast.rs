@@ -28,8 +28,8 @@ pub(crate) fn needs(left: u64, flow: Flow) -> Duration {
     fixed(flow) + Duration::from_secs_f64(seconds.clamp(0.0, 1e6))
 }
 
-/// The downtime that `left` bytes of pages take at `drain` bytes per second, with bytes under way for
-/// `delay` and a device state of usual size.
+/// The downtime that `left` bytes of pages take at `drain` bytes per second, with bytes under way
+/// for `delay` and a device state of usual size.
 pub fn downtime_for(left: u64, drain: f64, delay: Duration) -> Duration {
     needs(left, Flow::steady(drain, delay))
 }

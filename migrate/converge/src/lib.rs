@@ -9,10 +9,10 @@
 //!
 //! # When QEMU stops the VM
 //!
-//! QEMU sends what its dirty bitmap shows. When less than a threshold is left it reads the dirty log
-//! (a *synchronisation*), and if still less than the threshold is left it stops the VM and sends the
-//! rest. The threshold is `downtime-limit` x bandwidth. QEMU takes the bandwidth of its last 100 ms,
-//! or `avail-switchover-bandwidth` (8.2 and later).
+//! QEMU sends what its dirty bitmap shows. When less than a threshold is left it reads the dirty
+//! log (a *synchronisation*), and if still less than the threshold is left it stops the VM and
+//! sends the rest. The threshold is `downtime-limit` x bandwidth. QEMU takes the bandwidth of its
+//! last 100 ms, or `avail-switchover-bandwidth` (8.2 and later).
 //!
 //! That bandwidth is wrong where the last pages shrink less than those before, and QEMU knows
 //! nothing of the bytes that are still under way in the relays. The controller knows both: with a
@@ -25,8 +25,8 @@
 //! It looks at what is left right after a synchronisation. Where that falls from window to window,
 //! nothing else is needed. Where it does not, each of these follows when those before do not help:
 //!
-//! 1. A longer downtime: first half of what is allowed, then more, up to all of it. The migration so
-//!    ends at a moment at which little is left.
+//! 1. A longer downtime: first half of what is allowed, then more, up to all of it. The migration
+//!    so ends at a moment at which little is left.
 //! 2. Slower vCPUs (QEMU's auto-converge): as slow as the drain rate asks for, then slower.
 //! 3. Postcopy.
 //! 4. A message with the figures, and with what would end the migration.

@@ -13,8 +13,8 @@ const LEAST: Duration = Duration::from_millis(400);
 /// A pause of QEMU (it reads the dirty log) is a larger part of the shorter time: a rate over it
 /// counts as fallen only below the average divided by this.
 const PAUSES: f64 = 1.25;
-/// QEMU's bandwidth is that of its last 100 ms, and it stops the VM at a moment at which it is high:
-/// the highest of this time counts.
+/// QEMU's bandwidth is that of its last 100 ms, and it stops the VM at a moment at which it is
+/// high: the highest of this time counts.
 const RECENT: Duration = Duration::from_secs(2);
 
 /// Rates and delay of a migration.

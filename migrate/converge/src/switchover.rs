@@ -13,15 +13,15 @@ pub(crate) const MILLISECOND: Duration = Duration::from_millis(1);
 pub struct Switchover {
     /// downtime-limit, whole milliseconds, at least 1.
     pub downtime_limit: Duration,
-    /// avail-switchover-bandwidth, bytes per second; `None` where this QEMU has no such parameter or
-    /// is to use its own measurement.
+    /// avail-switchover-bandwidth, bytes per second; `None` where this QEMU has no such parameter
+    /// or is to use its own measurement.
     pub bandwidth: Option<u64>,
 }
 
 impl Switchover {
-    /// The settings for a downtime of `goal`, and the bytes of pages that QEMU then stops the VM at.
-    /// `own`: QEMU uses its own bandwidth, which is so many times too small. `None` while that is
-    /// not known.
+    /// The settings for a downtime of `goal`, and the bytes of pages that QEMU then stops the VM
+    /// at. `own`: QEMU uses its own bandwidth, which is so many times too small. `None` while that
+    /// is not known.
     pub(crate) fn for_downtime(
         goal: Duration,
         flow: Flow,
@@ -41,8 +41,8 @@ impl Switchover {
         Some((wanted, left))
     }
 
-    /// Whether `wanted` means nearly the same threshold. Rates vary: one that falls by a tenth makes
-    /// the downtime longer, one that rises by less than a quarter changes little.
+    /// Whether `wanted` means nearly the same threshold. Rates vary: one that falls by a tenth
+    /// makes the downtime longer, one that rises by less than a quarter changes little.
     pub(crate) fn is_near(self, wanted: Self) -> bool {
         let near = |set: u64, wanted: u64| match wanted.checked_sub(set) {
             Some(more) => more.saturating_mul(4) <= set,

@@ -1,8 +1,8 @@
 //! CPU time of both ends' caches for pages that are sent once, and for pages that are sent again.
 //!
-//! `cargo run --release -p delta --example cache_cost -- [MIB [RUNS]]`: chunks of 128 records through a
-//! sender and a receiver, each with a new cache of 256 MiB. Medians, in CPU seconds a GiB: of the
-//! sender, the receiver, and of a copy of the chunk alone, which either needs.
+//! `cargo run --release -p delta --example cache_cost -- [MIB [RUNS]]`: chunks of 128 records
+//! through a sender and a receiver, each with a new cache of 256 MiB. Medians, in CPU seconds a
+//! GiB: of the sender, the receiver, and of a copy of the chunk alone, which either needs.
 
 use delta::{Receiver, Sender, RECORD_HEAD, TABLE_ROOM};
 use rustix::time::{clock_gettime, ClockId};

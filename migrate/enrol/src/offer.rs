@@ -64,8 +64,8 @@ pub(crate) enum End {
 }
 
 impl Offer {
-    /// Prepares an offer of a certificate for `names`, good for `days`, with this configuration. The
-    /// token is valid from now on for `valid`.
+    /// Prepares an offer of a certificate for `names`, good for `days`, with this configuration.
+    /// The token is valid from now on for `valid`.
     ///
     /// # Errors
     /// The CA cannot be used, the configuration is too long for a message, or the address cannot be

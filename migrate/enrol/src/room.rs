@@ -1,7 +1,8 @@
 //! The connections to an offer: how many there may be, and which gives way.
 //!
-//! Anybody can connect. So the room takes every connection and closes another one when it is full: a
-//! new host is done long before its turn to be closed comes, and a connection that says nothing is not.
+//! Anybody can connect. So the room takes every connection and closes another one when it is full:
+//! a new host is done long before its turn to be closed comes, and a connection that says nothing
+//! is not.
 
 use std::collections::VecDeque;
 use std::io;
@@ -93,8 +94,8 @@ impl Room {
     }
 }
 
-/// The connection to close when there are too many: the oldest of the network that has the most. So a
-/// network that floods the port does not shut out a host on another.
+/// The connection to close when there are too many: the oldest of the network that has the most. So
+/// a network that floods the port does not shut out a host on another.
 fn surplus(seats: &VecDeque<Seat>) -> Option<usize> {
     let open = || seats.iter().filter(|seat| !seat.proven);
     let of = |network: IpAddr| open().filter(|seat| seat.from == network).count();
@@ -102,7 +103,8 @@ fn surplus(seats: &VecDeque<Seat>) -> Option<usize> {
     seats.iter().position(|seat| !seat.proven && of(seat.from) == most)
 }
 
-/// The part of an address that belongs to one person: all of an IPv4 address, the first half of an IPv6 address.
+/// The part of an address that belongs to one person: all of an IPv4 address, the first half of an
+/// IPv6 address.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

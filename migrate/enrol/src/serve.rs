@@ -12,8 +12,8 @@ use rustls::{ServerConnection, Stream};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Pause before a wrong secret is answered. The secret has 128 bits: the pause is for the CPU and the
-/// log of the host of the CA, not for the secret.
+/// Pause before a wrong secret is answered. The secret has 128 bits: the pause is for the CPU and
+/// the log of the host of the CA, not for the secret.
 const WRONG: Duration = Duration::from_secs(1);
 
 /// A public key of another host.

@@ -1,9 +1,8 @@
 //! The mix of codecs that drains soonest, as crate `controller` chooses it.
 //!
-//! Its documentation has the function: a byte of pages takes
-//! `max(s / B, c / W, (c + o) / C, 1 / Q)`, and the best is a mix of two candidates at most. Here the
-//! destination's cores and decoders are further terms. Where both ends are one host, its cores do the
-//! work of both.
+//! Its documentation has the function: a byte of pages takes `max(s / B, c / W, (c + o) / C, 1 /
+//! Q)`, and the best is a mix of two candidates at most. Here the destination's cores and decoders
+//! are further terms. Where both ends are one host, its cores do the work of both.
 
 use crate::sizes::{Candidate, Sizes};
 

@@ -68,7 +68,8 @@ impl DirtyCurve {
             }
             before = point;
         }
-        // Pages that are written to for the first time go on at the rate of the curve's second half.
+        // Pages that are written to for the first time go on at the rate of the curve's second
+        // half.
         let half = before.seconds / 2.0;
         let rate = if half > 0.0 { (before.bytes - self.within(half)) / half } else { 0.0 };
         (before.bytes + rate * (seconds - before.seconds)).min(self.most)

@@ -8,8 +8,8 @@
 //!  QEMU ──────┘
 //! ```
 //!
-//! Pure functions: no I/O, no clock. `rehearse` measures the input on a migration that goes nowhere;
-//! `advise` on samples, or takes it from the user.
+//! Pure functions: no I/O, no clock. `rehearse` measures the input on a migration that goes
+//! nowhere; `advise` on samples, or takes it from the user.
 //!
 //! # What the forecast is
 //!

@@ -15,8 +15,8 @@ const IN_RELAYS: Duration = Duration::from_millis(15);
 /// Bytes of a page record's head over those of a page, and of a record of zeros.
 const RECORD: f64 = 8.0 / 4096.0;
 const ZERO: f64 = 9.0 / 4096.0;
-/// The part by which QEMU's zstd takes longer than platen's for the same pages, which it compresses one
-/// by one into a stream: 4.17 CPU seconds where platen's codec explains 3.7 (docs/figures.md).
+/// The part by which QEMU's zstd takes longer than platen's for the same pages, which it compresses
+/// one by one into a stream: 4.17 CPU seconds where platen's codec explains 3.7 (docs/figures.md).
 const QEMU_ZSTD: (u64, u64) = (3, 20);
 /// The longest downtime that is proposed.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -109,7 +109,8 @@ pub struct Setup {
     pub cores: Cores,
     /// CPU time of QEMU's own methods; its codec threads are its channels.
     pub qemu_cores: Cores,
-    /// Bytes of pages per second that QAT devices compress, for codec qatzip; `None`: software does.
+    /// Bytes of pages per second that QAT devices compress, for codec qatzip; `None`: software
+    /// does.
     pub device: Option<f64>,
     /// QEMU, for its own methods.
     pub qemu: QemuSettings,
@@ -120,8 +121,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Forecasts a migration by `method` over `link`, its bytes with headers, and for one that does not converge says why,
-    /// and what would make it.
+    /// Forecasts a migration by `method` over `link`, its bytes with headers, and for one that does
+    /// not converge says why, and what would make it.
     pub fn forecast(&self, method: Method, link: Link) -> (Forecast, Option<Stuck>) {
         let course = self.course(method, link, self.max_downtime);
         let seen = forecast(&self.guest, &course);

@@ -2,9 +2,9 @@
 //!
 //! QEMU sends what its bitmap shows. Once less than a threshold is left it synchronises the dirty
 //! log, and stops the VM if still less is left. So with a drain rate r, a pass from L bytes takes
-//! (L - threshold) / r. The pages that the guest has dirtied in that time are dirty then, except for
-//! those that were still dirty. A pass takes no less than [`ITERATION`], because QEMU looks at the
-//! threshold no more often.
+//! (L - threshold) / r. The pages that the guest has dirtied in that time are dirty then, except
+//! for those that were still dirty. A pass takes no less than [`ITERATION`], because QEMU looks at
+//! the threshold no more often.
 
 use crate::best::Best;
 use crate::curve::DirtyCurve;
@@ -12,8 +12,8 @@ use crate::curve::DirtyCurve;
 /// QEMU sends pages for up to this many seconds between two looks at the threshold.
 const ITERATION: f64 = 0.05;
 /// Seconds before the first page and between the last one and the end, beside the downtime. With an
-/// idle guest of 1200 MiB and links of 2.5 to 10 Gbit/s QEMU took 0.33 s longer than the link had to
-/// (docs/figures.md), of which 0.1 s are for the zeros.
+/// idle guest of 1200 MiB and links of 2.5 to 10 Gbit/s QEMU took 0.33 s longer than the link had
+/// to (docs/figures.md), of which 0.1 s are for the zeros.
 const START: f64 = 0.2;
 /// Fewer bytes are left if they are at most this part of those left before.
 const LESS: f64 = 0.98;

@@ -100,8 +100,8 @@ impl Sampled {
         Sizes(self.again.0.iter().chain(missing).copied().collect())
     }
 
-    /// A candidate, of the first pass, on pages sent again whole: as much smaller or larger as zstd 1
-    /// is there.
+    /// A candidate, of the first pass, on pages sent again whole: as much smaller or larger as zstd
+    /// 1 is there.
     pub fn again_whole(&self, first: &Candidate) -> Candidate {
         let zstd_1 = self.first.zstd_1().filter(|_| first.settings.codec() != Codec::Raw);
         let Some((whole, zstd_1)) = self.again_whole.as_ref().zip(zstd_1) else { return *first };

@@ -1,7 +1,7 @@
 //! Rights to a file for some users beside its owner: POSIX access control lists.
 //!
-//! An owner may give them without any privilege. Modes alone would need the file's owner or group to
-//! be QEMU's, which a service with a user of its own cannot set.
+//! An owner may give them without any privilege. Modes alone would need the file's owner or group
+//! to be QEMU's, which a service with a user of its own cannot set.
 
 use rustix::fs::{setxattr, XattrFlags};
 use std::io;

@@ -3,8 +3,8 @@
 use crate::config::Config;
 use serde_json::Value;
 
-/// Keys that take effect at the start of a service only: its own sockets, and the folder in which its
-/// carriers are found again.
+/// Keys that take effect at the start of a service only: its own sockets, and the folder in which
+/// its carriers are found again.
 const AT_START: [&str; 3] = ["port", "run_dir", "metrics"];
 
 /// The parts of a new configuration that a running service adopts.
@@ -12,8 +12,8 @@ const AT_START: [&str; 3] = ["port", "run_dir", "metrics"];
 pub struct Change {
     /// The new configuration, with the old values of the keys that need a restart.
     pub config: Config,
-    /// Keys that have changed and take effect, and `host NAME` for each host that was added, removed
-    /// or changed.
+    /// Keys that have changed and take effect, and `host NAME` for each host that was added,
+    /// removed or changed.
     pub taken: Vec<String>,
     /// Keys whose new value needs a restart of the service.
     pub at_restart: Vec<String>,

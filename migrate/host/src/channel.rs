@@ -100,8 +100,8 @@ impl Channel {
     /// Waits for a message; `None` when the other end has gone.
     ///
     /// # Errors
-    /// The kernel's; `WouldBlock` after the time of `set_patience`; `InvalidData` for a message that
-    /// is not understood, behind which others may follow.
+    /// The kernel's; `WouldBlock` after the time of `set_patience`; `InvalidData` for a message
+    /// that is not understood, behind which others may follow.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
         let mut bytes = vec![0; MOST];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -43,16 +43,17 @@ pub struct Config {
     pub allow_users: Vec<String>,
     /// Folder of the sockets and records of migrations.
     pub run_dir: PathBuf,
-    /// Number of unix sockets for each other host, 0 to 64: `socket_dir/NAME/1`, `socket_dir/NAME/2`
-    /// and so on, each for one migration at a time (`virsh migrate --migrateuri unix:PATH`).
+    /// Number of unix sockets for each other host, 0 to 64: `socket_dir/NAME/1`,
+    /// `socket_dir/NAME/2` and so on, each for one migration at a time (`virsh migrate --migrateuri
+    /// unix:PATH`).
     pub sockets: u16,
     /// Folder of these sockets, the same on every host.
     pub socket_dir: PathBuf,
     /// Folder with this host's ca.pem, cert.pem and key.pem, which `platen cert` makes.
     pub tls_dir: PathBuf,
     /// SHA-256 fingerprints of the keys of certificates that are revoked: no link to their owner
-    /// comes about. `issued` in the folder of the CA lists those of all hosts; `platen doctor` prints
-    /// that of its host. Take the fingerprint out when the certificate has expired.
+    /// comes about. `issued` in the folder of the CA lists those of all hosts; `platen doctor`
+    /// prints that of its host. Take the fingerprint out when the certificate has expired.
     pub revoked: Vec<String>,
     /// Codec: none, lz4, zlib, zstd, qatzip or auto.
     pub codec: String,

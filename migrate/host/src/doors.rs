@@ -20,8 +20,8 @@ use stream::Kind;
 
 /// How long a connection may be silent: QEMU writes its header as soon as it is connected.
 const SPEECHLESS: Duration = Duration::from_secs(10);
-/// The same for one that was led here from elsewhere: a server may speak first there, as NBD's does,
-/// and its client waits, perhaps with a VM that waits for it.
+/// The same for one that was led here from elsewhere: a server may speak first there, as NBD's
+/// does, and its client waits, perhaps with a VM that waits for it.
 const SPEECHLESS_ELSEWHERE: Duration = Duration::from_secs(2);
 /// How often a connection is looked at whose bytes do not tell yet what it is.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -121,9 +121,9 @@ impl Doors {
         Self { doors, allowed }
     }
 
-    /// Gives the host other doors, and other users who may connect. A door that is in both keeps its
-    /// listening socket and its connections; at one that is not, connections are reset. A carrier
-    /// that has the listening socket of such a door goes on with it.
+    /// Gives the host other doors, and other users who may connect. A door that is in both keeps
+    /// its listening socket and its connections; at one that is not, connections are reset. A
+    /// carrier that has the listening socket of such a door goes on with it.
     pub fn change(
         &mut self,
         wanted: impl IntoIterator<Item = (Door, DoorAddress)>,

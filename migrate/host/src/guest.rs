@@ -46,8 +46,8 @@ pub fn of_listener(address: SocketAddr) -> Option<String> {
 
 fn of_socket(owner: Owner) -> Option<String> {
     let socket = format!("socket:[{}]", owner.inode);
-    // Others may call any number of processes QEMU, with any number of descriptors. libvirt connects
-    // as root and gives the socket to QEMU.
+    // Others may call any number of processes QEMU, with any number of descriptors. libvirt
+    // connects as root and gives the socket to QEMU.
     let is_theirs = |process: &Path| {
         owner.uid == 0 || fs::metadata(process).is_ok_and(|it| it.uid() == owner.uid)
     };

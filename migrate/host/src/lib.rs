@@ -36,8 +36,8 @@
 //! | `qemu_conf` | our lines in libvirt's configuration |
 //!
 //! **What fails.** A connection of a user who may not migrate, one that is no migration, and one to
-//! a host that cannot be reached is reset at once, or goes on in the clear, as configured. A carrier
-//! that is killed leaves its VM in the state of `docs/wire.md`, and a record that says so.
+//! a host that cannot be reached is reset at once, or goes on in the clear, as configured. A
+//! carrier that is killed leaves its VM in the state of `docs/wire.md`, and a record that says so.
 //!
 //! **Limits.** 64 hosts, 4096 doors, 264 waiting connections at a door, 100 records of migrations
 //! that have ended.

@@ -1,5 +1,5 @@
-//! The lines in libvirt's qemu.conf that make this host known by its door address, and give it ports
-//! of its own.
+//! The lines in libvirt's qemu.conf that make this host known by its door address, and give it
+//! ports of its own.
 
 use crate::error::HostError;
 use std::fs;
@@ -11,8 +11,8 @@ use std::path::Path;
 
 /// Where libvirt has it.
 pub const QEMU_CONF: &str = "/etc/libvirt/qemu.conf";
-/// The settings: the address that this host's libvirt tells others, the one that its QEMUs listen on,
-/// and the first and the last of the ports from which libvirt chooses.
+/// The settings: the address that this host's libvirt tells others, the one that its QEMUs listen
+/// on, and the first and the last of the ports from which libvirt chooses.
 const KEYS: [&str; 4] =
     ["migration_host", "migration_address", "migration_port_min", "migration_port_max"];
 /// The line before ours.

@@ -39,8 +39,8 @@ pub struct Registry {
 
 /// Told of what happens to the migrations, in order for each of them.
 pub trait Watcher: Send + Sync {
-    /// A migration has changed, or has begun or was found again (`before` is none). It is called once
-    /// with the phase `ended` for each. It must not wait.
+    /// A migration has changed, or has begun or was found again (`before` is none). It is called
+    /// once with the phase `ended` for each. It must not wait.
     fn changed(&self, before: Option<&Record>, now: &Record);
 }
 

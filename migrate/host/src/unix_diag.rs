@@ -38,8 +38,8 @@ const ANSWER: usize = HEADER + 16;
 /// Sockets of that path that are listed at most.
 const MOST: usize = 64;
 
-/// The inodes of the sockets that listen at this path, whatever the folder is called, in the caller's
-/// network namespace.
+/// The inodes of the sockets that listen at this path, whatever the folder is called, in the
+/// caller's network namespace.
 ///
 /// # Errors
 /// The kernel does not tell.

@@ -426,8 +426,8 @@ fn capabilities_are_checked_before_any_is_set() {
     fake.thread.join().unwrap();
 }
 
-/// QEMU 7.2 crashes at a `migrate` before it has released the migration that failed, and at the end of
-/// a migration whose number of channels has changed.
+/// QEMU 7.2 crashes at a `migrate` before it has released the migration that failed, and at the end
+/// of a migration whose number of channels has changed.
 #[test]
 fn nothing_starts_and_no_number_of_channels_changes_before_the_release() {
     let fake = Fake::negotiated(move |mut peer| {

@@ -146,8 +146,8 @@ impl Discard {
         self.address.to_string()
     }
 
-    /// Begins to read the first pass, which has so many `pages`: some of them as fast as QEMU writes,
-    /// the others so that all take `time`.
+    /// Begins to read the first pass, which has so many `pages`: some of them as fast as QEMU
+    /// writes, the others so that all take `time`.
     #[expect(clippy::cast_precision_loss, reason = "pages of RAM, far below 2^53")]
     pub fn begin(&self, pages: u64, time: Duration) {
         let rate = pages as f64 / time.as_secs_f64().max(0.001);
@@ -273,9 +273,9 @@ impl<'a> Intake<'a> {
             }
             let is_again = self.count(len);
             let facts = self.tokeniser.facts();
-            // QEMU has stopped the VM and hands it over, or would complete without an answer: this is
-            // past the point where a rehearsal has to end. The end of the connection makes QEMU resume
-            // the VM.
+            // QEMU has stopped the VM and hands it over, or would complete without an answer: this
+            // is past the point where a rehearsal has to end. The end of the connection makes QEMU
+            // resume the VM.
             let has_pages = facts.normal + facts.duplicate > 0;
             if facts.vm_stopped_hint || facts.postcopy_running || (has_pages && !facts.return_path)
             {
@@ -320,7 +320,8 @@ impl<'a> Intake<'a> {
         Duration::from_secs_f64(due.clamp(0.0, 1e6)).saturating_sub(began.elapsed())
     }
 
-    /// Reads until `most` bytes have come or QEMU has written no more; 0 at the end of the connection.
+    /// Reads until `most` bytes have come or QEMU has written no more; 0 at the end of the
+    /// connection.
     fn read(&mut self, most: usize) -> usize {
         let mut done = 0;
         while done < most {
@@ -399,9 +400,9 @@ impl<'a> Intake<'a> {
         true
     }
 
-    /// Makes differences of pages that were sent before, and gives the sampler the chunk if it is its
-    /// turn. Each page with data has the same chance: chunks that are encoded faster, or have zeros,
-    /// are no more likely to be taken.
+    /// Makes differences of pages that were sent before, and gives the sampler the chunk if it is
+    /// its turn. Each page with data has the same chance: chunks that are encoded faster, or have
+    /// zeros, are no more likely to be taken.
     fn measure(&mut self, len: usize, is_again: bool) {
         let page_size = self.tokeniser.facts().page_size;
         if page_size != self.page_size {

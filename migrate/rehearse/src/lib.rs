@@ -22,8 +22,8 @@
 //!   counts once, so the bytes that are dirty after a pass depend on how long the pass took.
 //!   [`Schedule`] makes QEMU wait in a write to its socket so that passes last from milliseconds to
 //!   seconds, and [`forecast::DirtyCurve`] has the bytes for any time in between.
-//! * **Sizes.** A thread of its own encodes chunks, packed and with differences as a relay sends them:
-//!   each with zstd 1, and with one of the other candidates of `--codec auto`.
+//! * **Sizes.** A thread of its own encodes chunks, packed and with differences as a relay sends
+//!   them: each with zstd 1, and with one of the other candidates of `--codec auto`.
 //!
 //! [`measure_pages`] has the same sizes for pages that were read otherwise.
 //!

@@ -25,10 +25,10 @@ pub struct Page<'a> {
     pub bytes: &'a [u8],
 }
 
-/// The sizes and costs of `pages` with each of `settings`, packed and encoded as a relay does it, and
-/// decoded as the other one does. `again` are pages of the same addresses as they were later: they are
-/// measured as differences, and whole with zstd 1. Pages of zeros do not count. It ends after the
-/// chunk at which `time` is over.
+/// The sizes and costs of `pages` with each of `settings`, packed and encoded as a relay does it,
+/// and decoded as the other one does. `again` are pages of the same addresses as they were later:
+/// they are measured as differences, and whole with zstd 1. Pages of zeros do not count. It ends
+/// after the chunk at which `time` is over.
 ///
 /// # Errors
 /// An encoder cannot be made, or decodes to other bytes.

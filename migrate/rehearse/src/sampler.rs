@@ -80,8 +80,8 @@ impl Measurer {
         }
     }
 
-    /// Encodes the sample with zstd 1, and with the candidate whose turn it is: sizes differ more from
-    /// chunk to chunk than the relation between candidates does, so more chunks tell more.
+    /// Encodes the sample with zstd 1, and with the candidate whose turn it is: sizes differ more
+    /// from chunk to chunk than the relation between candidates does, so more chunks tell more.
     fn measure(&mut self, sample: &Sample, sums: &Mutex<Sums>) {
         let pages = data_bytes(sample);
         if pages == 0 {

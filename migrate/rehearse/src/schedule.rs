@@ -32,8 +32,8 @@ impl Observation {
     }
 }
 
-/// How long QEMU may take to end a pass that it is let end. Where its counters do not fit the stream,
-/// more pages come than were counted.
+/// How long QEMU may take to end a pass that it is let end. Where its counters do not fit the
+/// stream, more pages come than were counted.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How far the stream is read.
@@ -41,8 +41,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub enum Allowed {
     /// No farther than before: QEMU waits in a write.
     Nothing,
-    /// Until so many bytes of pages have come since the start, zero pages included: then the pass is
-    /// over, and QEMU waits in a write of the next one.
+    /// Until so many bytes of pages have come since the start, zero pages included: then the pass
+    /// is over, and QEMU waits in a write of the next one.
     Until(u64),
     /// All that comes.
     All,
@@ -51,8 +51,8 @@ pub enum Allowed {
 /// Decides how far the stream is read, and collects passes.
 ///
 /// A pass lasts because QEMU waits in a write at its beginning. It is let end at full speed, and no
-/// farther: QEMU would go through pass after pass, each shorter than the last, and an old QEMU would
-/// stop the VM.
+/// farther: QEMU would go through pass after pass, each shorter than the last, and an old QEMU
+/// would stop the VM.
 #[derive(Debug)]
 pub struct Schedule {
     length: Duration,
@@ -112,8 +112,8 @@ impl Schedule {
         // Somewhere between the two observations.
         let now = (last.at + seen.at) / 2;
         let time = now.saturating_sub(self.begun).as_secs_f64();
-        // Behind an observation without any, the first of several ended the pass that was under way.
-        // The others add little to its bytes, which makes the forecast cautious.
+        // Behind an observation without any, the first of several ended the pass that was under
+        // way. The others add little to its bytes, which makes the forecast cautious.
         let among = if self.passes_are_short { syncs as f64 } else { 1.0 };
         if time > 0.0 {
             self.passes.push(Pass { seconds: time / among, bytes: dirtied / among });

@@ -32,8 +32,8 @@ impl SampleSums {
         self.others[at].1.add(pages, level.0, level.1);
     }
 
-    /// The candidates on all samples: as zstd 1 is on all, times its relation to that on its own. What
-    /// is not compressed varies little, and has no such relation.
+    /// The candidates on all samples: as zstd 1 is on all, times its relation to that on its own.
+    /// The cost of other work varies little, and has no such relation.
     #[expect(clippy::cast_precision_loss, reason = "bytes and ns of samples, far below 2^53")]
     pub(crate) fn sizes(&self) -> Sizes {
         let Some(all) = self.level else { return Sizes::default() };
@@ -82,8 +82,8 @@ mod tests {
         let none = Settings::new(Codec::Raw, None).unwrap();
         let mut sums = SampleSums::default();
         assert!(sums.sizes().is_empty());
-        // Half the size with zstd 1 here, a tenth there; lz4 was tried on the first only, and is twice
-        // as large and costs half.
+        // Half the size with zstd 1 here, a tenth there; lz4 was tried on the first only, and is
+        // twice as large and costs half.
         sums.add(1000, (400, 2000), Some((lz4, (800, 1000))));
         sums.add(1000, (100, 2000), Some((none, (1000, 10))));
         let sizes = sums.sizes();

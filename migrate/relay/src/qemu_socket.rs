@@ -19,8 +19,8 @@ const CONNECT: Duration = Duration::from_millis(500);
 /// Bytes to QEMU that the kernel may hold before QEMU's own kernel buffer: they count as delivered,
 /// and those still there when the VM stops add to its downtime.
 const SEND_BUFFER: usize = 256 << 10;
-/// How long a reset may take to arrive behind the end of the other end's bytes. Where it comes later,
-/// a migration without a return path is called unconfirmed and not failed.
+/// How long a reset may take to arrive behind the end of the other end's bytes. Where it comes
+/// later, a migration without a return path is called unconfirmed and not failed.
 const RESET_NS: i64 = 100_000_000;
 /// How long threads that wait in the socket may take to leave it after its shutdown.
 const LEAVE: Duration = Duration::from_millis(500);

@@ -263,8 +263,8 @@ impl Credits {
         (ledger.in_flight, ledger.pacing.rate())
     }
 
-    /// The drain rate of bytes like those sent lately, plain bytes per second while the path, and not
-    /// the source QEMU, was the limit; 0 while unknown.
+    /// The drain rate of bytes like those sent lately, plain bytes per second while the path, and
+    /// not the source QEMU, was the limit; 0 while unknown.
     pub fn recent_rate(&self) -> f64 {
         self.lock().pacing.recent_rate()
     }

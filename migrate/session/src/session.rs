@@ -367,8 +367,8 @@ impl Session {
         self.informed.store(true, Ordering::Release);
     }
 
-    /// Whether the peer knows that the session has ended early: an ABORT has reached it, or it ended
-    /// the session itself. Final after [`Session::join`].
+    /// Whether the peer knows that the session has ended early: an ABORT has reached it, or it
+    /// ended the session itself. Final after [`Session::join`].
     pub fn is_peer_informed(&self) -> bool {
         self.informed.load(Ordering::Acquire)
             || self.failure().is_some_and(|error| {

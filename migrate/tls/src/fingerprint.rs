@@ -10,11 +10,11 @@ use std::str::FromStr;
 /// Bytes of a SHA-256.
 const BYTES: usize = 32;
 
-/// The SHA-256 of a certificate's public key (SubjectPublicKeyInfo, DER): hexadecimal digits, two by
-/// two, with colons between them.
+/// The SHA-256 of a certificate's public key (SubjectPublicKeyInfo, DER): hexadecimal digits, two
+/// by two, with colons between them.
 ///
-/// Not of the whole certificate: whoever has a certificate can give its ECDSA signature another form
-/// that is as valid, and its bytes another hash.
+/// Not of the whole certificate: whoever has a certificate can give its ECDSA signature another
+/// form that is as valid, and its bytes another hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; BYTES]);
 

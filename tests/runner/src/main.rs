@@ -12,7 +12,8 @@
 //! The last line is `N passed, N failed, N skipped`. The exit status is 0 only if nothing failed.
 //!
 //! `runner specification` only checks that each row of SPECIFICATION.md names tests that exist;
-//! `runner circles FOLDER...` only checks that no modules of these crates import each other.
+//! `runner circles FOLDER...` only checks that no modules of these crates import each other;
+//! `runner words` only checks comments and documents.
 
 mod cargo;
 mod circles;
@@ -21,6 +22,7 @@ mod outcome;
 mod parts;
 mod specification;
 mod summary;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -49,7 +51,10 @@ fn run() -> Result<bool> {
         Some((word, parts)) if word == "proof" => parts::proof(parts),
         Some((word, [])) if word == "specification" => specification::print(),
         Some((word, folders)) if word == "circles" => circles::print(folders),
-        _ => bail!("usage: runner test | proof [PART...] | specification | circles FOLDER..."),
+        Some((word, [])) if word == "words" => words::print(),
+        _ => bail!(
+            "usage: runner test | proof [PART...] | specification | circles FOLDER... | words"
+        ),
     }
 }
 

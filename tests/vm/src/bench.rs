@@ -1,21 +1,8 @@
 //! Parts that the benchmarks with guests have in common.
 
-use std::process::ExitCode;
-
 use anyhow::{ensure, Result};
 
 use crate::{Qemu, VmSpec, MACHINE_10};
-
-/// The exit status of the benchmark `name`. Prints its error.
-pub fn exit(name: &str, result: Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{name}: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
 
 /// A VM of QEMU `version` ("system" or "10") with `data` MiB of data and `spare` MiB beside them.
 ///

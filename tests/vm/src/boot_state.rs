@@ -1,8 +1,8 @@
 //! Booted guests, saved as migration streams: to boot one under TCG and to fill its memory takes
 //! several seconds of CPU, to load it a tenth of that.
 //!
-//! A state belongs to the program that saved it, so that no change of the harness, the guest or QEMU
-//! meets an old state. The VM is stopped while QEMU saves it.
+//! A state belongs to the program that saved it, so that no change of the harness, the guest or
+//! QEMU meets an old state. The VM is stopped while QEMU saves it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -46,8 +46,8 @@ pub mod swap;
 pub mod table;
 mod wild;
 
-/// The end of a program: an error is one line, also where RUST_BACKTRACE asks for more. What is
-/// missing is the user's to mend, and not to be found in this source.
+/// The end of a program: an error is one line, also where RUST_BACKTRACE asks for more. A
+/// user who lacks a package does not look for it in this source.
 pub fn end(program: &str, result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,8 +6,8 @@
 //!                              ◄───────────── half the round trip ◄──────────────────────
 //! ```
 //!
-//! It ends and makes TCP connections, so that their own congestion control sees two short paths, and
-//! what is measured is the relays' window. The sockets beside it hold little.
+//! It ends and makes TCP connections, so that their own congestion control sees two short paths,
+//! and what is measured is the relays' window. The sockets beside it hold little.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

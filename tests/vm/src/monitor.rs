@@ -185,8 +185,8 @@ impl Monitor {
         Ok(self.execute("query-status", json!({}))?["status"].as_str().unwrap_or("?").into())
     }
 
-    /// Turns migration capabilities on or off, once QEMU has released the migration before: QEMU 7.2
-    /// aborts if multifd is switched off earlier.
+    /// Turns migration capabilities on or off, once QEMU has released the migration before: QEMU
+    /// 7.2 aborts if multifd is switched off earlier.
     ///
     /// # Errors
     /// As [`Monitor::execute`].

@@ -30,8 +30,8 @@ impl Fault {
     }
 }
 
-/// A piece whose output was verified and found wrong raises a suspicion, which redoes all that is in
-/// flight: where that is this one alone, it counts as suspect.
+/// A piece whose output was verified and found wrong raises a suspicion, which redoes all that is
+/// in flight: where that is this one alone, it counts as suspect.
 fn found_wrong(sum: &Snapshot) -> bool {
     sum.software_for(Reason::Wrong) + sum.software_for(Reason::Suspect) > 0
 }

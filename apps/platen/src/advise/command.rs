@@ -22,8 +22,8 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Without `is_capped` the forecasts of QEMU's methods have no max-bandwidth, which is 128 MiB/s
-    /// by QEMU's default.
+    /// Without `is_capped` the forecasts of QEMU's methods have no max-bandwidth, which is 128
+    /// MiB/s by QEMU's default.
     pub(super) fn new(args: &AdviseArgs, is_capped: bool) -> Self {
         let mut options = String::new();
         let mut add = |name: &str, value: Option<String>| {

@@ -191,8 +191,8 @@ fn machine(args: &AdviseArgs, known: &Gathered, what_if: &WhatIf, over: Over) ->
     Machine { over, figures, assumed }
 }
 
-/// Channels of QEMU's own multifd: those that are set, or, where they are QEMU's default, those that
-/// this advice proposes.
+/// Channels of QEMU's own multifd: those that are set, or, where they are QEMU's default, those
+/// that this advice proposes.
 fn channels(vm: Option<&Vm>, cores: f64) -> f64 {
     let set = vm.map_or(2, |vm| vm.channels);
     if set == 2 {

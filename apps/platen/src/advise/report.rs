@@ -39,8 +39,8 @@ pub(super) struct Choice {
     /// Milliseconds from its start to its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) total_time: Option<u64>,
-    /// Milliseconds for which the VM stands still; of a migration that does not converge, those that
-    /// the rest after a pass would take.
+    /// Milliseconds for which the VM stands still; of a migration that does not converge, those
+    /// that the rest after a pass would take.
     pub(super) downtime: u64,
     /// Bytes on the network.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,8 +75,8 @@ pub(super) struct Advice {
     pub(super) dirty_rate: u64,
     /// CPU cores of the source.
     pub(super) cores: f64,
-    /// CPU cores that a migration would get at the source: those that are idle, or its share of those
-    /// that others use.
+    /// CPU cores that a migration would get at the source: those that are idle, or its share of
+    /// those that others use.
     pub(super) free_cores: f64,
     /// Longest downtime, milliseconds.
     pub(super) max_downtime: u64,

@@ -65,8 +65,8 @@ pub(super) fn converges_in(ram: u64, dirty: Option<f64>, rate: u64) -> f64 {
     }
 }
 
-/// A VM that converges sooner comes first; of those that do not converge, the one that is written to
-/// least.
+/// A VM that converges sooner comes first; of those that do not converge, the one that is written
+/// to least.
 pub(super) fn sooner(one: &Found, other: &Found, rate: u64) -> Ordering {
     let time = |found: &Found| converges_in(found.ram, found.dirty, rate);
     let dirty = |found: &Found| found.dirty.unwrap_or(0.0);

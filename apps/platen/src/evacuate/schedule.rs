@@ -14,7 +14,8 @@ use std::time::Duration;
 pub(super) const MOST: usize = 8;
 /// How much the last VM to join must have raised the rate for another to join.
 const GAIN: f64 = 1.1;
-/// Time that is not measured behind a start or an end: slow start, set-up, the codec's first choice.
+/// Time that is not measured behind a start or an end: slow start, set-up, the codec's first
+/// choice.
 const SETTLES: Duration = Duration::from_secs(3);
 /// How long a rate is measured.
 const WINDOW: Duration = Duration::from_secs(4);

@@ -1,4 +1,5 @@
-//! Parts of a carrier that both ends of a migration, and connections that go past platen, have in common.
+//! Parts of a carrier that both ends of a migration, and connections that go past platen, have in
+//! common.
 
 use super::journal::say_of;
 use super::settings::Settings;

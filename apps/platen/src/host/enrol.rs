@@ -1,4 +1,5 @@
-//! `platen host add` and `platen host join`: another host gets its certificate and the configuration.
+//! `platen host add` and `platen host join`: another host gets its certificate and the
+//! configuration.
 
 use super::settings;
 use crate::say::{printable, say, show};
@@ -194,8 +195,8 @@ pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes everything. The configuration is there before the key and the certificates, without which a
-/// second attempt needs no --force.
+/// Writes everything. The configuration is there before the key and the certificates, without which
+/// a second attempt needs no --force.
 fn write(joined: &Joined, args: &JoinArgs) -> anyhow::Result<String> {
     let kept = configure(joined.configuration.as_deref(), &args.config)?;
     store(joined, &args.tls_dir)?;

@@ -1,8 +1,9 @@
 //! The events of a service: its socket for those who follow them, and `platen events`.
 //!
-//! A follower gets one line of JSON for each event, after a greeting. A follower that does not read is
-//! dropped: the service waits for nobody. `platen events` connects first and asks for the status after
-//! that, so that it misses nothing; an event that the status has told already is not told again.
+//! A follower gets one line of JSON for each event, after a greeting. A follower that does not read
+//! is dropped: the service waits for nobody. `platen events` connects first and asks for the status
+//! after that, so that it misses nothing; an event that the status has told already is not told
+//! again.
 
 use super::feed::{GREETING, MAX_FOLLOWERS};
 use super::status::{self, HostStatus};

@@ -53,8 +53,8 @@ enum What {
 
 #[derive(Args)]
 pub(super) struct InterceptArgs {
-    /// Put the rules in place (on), take them away (off), or do what intercept_stopped says (stopped:
-    /// for the service's unit, when the service has ended)
+    /// Put the rules in place (on), take them away (off), or do what intercept_stopped says
+    /// (stopped: for the service's unit, when the service has ended)
     #[arg(value_enum, value_name = "on|off|stopped", hide_possible_values = true)]
     what: What,
     #[command(flatten)]
@@ -98,8 +98,8 @@ fn adopted(status: &HostStatus, settings: &Settings) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until the service has adopted the configuration and has all of its doors: a rule that leads
-/// to another's port would hand VMs to that other.
+/// Waits until the service has adopted the configuration and has all of its doors: a rule that
+/// leads to another's port would hand VMs to that other.
 fn opened(service: &ServiceArgs, settings: &Settings) -> anyhow::Result<()> {
     let doors = settings.doors().count() as u64;
     let until = Instant::now() + OPENS;

@@ -1,5 +1,5 @@
-//! The metrics of the service, in Prometheus's text format. Labels have values of enumerations only,
-//! so that the number of samples is fixed.
+//! The metrics of the service, in Prometheus's text format. Labels have values of enumerations
+//! only, so that the number of samples is fixed.
 
 use super::activity::{Activity, OfRole};
 use super::switchboard::Carriers;

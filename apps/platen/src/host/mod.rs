@@ -46,17 +46,17 @@ pub(crate) struct HostArgs {
 enum HostCommand {
     /// Show the service's doors and counters, the migrations that run, and the last hundred
     Status(ListArgs),
-    /// Enrol another host: wait until it has joined with the one-time token that this prints, or let it
-    /// join over ssh. Run this on the host of the CA
+    /// Enrol another host: wait until it has joined with the one-time token that this prints, or
+    /// let it join over ssh. Run this on the host of the CA
     Add(enrol::AddArgs),
     /// Join the hosts of a CA with a one-time token of `platen host add`. The key is made here and
     /// stays here
     Join(enrol::JoinArgs),
-    /// Lead QEMU's connections to the migration ports of the other hosts (`intercept`) to their doors,
-    /// by rules of nftables, or take the rules away
+    /// Lead QEMU's connections to the migration ports of the other hosts (`intercept`) to their
+    /// doors, by rules of nftables, or take the rules away
     Intercept(intercept::InterceptArgs),
-    /// Write the lines of libvirt's qemu.conf that make this host known by its door address, or take
-    /// them out again
+    /// Write the lines of libvirt's qemu.conf that make this host known by its door address, or
+    /// take them out again
     Doors(DoorsArgs),
 }
 

@@ -1,7 +1,7 @@
 //! A new configuration for a service that runs, at SIGHUP.
 //!
-//! All of the new configuration is read and checked before any of it takes effect, so that a bad file
-//! changes nothing. Migrations that run have their own copy.
+//! All of the new configuration is read and checked before any of it takes effect, so that a bad
+//! file changes nothing. Migrations that run have their own copy.
 
 use super::settings::Settings;
 use super::ServiceArgs;

@@ -1,4 +1,5 @@
-//! The service in the foreground: doors, links, sockets, signals, and messages to the service manager.
+//! The service in the foreground: doors, links, sockets, signals, and messages to the service
+//! manager.
 
 use super::activity::Activity;
 use super::links::Links;
@@ -173,8 +174,8 @@ impl Sockets {
     }
 }
 
-/// Allows as many descriptors as may be: each door is one. If there are too few, some doors stay shut,
-/// which is said.
+/// Allows as many descriptors as may be: each door is one. If there are too few, some doors stay
+/// shut, which is said.
 fn raise_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

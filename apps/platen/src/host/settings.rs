@@ -71,8 +71,8 @@ impl Settings {
         self.others().filter_map(|host| Some((host, host.intercept.as_ref()?)))
     }
 
-    /// The interception that is configured, a line for each other host. The service and `platen host
-    /// intercept on` each read the configuration; rules are made only if both say the same.
+    /// The interception that is configured, a line for each other host. The service and `platen
+    /// host intercept on` each read the configuration; rules are made only if both say the same.
     pub(super) fn interception(&self) -> String {
         let line = |(host, ports): (&HostEntry, &PortRange)| {
             let (door, to) = (host.door, &host.ports);
@@ -147,8 +147,8 @@ impl Settings {
         credentials.refusing(self.config.revoked()).context("revoked")
     }
 
-    /// Takes links of hosts whose certificate of the same CA names a host of the configuration. With
-    /// the end of this host's own certificate, in seconds since 1970.
+    /// Takes links of hosts whose certificate of the same CA names a host of the configuration.
+    /// With the end of this host's own certificate, in seconds since 1970.
     pub(super) fn acceptor(&self) -> anyhow::Result<(Acceptor, u64)> {
         let credentials = self.credentials()?;
         let names = self.config.host.iter().flat_map(|host| [&host.name[..], host.address()]);

@@ -30,8 +30,7 @@ pub(super) struct HostStatus {
     pub(super) name: String,
     /// Doors that are open.
     pub(super) doors: u64,
-    /// The interception that its configuration asks for ([`Settings::interception`]); `None` from an older
-    /// service.
+    /// The interception that its configuration asks for; `None` from an older service.
     #[serde(default)]
     pub(super) intercept: Option<String>,
     /// Migrations that have begun since the service started, of either role.
@@ -69,8 +68,8 @@ pub(super) fn answer(question: &str, carriers: &Carriers, activity: &Activity) -
     serde_json::to_string(&status).ok()
 }
 
-/// The folder of the service's sockets. The configuration may have an error by now: with --run-dir it
-/// is not read.
+/// The folder of the service's sockets. The configuration may have an error by now: with --run-dir
+/// it is not read.
 pub(super) fn run_dir(args: &ServiceArgs) -> anyhow::Result<PathBuf> {
     match &args.run_dir {
         Some(run_dir) => Ok(run_dir.clone()),

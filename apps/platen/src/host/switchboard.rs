@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 /// How long the last migration with a port may take to give it back: its end is under way when the
 /// next one begins.
 const PORT_FREE: Duration = Duration::from_secs(2);
-/// Carriers of this host at a time, those included whose migration is over and whose source may still
-/// ask about it.
+/// Carriers of this host at a time, those included whose migration is over and whose source may
+/// still ask about it.
 const MAX_CARRIERS: usize = 512;
 /// How long a carrier that starts may take to read its orders.
 const ORDERS: Duration = Duration::from_secs(10);

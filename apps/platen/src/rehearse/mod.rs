@@ -8,15 +8,16 @@
 //!
 //! The VM stays at the source, by guards that do not depend on each other:
 //!
-//! 1. `switchover-ack` (from QEMU 8.1 on; 11.1 heeds it for some devices only): QEMU does not stop the
-//!    VM before the destination allows it, which this end never does.
+//! 1. `switchover-ack` (from QEMU 8.1 on; 11.1 heeds it for some devices only): QEMU does not stop
+//!    the VM before the destination allows it, which this end never does.
 //! 2. `pause-before-switchover`: any other QEMU stops the VM once it has converged, and waits for
 //!    `migrate-continue`. This program cancels at once, and sends `migrate-continue` only for a
 //!    migration in `cancelling`, which cannot go on any more.
-//! 3. `return-path`: QEMU completes a migration only when the destination has answered, and nothing is
-//!    ever written to the socket. Its end makes QEMU resume the VM.
+//! 3. `return-path`: QEMU completes a migration only when the destination has answered, and nothing
+//!    is ever written to the socket. Its end makes QEMU resume the VM.
 //! 4. The helper process that restores the settings cancels a migration that waits in
-//!    `pre-switchover`, should this process be killed: there QEMU does not notice the end of a socket.
+//!    `pre-switchover`, should this process be killed: there QEMU does not notice the end of a
+//!    socket.
 
 mod link;
 mod report;
@@ -43,16 +44,16 @@ pub(crate) struct RehearseArgs {
     /// Monitor socket of the QEMU; start QEMU with -qmp unix:PATH,server=on,wait=off
     #[arg(long, value_name = "unix:PATH")]
     qmp: UnixAddress,
-    /// Address on which `platen receive` or `platen host` listens: measure what the links to it carry,
-    /// for two seconds. No VM goes there
+    /// Address on which `platen receive` or `platen host` listens: measure what the links to it
+    /// carry, for two seconds. No VM goes there
     #[arg(long, value_name = "HOST:PORT")]
     peer: Option<String>,
     /// Name or address that the receiver's certificate must contain [default: HOST of --peer]
     #[arg(long, value_name = "NAME", requires = "peer")]
     peer_name: Option<String>,
-    /// Forecast for another link, too: link=RATE, with more rates and the round trip in milliseconds
-    /// if you like (link=100mbit,1gbit,rtt=20). RATE is as for `migrate --max-bandwidth` [default: 1
-    /// and 10 Gbit/s, if there is no --peer]
+    /// Forecast for another link, too: link=RATE, with more rates and the round trip in
+    /// milliseconds if you like (link=100mbit,1gbit,rtt=20). RATE is as for `migrate
+    /// --max-bandwidth` [default: 1 and 10 Gbit/s, if there is no --peer]
     #[arg(long, value_name = "link=RATE")]
     what_if: Vec<WhatIf>,
     /// Seconds that the rehearsal takes, 5 to 600. It takes longer if QEMU needs more than 40 % of

@@ -52,8 +52,8 @@ pub(super) struct Forecast {
     /// Milliseconds from its start to its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     total_time: Option<u64>,
-    /// Milliseconds for which the VM stands still; of a migration that does not converge, those that
-    /// the rest after a pass would take.
+    /// Milliseconds for which the VM stands still; of a migration that does not converge, those
+    /// that the rest after a pass would take.
     downtime: u64,
     /// Bytes on the network.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -22,8 +22,8 @@ const AT_REST: Duration = Duration::from_millis(50);
 const ENOUGH: usize = 3;
 /// Time limit for QEMU to end a migration that is cancelled.
 const SETTLES: Duration = Duration::from_secs(120);
-/// QEMU's threshold is this time's bytes: it stops the VM, where it may at all, when next to nothing
-/// is left. (With 0 it would not read the dirty log again.)
+/// QEMU's threshold is this time's bytes: it stops the VM, where it may at all, when next to
+/// nothing is left. (With 0 it would not read the dirty log again.)
 const RELUCTANT: u64 = 1;
 /// Where no page size was reported.
 const PAGE: u16 = 4096;
@@ -32,8 +32,8 @@ const PAGE: u16 = 4096;
 const ACK: &str = "switchover-ack";
 const BANDWIDTH: &str = "avail-switchover-bandwidth";
 
-/// Capabilities of a rehearsal, where QEMU has them. x-ignore-shared stays as it is: it belongs to the
-/// migration that is rehearsed.
+/// Capabilities of a rehearsal, where QEMU has them. x-ignore-shared stays as it is: it belongs to
+/// the migration that is rehearsed.
 const CAPABILITIES: [(&str, bool); 16] = [
     // Guards: see the module.
     ("events", true),
@@ -418,8 +418,8 @@ impl Course {
                 }
             }
         } else {
-            // QEMU loses a cancel that comes while it stops the VM (an instant): it is told to when it
-            // waits in a write, or has reported that it waits to hand the VM over.
+            // QEMU loses a cancel that comes while it stops the VM (an instant): it is told to when
+            // it waits in a write, or has reported that it waits to hand the VM over.
             discard.allow(Allowed::Nothing);
             self.listen(qmp, AT_REST)?;
         }
@@ -435,8 +435,8 @@ impl Course {
             self.listen(qmp, Duration::from_millis(5))?;
             let (info, vm) = (qmp.query_migrate()?, qmp.query_status()?);
             let is_over = self.over || info.is_over() || info.status() == "none";
-            // QEMU resumes the VM a moment after it has reported the end. A VM in another state than
-            // this was stopped by somebody else.
+            // QEMU resumes the VM a moment after it has reported the end. A VM in another state
+            // than this was stopped by somebody else.
             if is_over && vm.status != "finish-migrate" {
                 return self.listen(qmp, Duration::ZERO);
             }

@@ -37,7 +37,8 @@ fn a_second_vm_keeps_the_mac_address_and_does_not_run_on_the_disk_of_the_first()
         let (text, report) = restore(&second);
         assert_eq!((&report["mode"], &report["vm"]), (&json!(name), &json!("paused")), "{text}");
         assert!(text.contains("could not take a disk"), "{text}");
-        // The firmware of a VM that runs may reset the card, which then has the address of its QEMU.
+        // The firmware of a VM that runs may reset the card, which then has the address of its
+        // QEMU.
         let filters = second.monitor().execute("query-rx-filter", None).unwrap();
         assert_eq!(filters[0]["main-mac"], address);
         let refused = second.monitor().execute("cont", None).unwrap_err().to_string();

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Makes a store with two saves of a VM, `one` as it runs and `two` as it is paused; returns the VM and the store.
+/// Makes a store with two saves of a VM, `one` as it runs and `two` as it is paused; returns the VM
+/// and the store.
 fn two_saves(folder: &Path) -> Option<(Qemu, String)> {
     let source = Qemu::start(folder, "source", &MACHINE)?;
     let store = folder.join("store").display().to_string();

@@ -16,8 +16,8 @@ const CONTROL: &str = "/sys/class/zram-control";
 static DEVICES: AtomicUsize = AtomicUsize::new(0);
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Makes Ctrl-C and SIGTERM remove the devices: with one open, its next request is an error, and the
-/// device goes with its owner; without one the process ends.
+/// Makes Ctrl-C and SIGTERM remove the devices: with one open, its next request is an error, and
+/// the device goes with its owner; without one the process ends.
 pub(super) fn remove_at_signals() -> anyhow::Result<()> {
     Ok(ctrlc::set_handler(|| {
         ENDING.store(true, Ordering::SeqCst);

@@ -76,7 +76,8 @@ fn a_guest_that_writes_more_than_drains_is_told_with_figures() {
     }
 }
 
-/// Between those that converge and those that do not lie some of which the model does not say either.
+/// Between those that converge and those that do not lie some of which the model does not say
+/// either.
 #[test]
 fn what_is_close_is_uncertain() {
     let with = |rate: f64| {
@@ -135,8 +136,8 @@ fn odd_figures_give_an_answer() {
     }
 }
 
-/// The machine of docs/figures.md: two cores for both ends, a guest of 1200 MiB with 839 MB of pages that
-/// zstd 1 makes 2.6 times smaller, at 2.6 ns a byte.
+/// The machine of docs/figures.md: two cores for both ends, a guest of 1200 MiB with 839 MB of
+/// pages that zstd 1 makes 2.6 times smaller, at 2.6 ns a byte.
 fn documented() -> Figures {
     let of = |codec, level, encoded, cpu_ns, decode_ns| {
         let settings = Settings::new(codec, level).unwrap();
@@ -167,8 +168,8 @@ fn documented() -> Figures {
 #[test]
 fn forecasts_agree_with_the_documented_figures() {
     let zstd = Method::PlatenWith(Settings::default());
-    // Mbit/s (0: as fast as this machine's own network), method, seconds, and by how much the forecast
-    // may be off.
+    // Mbit/s (0: as fast as this machine's own network), method, seconds, and by how much the
+    // forecast may be off.
     let measured = [
         (1000, Method::Qemu, 7.59, 0.15),
         (1000, Method::QemuZstd, 3.05, 0.15),

@@ -73,8 +73,8 @@ impl Vm {
         })
     }
 
-    /// Whether QEMU may be asked to read the guest's memory. It does so in its main loop, which waits
-    /// for ever for a page that a migration has still to bring.
+    /// Whether QEMU may be asked to read the guest's memory. It does so in its main loop, which
+    /// waits for ever for a page that a migration has still to bring.
     ///
     /// # Errors
     /// The VM is coming here, leaves, or has left; the monitor fails.

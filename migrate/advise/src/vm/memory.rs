@@ -11,8 +11,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Bytes of a range: a relay's chunk. Neighbouring pages resemble each other: on one guest zstd 1 had a
-/// ratio of 2.53 with it, and of 2.35 with chunks made of ranges of a quarter of it.
+/// Bytes of a range: a relay's chunk. Neighbouring pages resemble each other: on one guest zstd 1
+/// had a ratio of 2.53 with it, and of 2.35 with chunks made of ranges of a quarter of it.
 const RANGE: u64 = 512 << 10;
 /// The most ranges: 32 MiB in all.
 const RANGES: u64 = 64;

@@ -1,5 +1,5 @@
-//! The controller in simulated migrations: guests that converge and guests that do not, over several
-//! links, by QEMUs with and without avail-switchover-bandwidth.
+//! The controller in simulated migrations: guests that converge and guests that do not, over
+//! several links, by QEMUs with and without avail-switchover-bandwidth.
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -1,9 +1,9 @@
 //! A simulated migration: a guest, QEMU's rule for the switchover, the relays and a link.
 //!
-//! The guest writes to the pages of its working set at random, so that the dirtied bytes of a time t
-//! are W (1 - e^(-d t / W)). QEMU sends its bitmap's pages, reads the dirty log when less than its
-//! threshold is left, throttles as auto-converge does, and stops the VM when less than the threshold
-//! is left after that. A relay holds bytes that are under way. The steps last 5 ms.
+//! The guest writes to the pages of its working set at random, so that the dirtied bytes of a time
+//! t are W (1 - e^(-d t / W)). QEMU sends its bitmap's pages, reads the dirty log when less than
+//! its threshold is left, throttles as auto-converge does, and stops the VM when less than the
+//! threshold is left after that. A relay holds bytes that are under way. The steps last 5 ms.
 
 use converge::{Action, Controller, Decision, Limits, Phase, Sample};
 use std::time::Duration;
@@ -114,8 +114,8 @@ struct Run {
     parameters: Parameters,
 }
 
-/// Migrates with a controller, or by QEMU alone with a downtime-limit of 300 ms, for at most `limit`
-/// seconds.
+/// Migrates with a controller, or by QEMU alone with a downtime-limit of 300 ms, for at most
+/// `limit` seconds.
 pub(crate) fn migrate(world: World, limits: Option<Limits>, limit: f64) -> Outcome {
     let mut controller = limits
         .map(|limits| Controller::new(limits, Duration::from_millis(300), world.has_bandwidth));

@@ -153,8 +153,8 @@ impl Server {
         Ok(active)
     }
 
-    /// Admits the links that `next` returns until `is_over`, or until [`Server::stop`]. `next` waits
-    /// a little for a link.
+    /// Admits the links that `next` returns until `is_over`, or until [`Server::stop`]. `next`
+    /// waits a little for a link.
     fn serve_links(
         self: &Arc<Self>,
         mut next: impl FnMut() -> Option<(TcpStream, String)>,

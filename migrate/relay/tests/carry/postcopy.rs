@@ -413,8 +413,8 @@ fn an_interrupt_in_postcopy_waits_for_a_second_and_lets_both_ends_pause() {
     });
 }
 
-/// QEMU turns to postcopy between the look at its status and the cancel. Below 10.0 it obeys all the
-/// same, and from 8.2 on runs its VM again; from 10.0 on it refuses, and has given its VM away.
+/// QEMU turns to postcopy between the look at its status and the cancel. Below 10.0 it obeys all
+/// the same, and from 8.2 on runs its VM again; from 10.0 on it refuses, and has given its VM away.
 #[test]
 fn a_source_that_turns_to_postcopy_while_it_is_told_to_cancel_gives_its_vm_away_if_it_refuses() {
     bounded(|| {

@@ -11,7 +11,6 @@ use std::time::Duration;
 use anyhow::{bail, Context, Result};
 use clap::Parser;
 use serde_json::{json, Value};
-use vm_tests::bench::exit;
 use vm_tests::platen::{self, Platen};
 use vm_tests::table::{megabytes, render, to_f64};
 use vm_tests::{cleanup, Compression, DidNotEnd, Lab, Method, Outcome, Patience, Rate, Vm, VmSpec};
@@ -92,7 +91,7 @@ fn method(name: &str) -> Result<Method> {
 }
 
 fn main() -> ExitCode {
-    exit("advise_bench", bench(&Options::parse()))
+    vm_tests::end("advise_bench", bench(&Options::parse()))
 }
 
 /// A point, predicted and measured.

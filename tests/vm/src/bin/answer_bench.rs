@@ -19,7 +19,7 @@ use anyhow::{ensure, Context, Result};
 use clap::Parser;
 use rustix::fs::{fadvise, Advice};
 use serde_json::Value;
-use vm_tests::bench::{exit, large_vm};
+use vm_tests::bench::large_vm;
 use vm_tests::platen::Platen;
 use vm_tests::table::render;
 use vm_tests::{cleanup, Lab};
@@ -47,7 +47,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const WAYS: [(&str, &[&str]); 2] = [("unknown", &["--no-hot-set"]), ("known", &[])];
 
 fn main() -> ExitCode {
-    exit("answer_bench", bench(&Options::parse()))
+    vm_tests::end("answer_bench", bench(&Options::parse()))
 }
 
 fn bench(options: &Options) -> Result<()> {

@@ -21,7 +21,6 @@ use clap::Parser;
 use corpus::{Corpus, Rounds};
 use serde_json::{json, Value};
 use stream::synth::{main_stream, Style};
-use vm_tests::bench::exit;
 use vm_tests::{cleanup, platen, Lab, Rate, Side};
 
 /// The size of QEMU's sendmsg: 64 buffers, headers and pages alternating.
@@ -65,7 +64,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    exit("auto_bench", bench(&Options::parse()))
+    vm_tests::end("auto_bench", bench(&Options::parse()))
 }
 
 /// The available fixed choices, those first that are likely to be good.

@@ -4,9 +4,9 @@
 //! cargo run -p vm-tests --bin clone_bench [-- --clones 4 --qemu 10 --data 100 --cache 64M]
 //! ```
 //!
-//! One VM is saved. Then it is restored into `--clones` QEMUs, by one `platen restore`, and by as many
-//! with `--shared`. The figures are sums over all players. Each guest then recomputes every byte of
-//! its memory.
+//! One VM is saved. Then it is restored into `--clones` QEMUs, by one `platen restore`, and by as
+//! many with `--shared`. The figures are sums over all players. Each guest then recomputes every
+//! byte of its memory.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Parser;
 use serde_json::Value;
-use vm_tests::bench::{exit, large_vm};
+use vm_tests::bench::large_vm;
 use vm_tests::platen::Platen;
 use vm_tests::table::render;
 use vm_tests::{cleanup, Lab, Vm};
@@ -39,7 +39,7 @@ struct Options {
 const LIMIT: Duration = Duration::from_secs(900);
 
 fn main() -> ExitCode {
-    exit("clone_bench", bench(&Options::parse()))
+    vm_tests::end("clone_bench", bench(&Options::parse()))
 }
 
 fn bench(options: &Options) -> Result<()> {

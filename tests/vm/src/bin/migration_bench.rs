@@ -12,7 +12,6 @@ use std::time::Duration;
 use anyhow::{bail, ensure, Context, Result};
 use clap::Parser;
 use serde_json::{json, Value};
-use vm_tests::bench::exit;
 use vm_tests::table::{megabytes, render, seconds, to_f64};
 use vm_tests::{
     cleanup, platen, Compression, DidNotEnd, Lab, Method, Outcome, Patience, Qemu, Rate, Vm,
@@ -111,7 +110,7 @@ const BASELINES: [&str; 4] = [
 ];
 
 fn main() -> ExitCode {
-    exit("migration_bench", bench(&Options::parse()))
+    vm_tests::end("migration_bench", bench(&Options::parse()))
 }
 
 struct Measured {

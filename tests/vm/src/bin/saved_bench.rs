@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use clap::{Parser, ValueEnum};
 use serde_json::{json, Value};
-use vm_tests::bench::{exit, large_vm};
+use vm_tests::bench::large_vm;
 use vm_tests::platen::Platen;
 use vm_tests::table::{render, to_f64};
 use vm_tests::{cleanup, Lab, Qemu, Vm};
@@ -85,7 +85,7 @@ struct Cost {
 }
 
 fn main() -> ExitCode {
-    exit("saved_bench", bench(&Options::parse()))
+    vm_tests::end("saved_bench", bench(&Options::parse()))
 }
 
 fn bench(options: &Options) -> Result<()> {

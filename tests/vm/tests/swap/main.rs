@@ -5,11 +5,11 @@
 //! ```
 //!
 //! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
-//! of `make test`; with `--shard=N/M`, if it is in the N-th of M parts of these. Needs the files that
-//! `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack, and the binary of the same profile;
-//! fails without. `PLATEN_SWAP_SOAK=SECONDS` is the length of the soak (60; 10 by NBD; 3 with
-//! `--quick`), `PLATEN_SWAP_BEYOND=MIB` what the program has beyond the guest's memory (100; 40 with
-//! `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's memory (256; 192 with `--quick`).
+//! of `make test`; with `--shard=N/M`, if it is in the N-th of M parts of these. Needs the files
+//! that `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack, and the binary of the same
+//! profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` is the length of the soak (60; 10 by NBD; 3
+//! with `--quick`), `PLATEN_SWAP_BEYOND=MIB` what the program has beyond the guest's memory (100;
+//! 40 with `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's memory (256; 192 with `--quick`).
 
 mod disk;
 mod limits;

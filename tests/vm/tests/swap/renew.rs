@@ -111,8 +111,8 @@ fn under_pressure(mut guest: Guest, first: &str, way: &str) -> Result<()> {
     Ok(())
 }
 
-/// A ublk disk that is swapped to grows with Linux 6.16 or later, under pressure, and keeps its size
-/// when its server is killed. An older kernel's disk stays as it is.
+/// A ublk disk that is swapped to grows with Linux 6.16 or later, under pressure, and keeps its
+/// size when its server is killed. An older kernel's disk stays as it is.
 pub(crate) fn grows(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("grows", 320)?;
     guest.serve("--size 96M --ublk --swap", "page-cluster")?;

@@ -101,8 +101,8 @@ fn player_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     Ok(())
 }
 
-/// One QEMU is killed while all guests run and lack most of their memory. The others request and get
-/// theirs.
+/// One QEMU is killed while all guests run and lack most of their memory. The others request and
+/// get theirs.
 fn qemu_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let (mut clones, mut restore) = start(stage, spec, 3, &HELD)?;
     all_run(&mut restore, &clones)?;

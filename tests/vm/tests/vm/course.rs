@@ -106,8 +106,8 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
         Phase::Setup => Settings::new(&[]),
         Phase::Active => Settings::new(&[]).with("downtime-limit", json!(1)),
         // With all of the RAM still to send when the VM stops: QEMU checks after 100 ms, and until
-        // then, which on a busy machine may be ten seconds later, obeys the bandwidth limit. More must
-        // be left than the relays hold, or the source relay reads the end of the stream.
+        // then, which on a busy machine may be ten seconds later, obeys the bandwidth limit. More
+        // must be left than the relays hold, or the source relay reads the end of the stream.
         Phase::Device => Settings::new(&["pause-before-switchover"])
             .with("downtime-limit", json!(600_000))
             .with("max-bandwidth", json!(1 << 20)),

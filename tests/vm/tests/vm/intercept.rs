@@ -1,6 +1,6 @@
-//! Migrations between the addresses of two hosts, as tools give them that know nothing of platen: by
-//! `platen host intercept` they go through platen all the same. And those without a return path, in
-//! the order in which Proxmox does things.
+//! Migrations between the addresses of two hosts, as tools give them that know nothing of platen:
+//! by `platen host intercept` they go through platen all the same. And those without a return path,
+//! in the order in which Proxmox does things.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -256,8 +256,8 @@ fn proxmox(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// The rules go while a migration runs, whose connection the kernel translates: as at each restart of
-/// the service. Nothing of it is lost.
+/// The rules go while a migration runs, whose connection the kernel translates: as at each restart
+/// of the service. Nothing of it is lost.
 fn rules_go(stage: &mut Stage) -> Result<()> {
     for policy in ["forward", "refuse"] {
         let lines = format!("intercept_stopped = \"{policy}\"\n");
@@ -417,8 +417,9 @@ fn starts_there(stage: &mut Stage, services: &Services, mut pair: Pair) -> Resul
     Ok(())
 }
 
-/// The source QEMU has completed, and a part of its stream may be lost: then the VM is there, stopped
-/// and whole, the destination never starts it, and platen says so on the side that it can say it on.
+/// The source QEMU has completed, and a part of its stream may be lost: then the VM is there,
+/// stopped and whole, the destination never starts it, and platen says so on the side that it can
+/// say it on.
 fn left_behind(
     stage: &mut Stage,
     services: &Services,

@@ -1,5 +1,5 @@
 //! A path whose latency changes in mid-course: the relays with a source that always has bytes,
-//! and no QEMU. What `session/pacing/simulated` shows in virtual time is measured here.
+//! and no QEMU. `session/pacing/simulated` shows the same in virtual time.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

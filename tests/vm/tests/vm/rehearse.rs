@@ -1,5 +1,5 @@
-//! `platen rehearse`: the VM stays whatever happens, QEMU's settings are as before, and the forecast
-//! says which links a migration converges over.
+//! `platen rehearse`: the VM stays whatever happens, QEMU's settings are as before, and the
+//! forecast says which links a migration converges over.
 
 use std::time::{Duration, Instant};
 
@@ -92,8 +92,8 @@ fn idle(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     Ok(())
 }
 
-/// QEMU wants to hand the VM over while it is rehearsed. Only a QEMU that heeds that it has no leave
-/// does not stop the VM.
+/// QEMU wants to hand the VM over while it is rehearsed. Only a QEMU that heeds that it has no
+/// leave does not stop the VM.
 fn converges(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let mut vm = stage.vm_of(spec)?;
     Settings::new(&[]).with("max-bandwidth", json!(100 << 20)).apply(&mut vm)?;
@@ -174,8 +174,8 @@ fn forecasts(stage: &mut Stage) -> Result<()> {
 /// whole pages, MiB; and Mbit/s.
 const BOUND_BY_LINK: [((u64, u64, u64), u32); 3] =
     [((1, 0, 1), 40), ((500, 30, 16), 40), ((1000, 30, 16), 60)];
-/// How far off the forecast of the bytes may be, as a factor. On a host on which others work, codecs
-/// are chosen by the CPU time that is left at that moment.
+/// How far off the forecast of the bytes may be, as a factor. On a host on which others work,
+/// codecs are chosen by the CPU time that is left at that moment.
 const OFF: f64 = 2.0;
 
 /// Forecasts of migrations, and the migrations.
@@ -239,8 +239,8 @@ fn measures(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A guest that dirties its memory, and a rehearsal of it that has begun to send. Returns the settings
-/// before, too.
+/// A guest that dirties its memory, and a rehearsal of it that has begun to send. Returns the
+/// settings before, too.
 fn half_way(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, Platen, Value)> {
     let mut vm = stage.vm_of(spec)?;
     Settings::new(&[]).with("max-bandwidth", json!(100 << 20)).apply(&mut vm)?;

@@ -142,8 +142,8 @@ fn runs_at_once(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     is_whole(stage, destination)
 }
 
-/// A VM is restored three times. The later restores send what the earlier ones were asked for before
-/// the guest runs.
+/// A VM is restored three times. The later restores send what the earlier ones were asked for
+/// before the guest runs.
 fn hot_pages_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let (vm, image) = saved(stage, from)?;
     for nth in 0..3 {
@@ -172,8 +172,8 @@ fn is_loaded_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> 
     is_whole(stage, destination)
 }
 
-/// A guest is saved into a store, runs on, and is saved again. The first save is removed. The second
-/// one is restored at once, and loaded first.
+/// A guest is saved into a store, runs on, and is saved again. The first save is removed. The
+/// second one is restored at once, and loaded first.
 fn chained(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let mut vm = stage.vm_of(from)?;
     vm.let_migrate()?;
