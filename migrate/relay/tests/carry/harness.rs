@@ -189,7 +189,9 @@ pub(crate) struct Sending {
 /// The options of a source relay that tests change.
 pub(crate) struct Options {
     pub(crate) codec: Codec,
+    pub(crate) level: Option<i32>,
     pub(crate) auto: bool,
+    pub(crate) threads: usize,
     pub(crate) links: u16,
     pub(crate) wait: bool,
     pub(crate) name: Option<String>,
@@ -203,7 +205,9 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             codec: Codec::Zstd,
+            level: None,
             auto: false,
+            threads: 2,
             links: 2,
             wait: true,
             name: None,
@@ -219,9 +223,9 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
     SourceConfig {
         peer: peer.to_string(),
         connector: options.connector,
-        settings: Settings::new(options.codec, None).unwrap(),
+        settings: Settings::new(options.codec, options.level).unwrap(),
         auto: options.auto.then(relay::AutoConfig::default),
-        compress_threads: 2,
+        compress_threads: options.threads,
         compress_wait_thread: options.wait,
         max_bandwidth: None,
         links: options.links,
@@ -572,14 +576,15 @@ pub(crate) fn carries(streams: &Streams, options: Options, piece: usize, reader:
     carries_to(&Receiving::new(), streams, options, piece, reader);
 }
 
-/// The same with a running receiver.
+/// The same with a running receiver. Returns the number of pages that found no codec thread with
+/// room.
 pub(crate) fn carries_to(
     receiving: &Receiving,
     streams: &Streams,
     options: Options,
     piece: usize,
     reader: Reader,
-) {
+) -> u64 {
     let destination = destination_qemu(receiving.qemu(None), streams, reader);
     let sending = Sending::new(receiving, receiving.address, options);
     let source = source_qemu(sending.path.clone(), streams.clone(), piece);
@@ -593,10 +598,12 @@ pub(crate) fn carries_to(
         &[&[0, 2, 0, 4, 0, 0, 0, 1][..], &SHUT_OK].concat(),
         "return path",
     );
+    let relay = sending.source.clone();
     let end = sending.result().expect("the source relay succeeds");
     assert!(end.return_path);
     assert!(end.hidden_downtime.is_some_and(|time| !time.is_zero()));
     assert_eq!(end.peer_report, b"{\"end\":\"destination\"}");
     let end = receiving.result().expect("the destination relay succeeds");
     assert_eq!(end.peer_report, b"{\"end\":\"source\"}");
+    relay.busy().0
 }

@@ -1,8 +1,8 @@
 //! Every byte is delivered unchanged.
 
 use crate::harness::{
-    assert_same, bounded, carries, destination_qemu, pages, read_rest, source_qemu, Noise, Options,
-    Reader, Receiving, Sending, Streams, PAGE,
+    assert_same, bounded, carries, carries_to, destination_qemu, pages, read_rest, source_qemu,
+    Noise, Options, Reader, Receiving, Sending, Streams, PAGE,
 };
 use codec::Codec;
 use session::Grants;
@@ -69,6 +69,16 @@ fn odd_write_sizes_and_busy_codec_threads_change_nothing() {
         carries(&single(3000), options, 30_011, Reader::Prompt);
         let options = Options { wait: false, links: 4, ..Options::default() };
         carries(&multifd(Style::Qemu90, 3, 3000), options, 30_011, Reader::Prompt);
+    });
+}
+
+#[test]
+fn with_its_only_codec_thread_busy_a_source_sends_pages_uncompressed() {
+    bounded(|| {
+        // The stream comes from memory; the thread compresses at the slowest level of zstd.
+        let slow = Options { level: Some(19), threads: 1, wait: false, ..Options::default() };
+        let busy = carries_to(&Receiving::new(), &single(3000), slow, 0, Reader::Prompt);
+        assert!(busy > 0 && busy < 3000, "{busy} of 3000 pages found no room");
     });
 }
 
