@@ -337,9 +337,10 @@ fn another_program_serves_the_device_and_its_clients_continue() {
         assert_eq!(programs, [expected, expected], "the supervisor and its server");
         assert_eq!(stat["platen"]["generation"], round + 2);
         wait("the former server is there", || served.children().len() == 1);
-        // Earlier hand-overs leave no descriptors open.
-        let held = descriptors();
-        assert_eq!(*before.get_or_insert(held), held, "descriptors");
+        // Earlier hand-overs leave no descriptors open. The supervisor may still hold a connection
+        // of this one.
+        let allowed = *before.get_or_insert_with(descriptors);
+        wait("more descriptors than after the first hand-over", || descriptors() <= allowed);
     }
     let (disk, _) = load.end();
     assert_eq!(served.stat().unwrap()["io_stat"]["failed_reads"], 0);
