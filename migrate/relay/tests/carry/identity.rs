@@ -73,7 +73,7 @@ fn odd_write_sizes_and_busy_codec_threads_change_nothing() {
 }
 
 #[test]
-fn with_its_only_codec_thread_busy_a_source_sends_pages_uncompressed() {
+fn pages_that_find_the_only_codec_thread_busy_are_counted_and_arrive_identical() {
     bounded(|| {
         // The stream comes from memory; the thread compresses at the slowest level of zstd.
         let slow = Options { level: Some(19), threads: 1, wait: false, ..Options::default() };
