@@ -10,7 +10,7 @@ use anyhow::{bail, ensure, Context, Result};
 use vm_tests::cleanup::Ticket;
 use vm_tests::{guest_image, platen, scratch, Console};
 
-use crate::domain::domain;
+use crate::domain::{domain, ODD_BYTES};
 use crate::host::{note, Host, Service};
 
 /// The script that fetches what this crate needs.
@@ -163,6 +163,10 @@ impl Lab {
         fs::write(path, domain("g1", RAM_MIB))?;
         self.host(Side::A).virsh(&["define", "/tmp/g1.xml"])?;
         self.host(Side::A).virsh(&["start", "g1"])?;
+        let size = ["qemu-monitor-command", "g1", "--hmp", "info memory_size_summary"];
+        let size = self.host(Side::A).virsh(&size)?;
+        let odd = (u64::from(RAM_MIB) << 20) + ODD_BYTES;
+        ensure!(size.contains(&format!("base memory: {odd}")), "not the emulator's RAM: {size}");
         let mut console = self.console()?;
         console.wait_ready(PATIENCE)?;
         console.fill(FILLED_MIB, 1)?;
@@ -201,6 +205,44 @@ impl Lab {
             .spawn()
             .context("virsh")?;
         Ok(Migration { child, began: Instant::now() })
+    }
+
+    /// Waits until the source's service has moved this many bytes of the guest.
+    ///
+    /// # Errors
+    /// It does not; the error says how both services, libvirt and the connections stand.
+    pub fn wait_for_bytes(&self, bytes: u64) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        let mut slowest = Duration::ZERO;
+        loop {
+            let asked = Instant::now();
+            let moved = self.service(self.at).moved()?;
+            slowest = slowest.max(asked.elapsed());
+            if moved >= bytes {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < until,
+                "{moved} of {bytes} bytes have moved; the slowest answer took {slowest:?}\n{}",
+                self.state()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// How a migration that does not go on stands.
+    fn state(&self) -> String {
+        let mut all = self.logs();
+        for side in [Side::A, Side::B] {
+            let host = self.host(side);
+            let status = self.services[side as usize].as_ref().map(Service::status);
+            all.push_str(&format!("    {}: status {status:?}\n", host.name));
+            for command in [&["virsh", "-q", "domjobinfo", "g1"][..], &["ss", "-tnp"]] {
+                let said = host.run(command).map(|(_, said)| said);
+                all.push_str(&format!("    {}: {command:?} {said:?}\n", host.name));
+            }
+        }
+        all
     }
 
     /// Migrates the guest to the other host, through platen, and checks it.

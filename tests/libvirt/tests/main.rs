@@ -213,7 +213,7 @@ fn abort_with(lab: &Lab, flags: &[String]) -> Result<()> {
     let before = counts(lab)?;
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let migration = lab.begin(&[&SLOW[..], &flags].concat())?;
-    lab.service(lab.at).wait_for_bytes(MIDDLE)?;
+    lab.wait_for_bytes(MIDDLE)?;
     lab.host(lab.at).virsh(&["domjobabort", "g1"])?;
     let (well, said) = migration.ends()?;
     ensure!(!well, "an aborted migration succeeded: {said}");
@@ -228,7 +228,7 @@ fn abort_with(lab: &Lab, flags: &[String]) -> Result<()> {
 fn services_killed(lab: &mut Lab) -> Result<()> {
     let before = counts(lab)?;
     let migration = lab.begin(&SLOW)?;
-    lab.service(lab.at).wait_for_bytes(MIDDLE)?;
+    lab.wait_for_bytes(MIDDLE)?;
     for side in [Side::A, Side::B] {
         lab.kill_service(side)?;
         lab.start_service(side)?;
@@ -250,7 +250,7 @@ fn cut(lab: &Lab, time: Duration) -> Result<()> {
 fn link_down(lab: &mut Lab) -> Result<()> {
     let before = counts(lab)?;
     let migration = lab.begin(&SLOW)?;
-    lab.service(lab.at).wait_for_bytes(MIDDLE)?;
+    lab.wait_for_bytes(MIDDLE)?;
     cut(lab, Duration::from_secs(10))?;
     lab.arrive(migration, before)
 }
@@ -313,7 +313,7 @@ fn postcopy(lab: &mut Lab) -> Result<()> {
 fn destination_killed(lab: &mut Lab) -> Result<()> {
     let before = counts(lab)?;
     let migration = lab.begin(&SLOW)?;
-    lab.service(lab.at).wait_for_bytes(MIDDLE)?;
+    lab.wait_for_bytes(MIDDLE)?;
     let there = lab.host(lab.at.other());
     let pid = std::fs::read_to_string(there.file("/run/libvirt/qemu/g1.pid"))?;
     let out =

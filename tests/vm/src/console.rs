@@ -69,7 +69,7 @@ impl Console {
         let answer = self.answer(limit).with_context(|| format!("guest command {command:?}"))?;
         match answer.strip_prefix("@ok") {
             Some(rest) => Ok(rest.trim().into()),
-            None => bail!("guest answers {command:?} with {answer}"),
+            None => bail!("guest answers {command:?} with {answer}{}", self.heard()),
         }
     }
 
