@@ -39,6 +39,7 @@ mod net;
 pub mod platen;
 mod process;
 mod qemu;
+pub mod saved;
 pub mod scratch;
 mod services;
 mod simulated;

@@ -1,15 +1,12 @@
-//! `make demo`: migrates a VM that constantly writes to its memory over a 200 Mbit/s link, by
+//! Live migration: a VM that constantly writes to its memory moves over a 200 Mbit/s link, by
 //! platen with its default settings and by QEMU's two compressors. After each migration the guest
-//! recomputes every byte of its memory. The last line says what platen has gained or lost.
+//! recomputes every byte of its memory.
 
-use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use vm_tests::table::{megabytes, render, seconds, to_f64};
-use vm_tests::{
-    cleanup, platen, Compression, DidNotEnd, Lab, Method, Outcome, Patience, Rate, Vm, VmSpec,
-};
+use vm_tests::{Compression, DidNotEnd, Lab, Method, Outcome, Patience, Rate, Vm, VmSpec};
 
 /// Pages in the guest, all different.
 const DATA_MIB: u64 = 300;
@@ -28,28 +25,10 @@ struct Way {
     outcome: Option<Outcome>,
 }
 
-fn main() -> ExitCode {
-    match demo() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\ndemo: {error:#}");
-            eprintln!(
-                "Nothing was left running. If a package or the guest's kernel is missing: \
-                 scripts/setup"
-            );
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn demo() -> Result<()> {
-    cleanup::install()?;
-    // Check before anything is started.
-    platen::binary()?;
-    let begin = Instant::now();
-    let lab = Lab::new()?;
+/// Runs the migrations and prints their table. Returns what platen has gained or lost.
+pub(crate) fn run(lab: &Lab) -> Result<String> {
     lab.net.shape(LINK)?;
-    println!("platen demo: a VM moves over a 200 Mbit/s link ({})", lab.net.describe());
+    println!("1. Live migration over a 200 Mbit/s link ({})", lab.net.describe());
     println!("The guest writes to its memory {} times a second while it moves.", WRITES.0);
     let way = |name, method| Way { name, method, outcome: None };
     let mut ways = [
@@ -61,10 +40,10 @@ fn demo() -> Result<()> {
     for way in &mut ways {
         let here = match vm.take() {
             Some(vm) => vm,
-            None => boot(&lab)?,
+            None => boot(lab)?,
         };
         println!("\n{}: moving it to the other side", way.name);
-        match one_move(&lab, here, &way.method) {
+        match one_move(lab, here, &way.method) {
             Ok((there, outcome)) => {
                 way.outcome = Some(outcome);
                 vm = Some(there);
@@ -75,9 +54,7 @@ fn demo() -> Result<()> {
     }
     println!("\n{}", table(&ways));
     println!("  CPU: everything both QEMUs and both relays used, without the guest's own CPU.");
-    println!("  Whole demo: {:.0} s.\n", begin.elapsed().as_secs_f64());
-    println!("{}", verdict(&ways));
-    Ok(())
+    Ok(verdict(&ways))
 }
 
 fn boot(lab: &Lab) -> Result<Vm> {
