@@ -33,8 +33,8 @@ struct Options {
     /// The QEMU: the system's, or the 10 that scripts/fetch-qemu has unpacked.
     #[arg(long, value_parser = ["system", "10"], default_value = "10")]
     qemu: String,
-    /// Data in the guest, in MiB (at most 800).
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=800))]
+    /// Data in the guest, in MiB (at most 3000).
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3000))]
     data: u64,
     /// Take the image out of the page cache before each restore.
     #[arg(long)]
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 fn bench(options: &Options) -> Result<()> {
     cleanup::install()?;
     let lab = Lab::new()?;
-    let spec = large_vm(&options.qemu, options.data, 300)?;
+    let spec = large_vm(&options.qemu, options.data, 300.max(options.data / 2))?;
     let mut vm = lab.boot(&spec, options.data)?;
     let image = lab.scratch("saved");
     let qmp = format!("unix:{}", vm.platen_monitor().display());

@@ -29,8 +29,8 @@ struct Options {
     /// The QEMU: the system's, or the 10 that scripts/fetch-qemu10 has unpacked.
     #[arg(long, value_parser = ["system", "10"], default_value = "10")]
     qemu: String,
-    /// Data in the guest, in MiB (at most 800).
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=800))]
+    /// Data in the guest, in MiB (at most 3000).
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3000))]
     data: u64,
     /// Measure only these ways. Repeatable.
     #[arg(long, value_enum)]
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 fn bench(options: &Options) -> Result<()> {
     cleanup::install()?;
     let lab = Lab::new()?;
-    let spec = large_vm(&options.qemu, options.data, 300)?;
+    let spec = large_vm(&options.qemu, options.data, 300.max(options.data / 2))?;
     let mut vm = lab.boot(&spec, options.data)?;
     let mut ways = Vec::new();
     for way in Way::value_variants() {
