@@ -12,7 +12,7 @@
 //! what the log has dropped meanwhile. No player waits for another one.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -76,6 +76,8 @@ struct State {
     /// Number of the first entry of `log` since the beginning.
     first: u64,
     queue: VecDeque<u64>,
+    /// Units whose last read failed.
+    failed: HashSet<u64>,
     free: Vec<Box<[u8]>>,
     decoded: Decoded,
     closed: bool,
@@ -89,6 +91,32 @@ enum Place {
     Busy,
     /// The number of its entry of the log.
     Log(u64),
+}
+
+/// How a player's wait for a unit has ended.
+pub(crate) enum Waited {
+    /// The log has an entry that the player has not seen.
+    Newer,
+    /// The log has the unit.
+    Here(Unit),
+    /// The log has dropped the unit.
+    Dropped,
+    /// The unit could not be read.
+    Failed,
+    /// By the deadline.
+    Late,
+}
+
+/// A unit that a player is to send.
+pub(crate) struct Unit {
+    pub(crate) number: u64,
+    plain: Arc<Plain>,
+}
+
+impl Unit {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.plain.bytes()
+    }
 }
 
 impl State {
@@ -142,6 +170,56 @@ impl UnitCache {
 
     pub(crate) fn runs(&self) -> &Runs {
         &self.inner.runs
+    }
+
+    /// Maximum number of units that one player asks for ahead.
+    pub(crate) fn depth(&self) -> usize {
+        self.inner.depth
+    }
+
+    /// Has a thread decode a unit, unless the log has it or a thread decodes it.
+    pub(crate) fn queue(&self, unit: u64) {
+        let mut state = self.inner.state();
+        if let Entry::Vacant(place) = state.places.entry(unit) {
+            place.insert(Place::Queued);
+            state.queue.push_back(unit);
+            self.inner.work.notify_one();
+        }
+    }
+
+    /// Entry `seen` of the log, or the oldest after it; `seen` then is the number of the next one.
+    pub(crate) fn logged(&self, seen: &mut u64) -> Option<Unit> {
+        let state = self.inner.state();
+        *seen = state.first.max(*seen);
+        let (number, plain) = state.entry(*seen)?;
+        *seen += 1;
+        Some(Unit { number: *number, plain: Arc::clone(plain) })
+    }
+
+    /// Waits until a queued unit is decoded, or until the log has entry `seen`.
+    pub(crate) fn wait(&self, unit: u64, seen: Option<u64>, deadline: Option<Instant>) -> Waited {
+        let mut state = self.inner.state();
+        loop {
+            if seen.is_some_and(|seen| state.entry(seen).is_some()) {
+                return Waited::Newer;
+            }
+            if let Some(plain) = state.decoded(unit) {
+                return Waited::Here(Unit { number: unit, plain: Arc::clone(plain) });
+            }
+            match state.places.get(&unit) {
+                Some(_) if deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                    return Waited::Late;
+                }
+                Some(_) => state = self.inner.wait(state, deadline),
+                None if state.failed.contains(&unit) => return Waited::Failed,
+                None => return Waited::Dropped,
+            }
+        }
+    }
+
+    /// The unit: from the log, or decoded by this thread.
+    pub(crate) fn unit(&self, number: u64, units: &mut Units) -> Result<Unit, Damage> {
+        Ok(Unit { number, plain: self.get(number, units)? })
     }
 
     /// The plain bytes of a unit: from the log, or decoded by this thread.
@@ -209,12 +287,14 @@ impl Inner {
                 let nth = state.first + state.log.len() as u64;
                 state.places.insert(unit, Place::Log(nth));
                 state.log.push_back((unit, Arc::clone(&plain)));
+                state.failed.remove(&unit);
                 state.decoded.units += 1;
                 state.decoded.bytes += len as u64;
                 Ok(plain)
             }
             Err(damage) => {
                 state.places.remove(&unit);
+                state.failed.insert(unit);
                 Err(damage)
             }
         };
@@ -252,271 +332,27 @@ fn drop_oldest(state: &mut State) {
     }
 }
 
-/// A unit that a player is to send.
-pub(crate) struct Unit {
-    pub(crate) number: u64,
-    plain: Arc<Plain>,
-}
-
-impl Unit {
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.plain.bytes()
-    }
-}
-
-/// One player's way through all units: those that anybody decodes, then the others in order.
-pub(crate) struct Ahead {
-    cache: Arc<UnitCache>,
-    units: Units,
-    /// The next entry of the log.
-    seen: u64,
-    /// The units to ask for before all others.
-    first: VecDeque<u64>,
-    /// The next unit to ask for, and the number of units.
-    next: u64,
-    end: u64,
-    /// Units that were asked for and not yet returned.
-    asked: VecDeque<u64>,
-    is_over: bool,
-}
-
-impl Ahead {
-    pub(crate) fn new(cache: &Arc<UnitCache>) -> Self {
-        Self {
-            cache: Arc::clone(cache),
-            units: Units::new(),
-            seen: 0,
-            first: VecDeque::new(),
-            next: 0,
-            end: cache.image().index().units.len() as u64,
-            asked: VecDeque::new(),
-            is_over: false,
-        }
-    }
-
-    /// Puts `units` before all others.
-    pub(crate) fn begin_with(&mut self, units: impl IntoIterator<Item = u64>) {
-        self.first.extend(units);
-    }
-
-    /// The next unit for which `wanted` is true; `None` if none is decoded by `deadline`, or if all
-    /// were returned ([`Ahead::is_over`]).
-    pub(crate) fn next(
-        &mut self,
-        deadline: Option<Instant>,
-        wanted: impl Fn(u64) -> bool,
-    ) -> Result<Option<Unit>, PlayError> {
-        while !self.is_over {
-            while let Some(unit) = self.logged() {
-                self.asked.retain(|&asked| asked != unit.number);
-                if wanted(unit.number) {
-                    return Ok(Some(unit));
-                }
-            }
-            self.ask(&wanted);
-            let Some(&oldest) = self.asked.front() else {
-                // Whatever was asked for, and sent in part: no page may be left out.
-                match (0..self.end).find(|&unit| wanted(unit)) {
-                    Some(left) => self.next = left,
-                    None => self.is_over = true,
-                }
-                continue;
-            };
-            let inner = &self.cache.inner;
-            let state = inner.state();
-            if state.entry(self.seen).is_some() {
-                continue;
-            }
-            if matches!(state.places.get(&oldest), Some(Place::Queued | Place::Busy)) {
-                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    return Ok(None);
-                }
-                drop(inner.wait(state, deadline));
-                continue;
-            }
-            // The log has dropped it before this player came to it, or it could not be decoded.
-            drop(state);
-            self.asked.pop_front();
-            if wanted(oldest) {
-                let plain = self.cache.get(oldest, &mut self.units)?;
-                return Ok(Some(Unit { number: oldest, plain }));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The unit `unit`, one of the next to ask for; `None` if it is not decoded by `deadline`.
-    pub(crate) fn wait(
-        &mut self,
-        unit: u64,
-        deadline: Instant,
-        wanted: impl Fn(u64) -> bool,
-    ) -> Result<Option<Unit>, PlayError> {
-        self.ask(wanted);
-        let inner = &self.cache.inner;
-        let mut state = inner.state();
-        while matches!(state.places.get(&unit), Some(Place::Queued | Place::Busy)) {
-            if Instant::now() >= deadline {
-                return Ok(None);
-            }
-            state = inner.wait(state, Some(deadline));
-        }
-        drop(state);
-        self.asked.retain(|&asked| asked != unit);
-        let plain = self.cache.get(unit, &mut self.units)?;
-        Ok(Some(Unit { number: unit, plain }))
-    }
-
-    /// Whether every wanted unit was returned.
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_over
-    }
-
-    /// The next entry of the log. It may have dropped some before.
-    fn logged(&mut self) -> Option<Unit> {
-        let state = self.cache.inner.state();
-        self.seen = self.seen.max(state.first);
-        let (number, plain) = state.entry(self.seen)?;
-        let unit = Unit { number: *number, plain: Arc::clone(plain) };
-        self.seen += 1;
-        Some(unit)
-    }
-
-    /// Asks for the next wanted units.
-    fn ask(&mut self, wanted: impl Fn(u64) -> bool) {
-        let inner = &self.cache.inner;
-        while self.asked.len() < inner.depth {
-            let unit = match self.first.pop_front() {
-                Some(unit) => unit,
-                None if self.next < self.end => {
-                    self.next += 1;
-                    self.next - 1
-                }
-                None => return,
-            };
-            if !wanted(unit) || self.asked.contains(&unit) {
-                continue;
-            }
-            self.asked.push_back(unit);
-            let mut state = inner.state();
-            if let Entry::Vacant(place) = state.places.entry(unit) {
-                place.insert(Place::Queued);
-                state.queue.push_back(unit);
-                inner.work.notify_one();
-            }
-        }
-    }
-}
-
+/// States that tests bring about.
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use image::{Options, RamBlock, State, Writer};
-    use std::cell::RefCell;
-    use std::collections::HashSet;
-    use std::path::Path;
-    use std::time::Duration;
-
-    /// An image of `units` units of 16 pages.
-    fn made(path: &Path, units: u64) -> Arc<Image> {
-        let options = Options { unit_bytes: 64 << 10, ..Options::default() };
-        let mut writer = Writer::create(path, options).unwrap();
-        let len = units * (64 << 10);
-        writer.blocks(4096, &[RamBlock { name: "ram".into(), len, host_page: 0 }]).unwrap();
-        for page in 0..units * 16 {
-            let bytes: Vec<u8> =
-                (0..512_u64).flat_map(|at| (at * at + page).to_le_bytes()).collect();
-            writer.page(0, page, &bytes).unwrap();
-        }
-        let state = State { facts: b"{}".to_vec(), ..State::default() };
-        writer.finish(&state).unwrap().link().unwrap();
-        Arc::new(Image::open(path).unwrap())
+impl UnitCache {
+    /// Units in the log, and their maximum.
+    pub(crate) fn log_len(&self) -> (usize, usize) {
+        (self.inner.state().log.len(), self.inner.most)
     }
 
-    fn first_word(unit: &Unit) -> u64 {
-        u64::from_le_bytes(unit.bytes()[..8].try_into().unwrap())
+    /// A thread decodes `unit`, until [`Self::lose`].
+    pub(crate) fn hold(&self, unit: u64) {
+        self.inner.state().places.insert(unit, Place::Busy);
     }
 
-    #[test]
-    fn players_of_any_pace_get_every_unit_once_from_a_bounded_log() {
-        const UNITS: u64 = 60;
-        let dir = tempfile::tempdir().unwrap();
-        let cache = UnitCache::new(&made(&dir.path().join("image"), UNITS), 1, 0).unwrap();
-        let most = cache.inner.most;
-        assert!(most < 20, "{most}");
-        let left = || RefCell::new((0..UNITS).collect::<HashSet<u64>>());
-        let mut players: Vec<_> = (0..3).map(|_| (Ahead::new(&cache), left())).collect();
-        // The second player takes one unit of three, the third one begins when the first has all.
-        let mut turns = 0_u64;
-        while players.iter().any(|(ahead, _)| !ahead.is_over()) {
-            turns += 1;
-            let first_is_over = players[0].0.is_over();
-            for (nth, (ahead, left)) in players.iter_mut().enumerate() {
-                if (nth == 1 && !turns.is_multiple_of(3)) || (nth == 2 && !first_is_over) {
-                    continue;
-                }
-                let deadline = Instant::now() + Duration::from_secs(300);
-                let wanted = |unit: u64| left.borrow().contains(&unit);
-                match ahead.next(Some(deadline), wanted).unwrap() {
-                    Some(unit) => {
-                        assert!(left.borrow_mut().remove(&unit.number), "unit {}", unit.number);
-                        assert_eq!(first_word(&unit), unit.number * 16);
-                    }
-                    None => assert!(ahead.is_over()),
-                }
-            }
-            assert!(cache.inner.state().log.len() <= most);
-        }
-        assert!(players.iter().all(|(_, left)| left.borrow().is_empty()));
-        let decoded = cache.decoded().units;
-        assert!((UNITS..=3 * UNITS).contains(&decoded), "{decoded}");
+    /// The log has dropped `unit`.
+    pub(crate) fn lose(&self, unit: u64) {
+        self.inner.state().places.remove(&unit);
     }
 
-    /// As after hot pages were sent: a unit that was returned is wanted still, and the log has
-    /// dropped it.
-    #[test]
-    fn a_unit_that_was_sent_in_part_is_returned_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = UnitCache::new(&made(&dir.path().join("image"), 40), 1, 0).unwrap();
-        let (mut one, mut other) = (Ahead::new(&cache), Ahead::new(&cache));
-        let deadline = Instant::now() + Duration::from_secs(300);
-        one.begin_with([3]);
-        let unit = one.wait(3, deadline, |_| true).unwrap().unwrap();
-        assert_eq!(first_word(&unit), 3 * 16);
-        let seen = RefCell::new(HashSet::new());
-        let wanted = |unit: u64| !seen.borrow().contains(&unit);
-        while let Some(unit) = other.next(None, wanted).unwrap() {
-            seen.borrow_mut().insert(unit.number);
-        }
-        assert_eq!(seen.borrow().len(), 40);
-        seen.borrow_mut().clear();
-        while let Some(unit) = one.next(None, wanted).unwrap() {
-            assert!(seen.borrow_mut().insert(unit.number));
-        }
-        assert_eq!(seen.borrow().len(), 40);
-    }
-
-    /// A time that is over ends the wait for a unit that another thread decodes.
-    #[test]
-    fn a_unit_that_is_decoded_elsewhere_is_waited_for_until_the_deadline() {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = UnitCache::new(&made(&dir.path().join("image"), 40), 1, 0).unwrap();
-        cache.inner.state().places.insert(0, Place::Busy);
-        let mut ahead = Ahead::new(&cache);
-        ahead.begin_with([0]);
-        assert!(ahead.wait(0, Instant::now(), |_| true).unwrap().is_none());
-        let left = RefCell::new((0..40).collect::<HashSet<u64>>());
-        let wanted = |unit: u64| left.borrow().contains(&unit);
-        // All others come meanwhile.
-        while left.borrow().len() > 1 {
-            let deadline = Some(Instant::now() + Duration::from_secs(300));
-            let unit = ahead.next(deadline, wanted).unwrap().unwrap();
-            left.borrow_mut().remove(&unit.number);
-        }
-        assert!(ahead.next(Some(Instant::now()), wanted).unwrap().is_none() && !ahead.is_over());
-        // Whoever decodes it has failed.
-        cache.inner.state().places.remove(&0);
-        let unit = ahead.next(None, wanted).unwrap().unwrap();
-        assert_eq!((unit.number, first_word(&unit)), (0, 0));
+    /// The threads end, as if the disk hung.
+    pub(crate) fn stop(&self) {
+        self.inner.state().closed = true;
+        self.inner.work.notify_all();
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use image::HotSet;
 
-use crate::cache::Ahead;
+use crate::ahead::Ahead;
 use crate::serve::Server;
 use crate::PlayError;
 

@@ -45,6 +45,7 @@
 //!
 //! [`Player`] requires pages of 4096 bytes in the guest and on the host, and no huge pages.
 
+mod ahead;
 mod back;
 mod cache;
 mod error;

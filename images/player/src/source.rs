@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use image::{HotPage, HotSet, Image};
 
+use crate::ahead::Ahead;
 use crate::back::Message;
-use crate::cache::{Ahead, UnitCache};
+use crate::cache::UnitCache;
 use crate::hot::{prepare, HotLimits};
 use crate::opening::{beginning, can_play, put_devices, DEVICES_LOADED};
 use crate::serve::Server;
