@@ -3,7 +3,7 @@
 use crate::args::TlsOptions;
 use anyhow::{bail, Context};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use tls::{Acceptor, Connector, Credentials};
+use tls::{Acceptor, Connector, Credentials, TlsError};
 
 fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
     let found = address.to_socket_addrs().with_context(|| {
@@ -16,13 +16,18 @@ fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
+/// What to know where there is no certificate. With a broken one it would hide what is broken.
+const WITHOUT: &str = "relays authenticate each other (--insecure does without: guest memory then \
+                       crosses the network in the clear, and whoever reaches the port can deliver a \
+                       VM)";
+
 /// Reads this host's certificate; the error without one says what to do.
 fn credentials(options: &TlsOptions) -> anyhow::Result<Credentials> {
     let (ca, cert, key) = options.paths();
-    let credentials = Credentials::load(&ca, &cert, &key).context(
-        "relays authenticate each other (--insecure does without: guest memory then crosses the network \
-         in the clear, and whoever reaches the port can deliver a VM)",
-    )?;
+    let credentials = Credentials::load(&ca, &cert, &key).map_err(|error| match error {
+        missing @ TlsError::Missing { .. } => anyhow::Error::new(missing).context(WITHOUT),
+        broken => broken.into(),
+    })?;
     credentials.check_dates()?;
     Ok(credentials)
 }
@@ -83,6 +88,19 @@ mod tests {
         assert!(error.contains("--insecure") && error.contains("ca.pem"), "{error}");
         assert!(acceptor(&options(folder.path(), true), &[]).unwrap().is_none());
         assert!(connector(&safe, "nonsense", None).is_err());
+    }
+
+    #[test]
+    fn a_broken_certificate_is_what_the_error_begins_with() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::at(folder.path());
+        authority.init(false).unwrap();
+        let issued = authority.issue(&["127.0.0.1".into()], 9, false).unwrap();
+        let options = options(&issued.dir, false);
+        let (_, cert, _) = options.paths();
+        std::fs::write(&cert, "not a certificate").unwrap();
+        let error = format!("{:#}", acceptor(&options, &[]).unwrap_err());
+        assert!(error.starts_with(&cert.display().to_string()), "{error}");
     }
 
     #[test]
