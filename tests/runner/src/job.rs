@@ -37,8 +37,11 @@ impl Job {
         program: impl AsRef<std::ffi::OsStr>,
         arguments: &[&str],
     ) -> Self {
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null());
+        // The kernel ends the job if the runner is killed; the job then removes what it has
+        // started. setpriv execs, so that the process id is the program's own.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM", "--"]).arg(program).args(arguments);
+        command.stdin(Stdio::null());
         Self { part, name: name.into(), format, command }
     }
 
@@ -67,10 +70,7 @@ impl Job {
         let begin = Instant::now();
         let (error, cpu) = match self.command.spawn() {
             Ok(child) => wait(child),
-            Err(error) => {
-                let program = self.command.get_program();
-                (Some(format!("{program:?} cannot be started: {error}")), 0.0)
-            }
+            Err(error) => (Some(format!("setpriv cannot be started: {error}")), 0.0),
         };
         let output = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let outcome = outcome::read(&self, error, &output);
