@@ -139,6 +139,7 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
 /// Files, backing devices, monitors, NBD clients and servers: everything but the peer.
 fn add_host(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>> {
     let mut add = |target, bytes: &[u8]| all.push((target, bytes.to_vec()));
+    add("libvirt_head", &[&recorder::head(b"<domain/>", true)?[..], b"QEVM"].concat());
     let image = image()?;
     add("image_open", &[&[0], &image[..]].concat());
     // Sealed anew: units, state and index by the places in the trailer.

@@ -1,21 +1,20 @@
-//! `platen image`: shows and verifies an image, and converts it from and to a plain stream. Its
-//! commands for stores are in `store_command`.
+//! `platen image`: shows and verifies an image, and converts it to a plain stream or to libvirt's
+//! save file. `import` is in `image_import`, commands for stores are in `store_command`.
 
-use crate::compression::CompressionArgs;
+use crate::image_import::{self, ImportArgs};
+use crate::restore_fit::was_paused;
 use crate::saved_vm::{bytes, open};
 use crate::say::{printable, say, show};
-use crate::store_command::{
-    self, begin_image, say_shared, CollectArgs, InitArgs, ListArgs, RemoveArgs,
-};
-use anyhow::{bail, ensure, Context};
+use crate::store_command::{self, CollectArgs, InitArgs, ListArgs, RemoveArgs};
+use anyhow::{bail, Context};
 use clap::{Args, Subcommand};
-use image::{make_private, verify_but, Content, HotSet, Options, State, Store};
+use image::{make_private, verify_but, Content, HotSet, Options, Store};
 use player::{plain, PlainOptions, Reader};
-use recorder::{record, Ending};
+use recorder::head;
 use serde_json::{json, Value};
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -34,9 +33,11 @@ enum Command {
     Info(InfoArgs),
     /// Read every byte of an image and compare all checksums
     Verify(VerifyArgs),
-    /// Write an image as a plain migration stream, which QEMU's -incoming reads
+    /// Write an image as a plain migration stream, which QEMU's -incoming reads, or as a file that
+    /// `virsh restore` reads
     Export(ExportArgs),
-    /// Make an image of a plain migration stream, for example a file of QEMU's exec:cat
+    /// Make an image of a plain migration stream (a file of QEMU's exec:cat), or of the file that
+    /// `virsh save` writes as raw, gzip or zstd
     Import(ImportArgs),
     /// Make a store: a folder in which saves share their pages
     Init(InitArgs),
@@ -73,19 +74,10 @@ struct ExportArgs {
     /// File to write, with mode 0600; - is standard output. An existing file is not replaced
     #[arg(value_name = "STREAM")]
     stream: PathBuf,
-}
-
-#[derive(Args, Debug)]
-struct ImportArgs {
-    /// File to read; - is standard input
-    #[arg(value_name = "STREAM")]
-    stream: PathBuf,
-    /// Image to write. A file of this name must not exist. In a store, it shares pages with the
-    /// other images there
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
-    #[command(flatten)]
-    compression: CompressionArgs,
+    /// Write a file that `virsh restore` reads, for the domain that this file describes (virsh
+    /// dumpxml --migratable DOMAIN)
+    #[arg(long, value_name = "XML")]
+    libvirt: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
@@ -93,7 +85,7 @@ pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
         Command::Info(args) => info(args).map(|()| ExitCode::SUCCESS),
         Command::Verify(args) => verify_all(&args.image),
         Command::Export(args) => export(args).map(|()| ExitCode::SUCCESS),
-        Command::Import(args) => import(args).map(|()| ExitCode::SUCCESS),
+        Command::Import(args) => image_import::run(args).map(|()| ExitCode::SUCCESS),
         Command::Init(args) => store_command::init(args).map(|()| ExitCode::SUCCESS),
         Command::List(args) => store_command::list(args).map(|()| ExitCode::SUCCESS),
         Command::Rm(args) => store_command::remove(args).map(|()| ExitCode::SUCCESS),
@@ -213,8 +205,16 @@ fn run_verify(path: &Path, sound: &mut HashSet<u128>) -> anyhow::Result<ExitCode
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
     let how = PlainOptions { threads: Options::default().threads, reader: Reader::Any };
+    let head = match &args.libvirt {
+        None => Vec::new(),
+        Some(path) => {
+            let xml = std::fs::read(path).with_context(|| format!("{}", path.display()))?;
+            head(&xml, !was_paused(&image)).with_context(|| format!("{}", path.display()))?
+        }
+    };
     let to = |file: File| -> anyhow::Result<()> {
         let mut out = BufWriter::with_capacity(1 << 20, file);
+        out.write_all(&head).context("cannot write the stream")?;
         plain(&image, &mut out, how).with_context(|| format!("image {}", args.image.display()))?;
         Ok(())
     };
@@ -237,29 +237,4 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
             // A partial stream is useless.
             let _ = std::fs::remove_file(&args.stream);
         })
-}
-
-fn import(args: &ImportArgs) -> anyhow::Result<()> {
-    let options = args.compression.options()?;
-    let from = args.stream.display();
-    let file = if args.stream == Path::new("-") {
-        File::from(rustix::stdio::stdin().as_fd().try_clone_to_owned().context("standard input")?)
-    } else {
-        File::open(&args.stream).with_context(|| format!("cannot read {from}"))?
-    };
-    let mut writer = begin_image(&args.image, options, None)?;
-    let recorded = record(file, &mut writer, Ending::Closed).with_context(|| format!("{from}"))?;
-    let facts = json!({ "platen": env!("CARGO_PKG_VERSION") }).to_string().into_bytes();
-    let finished = writer.finish(&State { facts, ..recorded.state })?;
-    let unsent = finished.summary().unsent;
-    // The main channel of a multifd migration looks like a plain stream, but its pages are in the
-    // other channels.
-    ensure!(
-        unsent == 0,
-        "{from} lacks {unsent} pages: is it the main channel of a multifd migration? Save again without multifd"
-    );
-    let summary = finished.link()?;
-    say(&format!("{} pages in {}", summary.slots, bytes(summary.file_bytes)));
-    say_shared(&summary);
-    Ok(())
 }

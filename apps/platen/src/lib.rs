@@ -21,6 +21,7 @@ mod evacuate;
 mod filter_command;
 mod host;
 mod image_command;
+mod image_import;
 mod image_lock;
 mod keeper;
 mod link;

@@ -16,7 +16,7 @@ fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// What to know where there is no certificate. With a broken one it would hide what is broken.
+/// Begins the error without a certificate. With a broken one it would hide the defect.
 const WITHOUT: &str = "relays authenticate each other (--insecure does without: guest memory then \
                        crosses the network in the clear, and whoever reaches the port can deliver a \
                        VM)";

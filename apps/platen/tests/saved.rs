@@ -23,6 +23,8 @@ mod clones;
 mod disk;
 #[path = "saved/hot.rs"]
 mod hot;
+#[path = "saved/libvirt.rs"]
+mod libvirt;
 #[path = "saved/shared.rs"]
 mod shared;
 #[path = "saved/store.rs"]

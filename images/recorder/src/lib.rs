@@ -17,6 +17,8 @@
 //! length that fits, and JSON. Each device that the description lists has to be found in the state,
 //! in order.
 //!
+//! [`beginning()`] reads the head of the file that `virsh save` writes; [`head()`] makes one.
+//!
 //! # What fails
 //!
 //! [`RecordError`] reports a defect of the stream with its offset, a feature that a save must not
@@ -31,6 +33,7 @@
 
 mod configuration;
 mod error;
+mod libvirt;
 mod ram;
 mod record;
 mod sink;
@@ -38,5 +41,6 @@ mod source;
 mod tail;
 
 pub use error::RecordError;
+pub use libvirt::{beginning, head, Beginning, SaveFormat, SaveHead, SaveHeadError};
 pub use record::{record, Ending, Recorded};
 pub use sink::Sink;

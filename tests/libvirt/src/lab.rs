@@ -122,6 +122,17 @@ impl Lab {
         self.services[side as usize].as_ref().expect("the service runs")
     }
 
+    /// Runs `platen` with these words, outside of the hosts.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn platen(&self, words: &[&str]) -> Result<()> {
+        let out = Command::new(&self.binary).args(words).output().context("platen")?;
+        let said = String::from_utf8_lossy(&out.stderr);
+        ensure!(out.status.success(), "platen {}: {said}", words.join(" "));
+        Ok(())
+    }
+
     /// Starts the service of a host.
     ///
     /// # Errors

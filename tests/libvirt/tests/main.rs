@@ -192,10 +192,23 @@ fn save_and_restore(lab: &mut Lab) -> Result<()> {
     std::fs::write(host.file("/tmp/damaged.save"), saved)?;
     let (well, said) = host.run(&["virsh", "-q", "restore", "/tmp/damaged.save"])?;
     ensure!(!well && !host.runs("g1")?, "a damaged image was restored: {said}");
-    host.virsh(&["restore", "/tmp/g1.save"])?;
+    by_image(lab)?;
     lab.check_guest()?;
     println!("  an image of {} MiB in {members} members", size >> 20);
     lab.migrate(&[])
+}
+
+/// Makes an image of libvirt's save file and a save file of the image, which libvirt restores.
+fn by_image(lab: &Lab) -> Result<()> {
+    let host = lab.host(lab.at);
+    let file = |name: &str| host.file(&format!("/tmp/{name}")).display().to_string();
+    std::fs::write(file("g1.xml"), host.virsh(&["save-image-dumpxml", "/tmp/g1.save"])?)?;
+    let (save, image, again) = (file("g1.save"), file("g1.image"), file("again.save"));
+    lab.platen(&["image", "import", &save, &image])?;
+    lab.platen(&["image", "verify", &image])?;
+    lab.platen(&["image", "export", &image, &again, "--libvirt", &file("g1.xml")])?;
+    host.virsh(&["restore", "/tmp/again.save"])?;
+    Ok(())
 }
 
 /// The number of ended migrations at both.

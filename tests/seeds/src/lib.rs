@@ -90,6 +90,7 @@ targets! {
     filter_streams "../../../fuzz/fuzz_targets/filter_streams.rs"
     hello "../../../fuzz/fuzz_targets/hello.rs"
     image_open "../../../fuzz/fuzz_targets/image_open.rs"
+    libvirt_head "../../../fuzz/fuzz_targets/libvirt_head.rs"
     memory_map "../../../fuzz/fuzz_targets/memory_map.rs"
     nbd_parse "../../../fuzz/fuzz_targets/nbd_parse.rs"
     policy_settings "../../../fuzz/fuzz_targets/policy_settings.rs"

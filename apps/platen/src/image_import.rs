@@ -1,0 +1,94 @@
+//! `platen image import`: makes an image of a plain migration stream, or of libvirt's save file.
+
+use crate::compression::CompressionArgs;
+use crate::saved_vm::bytes;
+use crate::say::say;
+use crate::store_command::{begin_image, say_shared};
+use anyhow::{bail, ensure, Context};
+use clap::Args;
+use filter::{decompress, Format};
+use image::{Options, State, Writer};
+use recorder::{beginning, record, Beginning, Ending, RecordError, Recorded, SaveFormat};
+use serde_json::json;
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+#[derive(Args, Debug)]
+pub(crate) struct ImportArgs {
+    /// File to read; - is standard input
+    #[arg(value_name = "STREAM")]
+    stream: PathBuf,
+    /// Image to write. A file of this name must not exist. In a store, it shares pages with the
+    /// other images there
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    #[command(flatten)]
+    compression: CompressionArgs,
+}
+
+pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
+    let options = args.compression.options()?;
+    let from = args.stream.display();
+    let mut file = if args.stream == Path::new("-") {
+        File::from(rustix::stdio::stdin().as_fd().try_clone_to_owned().context("standard input")?)
+    } else {
+        File::open(&args.stream).with_context(|| format!("cannot read {from}"))?
+    };
+    // Before there is a file of the image.
+    let begins = beginning(&mut file).with_context(|| format!("{from}"))?;
+    let mut writer = begin_image(&args.image, options, None)?;
+    let (recorded, was_running) = match begins {
+        Beginning::Other(head) => {
+            let whole = Cursor::new(head).chain(file);
+            (record(whole, &mut writer, Ending::Closed).map_err(Into::into), None)
+        }
+        Beginning::Libvirt(head) => {
+            (unpacked(file, head.format, &mut writer), Some(head.was_running))
+        }
+    };
+    let recorded = recorded.with_context(|| format!("{from}"))?;
+    let mut facts = json!({ "platen": env!("CARGO_PKG_VERSION") });
+    if let Some(was_running) = was_running {
+        facts["running"] = json!(was_running);
+    }
+    let facts = facts.to_string().into_bytes();
+    let finished = writer.finish(&State { facts, ..recorded.state })?;
+    let unsent = finished.summary().unsent;
+    // The main channel of a multifd migration looks like a plain stream, but its pages are in the
+    // other channels.
+    ensure!(
+        unsent == 0,
+        "{from} lacks {unsent} pages: is it the main channel of a multifd migration? Save again without multifd"
+    );
+    let summary = finished.link()?;
+    say(&format!("{} pages in {}", summary.slots, bytes(summary.file_bytes)));
+    say_shared(&summary);
+    Ok(())
+}
+
+/// Records the stream of libvirt's save file.
+fn unpacked(file: File, format: SaveFormat, writer: &mut Writer) -> anyhow::Result<Recorded> {
+    let format = match format {
+        SaveFormat::Raw => return Ok(record(file, writer, Ending::Closed)?),
+        SaveFormat::Gzip => Format::Gzip,
+        SaveFormat::Zstd => Format::Zstd,
+    };
+    let threads = Options::default().threads;
+    let (plain, mut pipe) = std::io::pipe().context("cannot make a pipe")?;
+    thread::scope(|scope| {
+        // The thread owns its end of the pipe, and record() the other one: each ends the other.
+        let unpack = scope.spawn(move || decompress(format, threads, &mut &file, &mut pipe));
+        let recorded = record(plain, writer, Ending::Closed);
+        let Ok(unpacked) = unpack.join() else {
+            bail!("the thread that decompresses has panicked")
+        };
+        match (recorded, unpacked) {
+            // A damaged frame cuts the stream off.
+            (Ok(_) | Err(RecordError::Ends { .. }), Err(damaged)) => Err(damaged.into()),
+            (recorded, _) => Ok(recorded?),
+        }
+    })
+}
