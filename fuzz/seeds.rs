@@ -131,6 +131,16 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
     for size in [2, 255] {
         add("restore_back", &[&[size, 4], &asked[..], &back[..]].concat());
     }
+    // OPEN of a file, a READ of an unknown one, END; then a reply with 12 bytes, and a refusal.
+    let mut requests = vec![1, 2, 0, 2];
+    requests.resize(32, 0);
+    requests.extend(*b"vm\x02\0\0\0\0\0\0\x05");
+    requests.resize(66, 1);
+    requests.push(3);
+    requests.resize(98, 0);
+    add("remote_image", &[&[0], &requests[..]].concat());
+    add("remote_image", b"\x19\0\0\0\0\0\0\0\x0ctwelve bytes");
+    add("remote_image", b"\x19\x02\0\0\0\0\0\0\x06in use");
     // Slots, pages, the table's length, a table of two runs, and bytes.
     add("delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3]);
     Ok(())

@@ -66,7 +66,7 @@ fuzz_target!(|input: &[u8]| {
     let save = sealed(b"PLATENV", &[], [&state, input], &[0; 16]);
     let mut open = |id: u128| {
         let of = packs.iter().find(|(of, _)| of[..] == id.to_be_bytes());
-        of.ok_or(Error::from(ErrorKind::NotFound))?.1.try_clone()
+        Ok(of.ok_or(Error::from(ErrorKind::NotFound))?.1.try_clone()?.into())
     };
     let Ok(image) = Image::with_packs(save, &mut open) else { return };
     let shape = image.shape();

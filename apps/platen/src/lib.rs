@@ -41,6 +41,7 @@ mod receive_settings;
 mod reference;
 mod rehearse;
 mod relay_command;
+mod remote_image;
 mod report;
 mod restore;
 mod restore_clash;
@@ -58,6 +59,7 @@ mod save;
 mod save_intake;
 mod saved_vm;
 mod say;
+mod serve_images;
 mod settings;
 mod settings_keeper;
 mod size;
@@ -124,6 +126,8 @@ enum Command {
     /// Give a saved VM to a QEMU that waits with -incoming defer. The VM runs before its RAM is
     /// loaded
     Restore(restore::RestoreArgs),
+    /// Serve the images of a folder to `platen restore` on other hosts
+    ServeImages(serve_images::ServeImagesArgs),
     /// Inspect, verify and convert images of saved VMs, and manage stores of them
     Image(image_command::ImageArgs),
     /// Compress or decompress standard input on all threads, for example for `virsh save`
@@ -182,6 +186,7 @@ pub fn platen() -> ExitCode {
         Command::Carry => host::carry(),
         Command::Save(args) => save::run(&args),
         Command::Restore(args) => restore::run(&args),
+        Command::ServeImages(args) => serve_images::run(&args),
         Command::Image(args) => return finish(image_command::run(&args)),
         Command::Filter(args) => filter_command::run(&args),
         Command::KeepSettings(args) => settings_keeper::run(&args).map(|()| ExitCode::SUCCESS),

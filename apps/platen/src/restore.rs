@@ -4,6 +4,7 @@
 //! VMs share the players, which serve the image, and nothing else: no VM waits for another one.
 
 use crate::monitor::{refuse_in_progress, OLDEST};
+use crate::remote_image::RemoteOptions;
 use crate::restore_clash::{clashes, Traits};
 use crate::restore_fit::{
     is_preallocated, machine_differs, refuse_another_image, was_paused, why_not_instant,
@@ -32,7 +33,7 @@ use std::time::Duration;
 /// Arguments of `platen restore`.
 #[derive(Args, Debug)]
 pub(crate) struct RestoreArgs {
-    /// Image of the VM
+    /// Image of the VM. platen://HOST:PORT/NAME is an image that `platen serve-images` serves there
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
     /// Monitor socket of a QEMU for the VM; start QEMU with the VM's options, -incoming defer and
@@ -81,6 +82,8 @@ pub(crate) struct RestoreArgs {
     /// note those that this one asks for
     #[arg(long)]
     no_hot_set: bool,
+    #[command(flatten)]
+    remote: RemoteOptions,
     /// Write the report to this file as one line of JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -114,7 +117,8 @@ struct Waiting {
 pub(crate) fn run(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
     let vms = Vm::all(&args.qmp, args.clones)?;
     let are_several = vms.len() > 1;
-    let mut images = Source::all(&args.image, &args.copy, args.shared || are_several)?;
+    let mut images =
+        Source::all(&args.image, &args.copy, args.shared || are_several, &args.remote)?;
     if args.verify {
         Source::verify(&mut images, threads(args))?;
     }
@@ -190,12 +194,14 @@ fn threads(args: &RestoreArgs) -> usize {
     args.decompress_threads.map_or(Options::default().threads, usize::from)
 }
 
-fn options(args: &RestoreArgs, are_several: bool) -> PlayerOptions {
+fn options(args: &RestoreArgs, are_several: bool) -> PlayerOptions<'_> {
     PlayerOptions {
         threads: threads(args),
         rate: Some(args.push_rate.0).filter(|&rate| rate > 0),
         cache: if are_several { args.cache.0 } else { CACHE_OF_ONE },
         hot_set: !args.no_hot_set,
+        shared: args.shared || are_several,
+        remote: &args.remote,
     }
 }
 

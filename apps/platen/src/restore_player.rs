@@ -5,6 +5,7 @@
 //! writes events, each with the number of its VM; all are JSON. Once `restore` has closed the
 //! socket, or has died, the player continues alone until its QEMUs have everything.
 
+use crate::remote_image::{Remote, RemoteOptions};
 use crate::restore_events::Events;
 use crate::saved_vm::open;
 use crate::say::{printable, say};
@@ -41,6 +42,14 @@ pub(crate) struct PlayArgs {
     /// Neither use nor write the hot set
     #[arg(long)]
     no_hot_set: bool,
+    /// Session in which `restore` has opened an image of another host
+    #[arg(long)]
+    session: Option<String>,
+    /// Other VMs may be restored from the image
+    #[arg(long)]
+    shared: bool,
+    #[command(flatten)]
+    remote: RemoteOptions,
 }
 
 /// A command to the player: serve a QEMU.
@@ -87,7 +96,7 @@ struct Playing<'a> {
     args: &'a PlayArgs,
     events: Events,
     /// The reason, if the image cannot be served.
-    opened: Result<(Arc<Image>, Arc<UnitCache>), (Failed, String)>,
+    opened: Result<Opened, (Failed, String)>,
     /// The hot set that the first VM has read.
     set: OnceLock<HotSet>,
     /// Requests of the VMs that this player has served from the beginning to the end.
@@ -116,16 +125,16 @@ impl<'a> Playing<'a> {
     }
 
     fn play(&self, serve: &Serve, connection: Option<OwnedFd>) -> Result<(), (Failed, String)> {
-        let (image, cache) = self.opened.as_ref().map_err(Clone::clone)?;
+        let opened = self.opened.as_ref().map_err(Clone::clone)?;
         let failed = |error: PlayError, untouched| {
             (Failed::of(&error, untouched), described(&error, &self.args.image))
         };
         let is_hot = !self.args.no_hot_set && !serve.resume;
         // Before the connection: a damaged unit then costs QEMU nothing.
         let mut player =
-            Player::sharing(cache, self.args.rate).map_err(|error| failed(error, true))?;
+            Player::sharing(&opened.cache, self.args.rate).map_err(|error| failed(error, true))?;
         if is_hot {
-            let set = self.set.get_or_init(|| self.read_hot_set(image));
+            let set = self.set.get_or_init(|| self.read_hot_set(opened));
             player.prepare(set, HOT).map_err(|error| failed(error, true))?;
         }
         // A player that is killed without this event has told QEMU nothing.
@@ -158,10 +167,14 @@ impl<'a> Playing<'a> {
         Ok(())
     }
 
-    fn read_hot_set(&self, image: &Image) -> HotSet {
-        HotSet::read(&self.args.image, image).unwrap_or_else(|damage| {
+    fn read_hot_set(&self, opened: &Opened) -> HotSet {
+        let read = match &opened.remote {
+            Some(remote) => remote.hot_set().map_err(|error| format!("{error:#}")),
+            None => HotSet::read(&self.args.image, &opened.image).map_err(|error| error.chain()),
+        };
+        read.unwrap_or_else(|error| {
             let path = HotSet::path(&self.args.image);
-            say(&format!("{} is ignored: {}", path.display(), printable(&damage.chain())));
+            say(&format!("{} is ignored: {}", path.display(), printable(&error)));
             HotSet::default()
         })
     }
@@ -169,11 +182,11 @@ impl<'a> Playing<'a> {
     /// Reports the player's own figures, and writes the hot set. The restores have ended already,
     /// whatever happens to the hot set.
     fn end(self) -> anyhow::Result<ExitCode> {
-        let Ok((image, cache)) = &self.opened else {
+        let Ok(opened) = &self.opened else {
             self.events.end();
             return Ok(ExitCode::FAILURE);
         };
-        let decoded = cache.decoded();
+        let decoded = opened.cache.decoded();
         self.events.tell(json!({
             "event": "end", "decoded-units": decoded.units, "decoded-bytes": decoded.bytes,
             "peak-memory-bytes": peak_memory(), "cpu-s": crate::report::process_cpu(),
@@ -183,11 +196,15 @@ impl<'a> Playing<'a> {
         for asked in self.asked.into_inner().unwrap_or_else(PoisonError::into_inner) {
             has_changed |= set.add(&asked);
         }
-        if has_changed {
-            if let Err(error) = set.write(&self.args.image, image) {
+        // The hot set of another host's image belongs to that host.
+        if has_changed && opened.remote.is_none() {
+            if let Err(error) = set.write(&self.args.image, &opened.image) {
                 let error = anyhow::Error::from(error);
                 say(&format!("the next restore cannot know what the VM asked for: {error:#}"));
             }
+        }
+        if let Some(remote) = &opened.remote {
+            remote.end();
         }
         // Last: `restore` may be stopped, and the hot set is written nevertheless.
         self.events.end();
@@ -195,16 +212,29 @@ impl<'a> Playing<'a> {
     }
 }
 
+/// An image that is served.
+struct Opened {
+    image: Arc<Image>,
+    cache: Arc<UnitCache>,
+    remote: Option<Remote>,
+}
+
 /// Opens the image, and starts the threads that read it.
-fn open_checked(args: &PlayArgs) -> Result<(Arc<Image>, Arc<UnitCache>), (Failed, String)> {
-    let image = open(&args.image).map_err(|error| (Failed::Untouched, format!("{error:#}")))?;
+fn open_checked(args: &PlayArgs) -> Result<Opened, (Failed, String)> {
+    let opened = if Remote::is_remote(&args.image) {
+        Remote::open(&args.image, args.shared, args.session.as_deref(), &args.remote)
+            .map(|remote| (Arc::clone(&remote.image), Some(remote)))
+    } else {
+        open(&args.image).map(|image| (image, None))
+    };
+    let (image, remote) = opened.map_err(|error| (Failed::Untouched, format!("{error:#}")))?;
     if identity_of(&image) != args.identity {
         // Its pages would be wrong ones.
         let text = format!("image {} was replaced by another one", args.image.display());
         return Err((Failed::Untouched, text));
     }
     match UnitCache::new(&image, args.threads, args.cache) {
-        Ok(cache) => Ok((image, cache)),
+        Ok(cache) => Ok(Opened { image, cache, remote }),
         Err(error) => Err((Failed::Otherwise, described(&error, &args.image))),
     }
 }

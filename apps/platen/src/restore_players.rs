@@ -1,7 +1,8 @@
 //! The players of a restore: processes that serve an image, or a copy of it, to its VMs.
 
+use crate::remote_image::RemoteOptions;
 use crate::restore_player::{identity_of, Serve};
-use crate::restore_source::Source;
+use crate::restore_source::{From, Source};
 use crate::say::say;
 use anyhow::{bail, Context};
 use host::Channel;
@@ -12,7 +13,7 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 /// Options of a player's process.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PlayerOptions {
+pub(crate) struct PlayerOptions<'a> {
     /// Threads that decode units.
     pub(crate) threads: usize,
     /// Limit of the background pages of each VM, bytes per second; `None`: no limit.
@@ -29,6 +30,10 @@ pub(crate) struct PlayerOptions {
     pub(crate) cache: u64,
     /// Use and write the image's hot set.
     pub(crate) hot_set: bool,
+    /// Other VMs may be restored from the image.
+    pub(crate) shared: bool,
+    /// How another host's images are reached.
+    pub(crate) remote: &'a RemoteOptions,
 }
 
 /// Longest wait for a player that writes the hot set of a finished restore, to a disk that may
@@ -38,7 +43,7 @@ const HOT_SET: Duration = Duration::from_secs(2);
 /// The image, its copies, and the players that serve them. All VMs of a restore share them.
 pub(crate) struct Players<'a> {
     sources: Vec<Source<'a>>,
-    options: PlayerOptions,
+    options: PlayerOptions<'a>,
     started: Mutex<Vec<Arc<Player>>>,
 }
 
@@ -50,7 +55,7 @@ pub(crate) struct Service {
 }
 
 impl<'a> Players<'a> {
-    pub(crate) fn new(sources: Vec<Source<'a>>, options: PlayerOptions) -> Self {
+    pub(crate) fn new(sources: Vec<Source<'a>>, options: PlayerOptions<'a>) -> Self {
         Self { sources, options, started: Mutex::default() }
     }
 
@@ -106,6 +111,11 @@ impl<'a> Players<'a> {
                 });
             }
         }
+        for source in &self.sources {
+            if let From::There(remote) = &source.from {
+                remote.end();
+            }
+        }
         figures
     }
 }
@@ -141,7 +151,7 @@ struct Vms {
 
 impl Player {
     /// Starts a player from this executable. It holds the image's lock until it ends.
-    fn start(nth: usize, source: &Source<'_>, options: PlayerOptions) -> anyhow::Result<Self> {
+    fn start(nth: usize, source: &Source<'_>, options: PlayerOptions<'_>) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("platen").arg("play").arg(source.path).arg(identity_of(&source.image));
         command.args([options.threads.to_string(), options.cache.to_string()]);
@@ -155,7 +165,17 @@ impl Player {
         // guests would stop without it.
         command.process_group(0);
         let (ours, theirs) = Channel::pair().context("a socket to the player")?;
-        command.stdin(source.lock.handle()?).stdout(theirs);
+        match &source.from {
+            From::Here(lock) => command.stdin(lock.handle()?),
+            From::There(remote) => {
+                command.args(["--session", &remote.session]).args(options.remote.to_args());
+                if options.shared {
+                    command.arg("--shared");
+                }
+                command.stdin(Stdio::null())
+            }
+        };
+        command.stdout(theirs);
         let child = command.spawn().context("cannot start the process that plays the image")?;
         // It closes our copy of the player's end, so that the player's death is noticed.
         drop(command);

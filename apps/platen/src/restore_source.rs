@@ -1,6 +1,7 @@
 //! The image and the copies of it that a VM is restored from.
 
 use crate::image_lock::ImageLock;
+use crate::remote_image::{Remote, RemoteOptions};
 use crate::saved_vm::open;
 use crate::say::say;
 use anyhow::ensure;
@@ -12,7 +13,15 @@ use std::sync::Arc;
 pub(crate) struct Source<'a> {
     pub(crate) path: &'a Path,
     pub(crate) image: Arc<Image>,
-    pub(crate) lock: ImageLock,
+    pub(crate) from: From,
+}
+
+/// The host that has an image.
+pub(crate) enum From {
+    /// This one. The lock's file is handed to players.
+    Here(ImageLock),
+    /// Another one. It holds the lock, for the processes of a session.
+    There(Remote),
 }
 
 impl<'a> Source<'a> {
@@ -21,13 +30,19 @@ impl<'a> Source<'a> {
         path: &'a Path,
         copies: &'a [PathBuf],
         shared: bool,
+        options: &RemoteOptions,
     ) -> anyhow::Result<Vec<Self>> {
         let mut sources = Vec::new();
         for path in std::iter::once(path).chain(copies.iter().map(PathBuf::as_path)) {
-            // The lock first: nobody removes or rewrites a save that is locked.
-            let lock = ImageLock::take(path, shared)?;
-            let image = open(path)?;
-            sources.push(Self { path, image, lock });
+            let (image, from) = if Remote::is_remote(path) {
+                let remote = Remote::open(path, shared, None, options)?;
+                (Arc::clone(&remote.image), From::There(remote))
+            } else {
+                // The lock first: nobody removes or rewrites a save that is locked.
+                let lock = ImageLock::take(path, shared)?;
+                (open(path)?, From::Here(lock))
+            };
+            sources.push(Self { path, image, from });
         }
         let identity = sources[0].image.identity();
         for copy in sources.iter().skip(1) {

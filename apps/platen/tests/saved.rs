@@ -25,6 +25,8 @@ mod disk;
 mod hot;
 #[path = "saved/libvirt.rs"]
 mod libvirt;
+#[path = "saved/remote.rs"]
+mod remote;
 #[path = "saved/shared.rs"]
 mod shared;
 #[path = "saved/store.rs"]

@@ -12,8 +12,9 @@ use varint::{unzigzag, zigzag};
 
 use crate::file::{parent_of, NewFile};
 use crate::index::{put, Cursor};
+use crate::part::read_at;
 use crate::store::is_at;
-use crate::{Damage, Image, WriteError};
+use crate::{Damage, Image, ImageFile, WriteError};
 
 const MAGIC: &[u8; 8] = b"PLATENHT";
 const VERSION: u32 = 1;
@@ -73,6 +74,20 @@ impl HotSet {
         Self::from_bytes(&bytes, image)
     }
 
+    /// Reads the hot set of `image` from a file of another host.
+    ///
+    /// # Errors
+    ///
+    /// A file that is damaged, or of another image; errors of the other host.
+    pub fn read_remote(file: &ImageFile, image: &Image) -> Result<Self, Damage> {
+        let len = file.len().map_err(|error| Damage::io("the hot set", error))?;
+        // One byte more than is allowed is refused below.
+        let mut bytes =
+            vec![0; usize::try_from(len).map_or(MAX_LEN + 1, |len| len.min(MAX_LEN + 1))];
+        read_at(file, &mut bytes, 0, "the hot set")?;
+        Self::from_bytes(&bytes, image)
+    }
+
     /// Writes the hot set of `image`, which lies at `path`, in the place of the one before.
     ///
     /// # Errors
@@ -81,14 +96,18 @@ impl HotSet {
     pub fn write(&self, path: &Path, image: &Image) -> Result<(), WriteError> {
         let to = Self::path(path);
         let error = |source| WriteError::Io { what: "write", path: to.clone(), source };
-        if !is_at(image.file(), path) {
+        let ImageFile::Local(file) = image.file() else {
+            let text = "its image is on another host";
+            return Err(error(io::Error::new(io::ErrorKind::Unsupported, text)));
+        };
+        if !is_at(file, path) {
             let text = "its image was removed or replaced";
             return Err(error(io::Error::new(io::ErrorKind::NotFound, text)));
         }
         let name = to.file_name().unwrap_or_default().to_string_lossy();
         let new = NewFile::create_in(parent_of(path), &name).map_err(error)?;
         new.write(&self.to_bytes(image.identity())).map_err(error)?;
-        match new.take_access(image.file()) {
+        match new.take_access(file) {
             // The set stays this user's: others restore without it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => new.sync(),
             set => set,

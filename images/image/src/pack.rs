@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use crate::index::{put, read_unit, Cursor, UnitEntry};
 use crate::layout::{pack_header, Form, Trailer, HEADER_LEN, MAX_INDEX, TRAILER_LEN};
 use crate::part::{part, read_at};
-use crate::{Damage, Shape};
+use crate::{Damage, ImageFile, Shape};
 use varint::{unzigzag, zigzag};
 
 /// Keyed hash of a page; two pages with one hash are equal.
@@ -147,7 +147,7 @@ impl PackIndex {
 /// An open pack whose header, trailer and index are verified.
 #[derive(Debug)]
 pub(crate) struct Pack {
-    pub(crate) file: File,
+    pub(crate) file: ImageFile,
     pub(crate) shape: Shape,
     pub(crate) trailer: Trailer,
     pub(crate) index: PackIndex,
@@ -155,15 +155,21 @@ pub(crate) struct Pack {
 
 /// Path of pack `id` in the folder of a store.
 pub(crate) fn pack_path(store: &Path, id: u128) -> PathBuf {
-    store.join(PACKS).join(format!("{id:032x}"))
+    store.join(pack_name(id))
+}
+
+/// Name of pack `id` in the folder of its store: a hexadecimal number in folder `packs`.
+pub fn pack_name(id: u128) -> String {
+    format!("{PACKS}/{id:032x}")
 }
 
 /// Opens pack `id` of a store. A symbolic link is refused: `gc`, which may run as root, would copy
 /// pages of a pack that the store's owner cannot read. A FIFO does not block.
-pub(crate) fn open_pack(store: &Path, id: u128) -> std::io::Result<File> {
+pub(crate) fn open_pack(store: &Path, id: u128) -> std::io::Result<ImageFile> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).expect("flags of open(2)");
-    File::options().read(true).custom_flags(flags).open(pack_path(store, id))
+    let file = File::options().read(true).custom_flags(flags).open(pack_path(store, id))?;
+    Ok(file.into())
 }
 
 /// Name of the folder of packs.
@@ -171,7 +177,7 @@ pub(crate) const PACKS: &str = "packs";
 
 impl Pack {
     /// Opens a pack that is to have the name `id`.
-    pub(crate) fn over(file: File, id: u128) -> Result<Self, Damage> {
+    pub(crate) fn over(file: ImageFile, id: u128) -> Result<Self, Damage> {
         let named = |damage| Damage::Pack { id, damage: Box::new(damage) };
         let pack = Self::read(file).map_err(named)?;
         if pack.trailer.hash != id {
@@ -180,8 +186,8 @@ impl Pack {
         Ok(pack)
     }
 
-    fn read(file: File) -> Result<Self, Damage> {
-        let len = file.metadata().map_err(|error| Damage::io("its length", error))?.len();
+    fn read(file: ImageFile) -> Result<Self, Damage> {
+        let len = file.len().map_err(|error| Damage::io("its length", error))?;
         if len < (HEADER_LEN + TRAILER_LEN) as u64 {
             return Err(Damage::Short { len });
         }

@@ -1,18 +1,17 @@
 //! Several packs, whose units have one numbering.
 
 use std::collections::HashMap;
-use std::fs::File;
 
 use crate::index::UnitEntry;
 use crate::layout::Trailer;
 use crate::pack::{Base, Pack, PackRef};
 use crate::part::part;
-use crate::{Content, Damage, Extent, Shape};
+use crate::{Content, Damage, Extent, ImageFile, Shape};
 
 /// One of the packs.
 #[derive(Debug)]
 pub(crate) struct OpenPack {
-    pub(crate) file: File,
+    pub(crate) file: ImageFile,
     pub(crate) id: u128,
     pub(crate) trailer: Trailer,
     /// Number of its first unit.
@@ -131,7 +130,7 @@ impl Packs {
 pub(crate) fn open_all(
     refs: &[PackRef],
     shape: Shape,
-    open: &mut dyn FnMut(u128) -> std::io::Result<File>,
+    open: &mut dyn FnMut(u128) -> std::io::Result<ImageFile>,
 ) -> Result<Packs, Damage> {
     let mut packs = Vec::new();
     for of in refs {

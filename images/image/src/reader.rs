@@ -10,13 +10,13 @@ use crate::layout::{Form, Part, Trailer};
 use crate::pack::{open_pack, Base, PackRef};
 use crate::packs::{open_all, OpenPack, Packs};
 use crate::save::Parts;
-use crate::{Damage, Index, Shape, State};
+use crate::{Damage, ImageFile, Index, Shape, State};
 
 /// An open image, or an open save with its packs. Header, trailer, state and index are verified;
 /// rule I6.
 #[derive(Debug)]
 pub struct Image {
-    file: File,
+    file: ImageFile,
     form: Form,
     shape: Shape,
     trailer: Trailer,
@@ -66,9 +66,10 @@ impl Image {
     ///
     /// [`Damage`] names the defect of the file or of a pack.
     pub fn with_packs(
-        file: File,
-        open: &mut dyn FnMut(u128) -> io::Result<File>,
+        file: impl Into<ImageFile>,
+        open: &mut dyn FnMut(u128) -> io::Result<ImageFile>,
     ) -> Result<Self, Damage> {
+        let file = file.into();
         let Parts { form, shape, trailer, state, identity, mut index, packs } = Parts::read(&file)?;
         let mut packs = open_all(&packs, shape, open)?;
         if form == Form::Save {
@@ -82,7 +83,7 @@ impl Image {
     }
 
     /// Packs alone, without a save. `file` is any of their store's.
-    pub(crate) fn of_packs(file: File, shape: Shape, mut packs: Packs) -> Self {
+    pub(crate) fn of_packs(file: ImageFile, shape: Shape, mut packs: Packs) -> Self {
         let none = Part { offset: 0, len: 0, checksum: 0 };
         let trailer = Trailer { first: none, index: none, file_len: 0, hash: 0 };
         let index = Index { slots: 0, units: std::mem::take(&mut packs.units), blocks: Vec::new() };
@@ -142,12 +143,12 @@ impl Image {
         &self.packs
     }
 
-    pub(crate) fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &ImageFile {
         &self.file
     }
 
     /// The file that holds `unit`, and the number of the unit in it.
-    pub(crate) fn place(&self, unit: u64, file: u32) -> (&File, u64, Option<&OpenPack>) {
+    pub(crate) fn place(&self, unit: u64, file: u32) -> (&ImageFile, u64, Option<&OpenPack>) {
         match self.packs.packs.get(file as usize) {
             Some(pack) => (&pack.file, unit - pack.first, Some(pack)),
             None => (&self.file, unit, None),

@@ -1,13 +1,11 @@
 //! A save: the file of a store that names a saved VM, its device state, and the place of each page
 //! in the packs.
 
-use std::fs::File;
-
 use crate::index::{put_blocks, read_blocks, Block, Cursor};
 use crate::layout::{image_header, Form, Trailer, HEADER_LEN, MAX_INDEX, TRAILER_LEN};
 use crate::pack::{put_refs, read_refs, PackRef};
 use crate::part::{part, read_at};
-use crate::{Damage, Index, Shape, State};
+use crate::{Damage, ImageFile, Index, Shape, State};
 
 /// The index of a save.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,8 +51,8 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Reads the parts of an open file; rule I6.
-    pub(crate) fn read(file: &File) -> Result<Self, Damage> {
-        let len = file.metadata().map_err(|error| Damage::io("the image's length", error))?.len();
+    pub(crate) fn read(file: &ImageFile) -> Result<Self, Damage> {
+        let len = file.len().map_err(|error| Damage::io("the image's length", error))?;
         let mut head = [0; HEADER_LEN];
         let begin = usize::try_from(len).map_or(HEADER_LEN, |len| len.min(HEADER_LEN));
         read_at(file, &mut head[..begin], 0, "the header")?;

@@ -120,7 +120,7 @@ impl Sharing {
         }
         let (sound, refs) = (vec![None; packs.units.len()], packs.refs());
         let file = File::open(folder).map_err(io)?;
-        let packs = Image::of_packs(file, shape, packs);
+        let packs = Image::of_packs(file.into(), shape, packs);
         let parent = parent.map(|parts| Parent::over(parts, packs.packs(), shape));
         let (own, units) = (HashMap::new(), Units::new());
         let max_own = MAX_PAGES;
@@ -267,7 +267,7 @@ impl Parent {
 
 fn parent_parts(path: &Path) -> Result<Parts, Damage> {
     let file = File::open(path).map_err(|error| Damage::io("the save", error))?;
-    Parts::read(&file)
+    Parts::read(&file.into())
 }
 
 /// The hash of a page: the first 16 bytes of SHA-256 over the store's key and the page. A guest

@@ -193,7 +193,8 @@ impl Store {
     pub fn info(&self, name: &str) -> Result<SaveInfo, Damage> {
         let io = |error| Damage::io("the save", error);
         let file = File::open(self.folder.join(name)).map_err(io)?;
-        let parts = Parts::read(&file)?;
+        let modified = file.metadata().and_then(|metadata| metadata.modified()).map_err(io)?;
+        let parts = Parts::read(&file.into())?;
         let pages: u64 = parts.index.blocks.iter().map(|block| block.pages).sum();
         Ok(SaveInfo {
             state: parts.state,
@@ -201,7 +202,7 @@ impl Store {
             ram_bytes: pages * parts.shape.page_size() as u64,
             file_len: parts.trailer.file_len,
             packs: parts.packs,
-            modified: file.metadata().and_then(|metadata| metadata.modified()).map_err(io)?,
+            modified,
         })
     }
 

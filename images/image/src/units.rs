@@ -1,7 +1,6 @@
 //! Reads and decodes units, and turns differences into pages.
 
 use std::collections::VecDeque;
-use std::os::unix::fs::FileExt;
 
 use codec::{checksum, Decoder, UnitHeader};
 

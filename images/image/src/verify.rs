@@ -1,7 +1,6 @@
 //! Verifies every byte of an image.
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,7 +11,7 @@ use crate::pack::PageHash;
 use crate::packs::OpenPack;
 use crate::part::read_at;
 use crate::sharing::page_hash;
-use crate::{Content, Damage, Image, Store, Units, WriteError};
+use crate::{Content, Damage, Image, ImageFile, Store, Units, WriteError};
 
 /// The result of [`verify`].
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -221,7 +220,7 @@ fn used_units(image: &Image) -> Vec<u64> {
 }
 
 /// Compares the hash over a file.
-fn whole_file(file: &File, trailer: &Trailer) -> Result<(), Damage> {
+fn whole_file(file: &ImageFile, trailer: &Trailer) -> Result<(), Damage> {
     let end = trailer.file_len - TRAILER_LEN as u64;
     let mut hash = Hasher::new();
     let mut chunk = vec![0; 1 << 20];

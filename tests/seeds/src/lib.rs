@@ -96,6 +96,7 @@ targets! {
     policy_settings "../../../fuzz/fuzz_targets/policy_settings.rs"
     qmp_replies "../../../fuzz/fuzz_targets/qmp_replies.rs"
     record_stream "../../../fuzz/fuzz_targets/record_stream.rs"
+    remote_image "../../../fuzz/fuzz_targets/remote_image.rs"
     restore_back "../../../fuzz/fuzz_targets/restore_back.rs"
     return_path "../../../fuzz/fuzz_targets/return_path.rs"
     save_open "../../../fuzz/fuzz_targets/save_open.rs"

@@ -1,0 +1,216 @@
+//! The client: opens files of a server, and reads them from any number of threads.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use image::{ImageFile, RemoteFile};
+use session::Link;
+use tls::Connector;
+
+use crate::pool::{DialError, Pool};
+use crate::wire::{ask, Lock, Request, Status, Token, MAX_READ, OPENED};
+use crate::RemoteError;
+
+/// First and longest wait before another attempt to connect.
+const WAITS: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+
+/// Reads the files of one server.
+#[derive(Clone, Debug)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pool: Pool,
+    /// The longest wait for a connection: for the first one, and for one in the place of a lost
+    /// one.
+    waits: [Duration; 2],
+    /// Gets a line when the connection is lost, and when it is back.
+    tell: Box<dyn Fn(&str) + Send + Sync>,
+    has_connected: AtomicBool,
+    is_lost: AtomicBool,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Client").field(&self.pool.host).finish()
+    }
+}
+
+impl Client {
+    /// Reads files from `host` (HOST:PORT), without TLS if `connector` is `None`. `first` and
+    /// `outage` are the longest waits for the first connection and after a loss. `tell` gets a line
+    /// about each loss.
+    pub fn new(
+        host: String,
+        connector: Option<Connector>,
+        session: Token,
+        [first, outage]: [Duration; 2],
+        tell: Box<dyn Fn(&str) + Send + Sync>,
+    ) -> Self {
+        let pool = Pool::new(host, connector, session);
+        let (has_connected, is_lost) = (AtomicBool::new(false), AtomicBool::new(false));
+        let inner = Inner { pool, waits: [first, outage], tell, has_connected, is_lost };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Opens the file `name` of the server's folder.
+    ///
+    /// # Errors
+    ///
+    /// [`RemoteError`] names host and file.
+    pub fn open(&self, name: &str, lock: Lock) -> Result<ImageFile, RemoteError> {
+        let (stamp, len) = self.inner.open(name, lock)?;
+        let file =
+            Opened { inner: Arc::clone(&self.inner), name: name.to_owned(), lock, stamp, len };
+        Ok(ImageFile::Remote(Box::new(file)))
+    }
+
+    /// Tells the server that this process needs the session no more: its locks end, unless another
+    /// process has joined it.
+    pub fn end(&self) {
+        let Some(mut link) = self.inner.pool.idle() else { return };
+        // A server that has ended has no locks.
+        let _ = ask(&mut link, &Request::End, &mut []);
+    }
+}
+
+/// A file that the server has opened.
+#[derive(Debug)]
+struct Opened {
+    inner: Arc<Inner>,
+    name: String,
+    lock: Lock,
+    stamp: u128,
+    len: u64,
+}
+
+impl RemoteFile for Opened {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_exact_at(&self, out: &mut [u8], at: u64) -> io::Result<()> {
+        if at.checked_add(out.len() as u64).is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        for (nth, part) in out.chunks_mut(MAX_READ).enumerate() {
+            self.read_part(part, at + (nth * MAX_READ) as u64)?;
+        }
+        Ok(())
+    }
+}
+
+impl Opened {
+    fn read_part(&self, out: &mut [u8], offset: u64) -> Result<(), RemoteError> {
+        let len = u32::try_from(out.len()).expect("at most 1 MiB");
+        let request = Request::Read { stamp: self.stamp, offset, len };
+        loop {
+            match self.inner.call(&self.name, &request, out) {
+                // The server was started again, or has given up on this session.
+                Err(RemoteError::Refused { status: Status::NotOpen, .. }) => {
+                    let (stamp, len) = self.inner.open(&self.name, self.lock)?;
+                    if (stamp, len) != (self.stamp, self.len) {
+                        let (host, name) = (self.inner.pool.host.clone(), self.name.clone());
+                        return Err(RemoteError::Replaced { host, name });
+                    }
+                }
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Has the server open a file; returns its stamp and length.
+    fn open(&self, name: &str, lock: Lock) -> Result<(u128, u64), RemoteError> {
+        let mut opened = [0; OPENED];
+        self.call(name, &Request::Open { name: name.to_owned(), lock }, &mut opened)?;
+        let (stamp, len) = opened.split_first_chunk().expect("24 bytes");
+        let len = u64::from_be_bytes(len.try_into().expect("8 bytes"));
+        Ok((u128::from_be_bytes(*stamp), len))
+    }
+
+    /// Sends a request until it is answered.
+    fn call(&self, name: &str, request: &Request, out: &mut [u8]) -> Result<(), RemoteError> {
+        let mut until = None;
+        let mut wait = WAITS[0];
+        loop {
+            // An idle connection may have been lost long ago: no wait before the next attempt.
+            let (link, is_new) = match self.pool.idle() {
+                Some(link) => (Ok(link), false),
+                None => (self.pool.dial(), true),
+            };
+            let error = match link.map(|link| self.exchange(link, request, out)) {
+                Ok(Ok(Ok(()))) => return Ok(()),
+                Ok(Ok(Err((status, text)))) => {
+                    let (host, name) = (self.pool.host.clone(), name.to_owned());
+                    return Err(RemoteError::Refused { host, name, status, text });
+                }
+                Ok(Err(error)) | Err(DialError::Io(error)) => error,
+                Err(error) if self.has_connected.load(Ordering::Relaxed) => described(error),
+                Err(error) => return Err(self.no_link(name, error)),
+            };
+            if !is_new {
+                continue;
+            }
+            let limit = self.waits[usize::from(self.has_connected.load(Ordering::Relaxed))];
+            let until = *until.get_or_insert_with(|| Instant::now() + limit);
+            if Instant::now() + wait > until {
+                return Err(RemoteError::Lost { host: self.pool.host.clone(), source: error });
+            }
+            self.say_lost(&error, limit);
+            thread::sleep(wait);
+            wait = (wait * 2).min(WAITS[1]);
+        }
+    }
+
+    /// Sends a request on a connection; gives the connection back after its reply.
+    fn exchange(
+        &self,
+        mut link: Link,
+        request: &Request,
+        out: &mut [u8],
+    ) -> io::Result<Result<(), (Status, String)>> {
+        let answered = ask(&mut link, request, out)?;
+        self.pool.put(link);
+        // Relaxed: the two flags are for messages, and for the choice of a limit.
+        self.has_connected.store(true, Ordering::Relaxed);
+        if self.is_lost.load(Ordering::Relaxed) && self.is_lost.swap(false, Ordering::Relaxed) {
+            (self.tell)(&format!("{} answers again", self.pool.host));
+        }
+        Ok(answered)
+    }
+
+    /// Says once that the server does not answer.
+    fn say_lost(&self, error: &io::Error, limit: Duration) {
+        if !self.is_lost.swap(true, Ordering::Relaxed) {
+            let (host, limit) = (&self.pool.host, limit.as_secs());
+            (self.tell)(&format!("{host} does not answer ({error}): trying again for {limit} s"));
+        }
+    }
+
+    /// The error of a first connection, which will not work later either.
+    fn no_link(&self, name: &str, error: DialError) -> RemoteError {
+        let host = self.pool.host.clone();
+        match error {
+            DialError::Tls(source) => RemoteError::Tls { host, source },
+            DialError::Refused(text) => {
+                RemoteError::Refused { host, name: name.to_owned(), status: Status::Refused, text }
+            }
+            DialError::Io(source) => RemoteError::Lost { host, source },
+        }
+    }
+}
+
+/// The error of a later connection: during an outage a peer may fail in any way.
+fn described(error: DialError) -> io::Error {
+    match error {
+        DialError::Io(error) => error,
+        DialError::Tls(error) => io::Error::other(error),
+        DialError::Refused(text) => io::Error::other(text),
+    }
+}

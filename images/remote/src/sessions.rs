@@ -1,0 +1,300 @@
+//! The sessions of a server: the open files of each restore, and how long they stay open.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::folder::{Folder, OpenFile};
+use crate::wire::{Lock, Status, Token};
+
+/// Maximum number of sessions.
+const MAX_SESSIONS: usize = 64;
+/// Maximum number of open files of a session: an image, its packs, and its hot set.
+const MAX_FILES: usize = 512;
+
+/// How long a session stays without a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// After its last connection was closed: the client's process has ended, most likely.
+    pub closed: Duration,
+    /// After the peer of its last connection did not answer any more: the network is down, most
+    /// likely.
+    pub lost: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { closed: Duration::from_secs(5), lost: Duration::from_secs(600) }
+    }
+}
+
+/// How a connection has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The client's process needs the session no more.
+    Done,
+    /// The peer, or its kernel, has closed it.
+    Closed,
+    /// The peer does not answer any more.
+    Lost,
+}
+
+/// All sessions of a server.
+#[derive(Debug)]
+pub struct Sessions {
+    folder: Folder,
+    patience: Patience,
+    all: Mutex<HashMap<Token, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    session: Arc<Session>,
+    /// Number of connections of each client's process.
+    clients: HashMap<u32, usize>,
+    /// When the session ends, if it has no connections.
+    until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Session {
+    /// Names in the peer's certificate; none without TLS.
+    peer: Vec<String>,
+    files: Mutex<Vec<Arc<OpenFile>>>,
+}
+
+impl Sessions {
+    /// Sessions that read `folder`.
+    pub fn new(folder: Folder, patience: Patience) -> Self {
+        Self { folder, patience, all: Mutex::default() }
+    }
+
+    /// Adds a connection of process `client` to a session, which begins if there is none yet.
+    ///
+    /// # Errors
+    ///
+    /// The session is of another peer, or there are too many.
+    pub fn join(&self, token: Token, client: u32, peer: &[String]) -> Result<Joined<'_>, String> {
+        self.expire();
+        let mut all = lock(&self.all);
+        if !all.contains_key(&token) && all.len() >= MAX_SESSIONS {
+            return Err(format!("there are {MAX_SESSIONS} restores already"));
+        }
+        let entry = all.entry(token).or_insert_with(|| {
+            let session = Session { peer: peer.to_vec(), files: Mutex::default() };
+            Entry { session: Arc::new(session), clients: HashMap::new(), until: None }
+        });
+        if entry.session.peer != peer {
+            return Err("this session is of another host".into());
+        }
+        *entry.clients.entry(client).or_default() += 1;
+        entry.until = None;
+        let session = Arc::clone(&entry.session);
+        Ok(Joined { sessions: self, token, client, session, seen: Vec::new(), end: Ended::Closed })
+    }
+
+    /// Ends the sessions that have had no connection for too long.
+    pub fn expire(&self) {
+        let now = Instant::now();
+        let over = |entry: &mut Entry| entry.until.is_some_and(|until| until <= now);
+        // Closed without the lock: a file system may hang.
+        let ended: Vec<_> = lock(&self.all).extract_if(|_, entry| over(entry)).collect();
+        drop(ended);
+    }
+
+    /// Number of sessions.
+    pub fn count(&self) -> usize {
+        lock(&self.all).len()
+    }
+
+    /// Waits for the end of sessions whose clients have ended, most likely: a restore that was
+    /// killed is continued by another one. Returns whether there were any.
+    fn wait_for_closed(&self) -> bool {
+        let limit = Instant::now() + self.patience.closed;
+        let soon = lock(&self.all)
+            .values()
+            .filter_map(|entry| entry.until)
+            .filter(|at| *at <= limit)
+            .max();
+        let Some(until) = soon else { return false };
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        self.expire();
+        true
+    }
+
+    fn leave(&self, token: Token, client: u32, end: Ended) {
+        {
+            let mut all = lock(&self.all);
+            let Some(entry) = all.get_mut(&token) else { return };
+            let Some(connections) = entry.clients.get_mut(&client) else { return };
+            *connections -= 1;
+            // With END, the client's other connections count no more: the network may have lost
+            // them long ago.
+            if *connections > 0 && end != Ended::Done {
+                return;
+            }
+            entry.clients.remove(&client);
+            if entry.clients.is_empty() {
+                let more = match end {
+                    Ended::Done => Duration::ZERO,
+                    Ended::Closed => self.patience.closed,
+                    Ended::Lost => self.patience.lost,
+                };
+                entry.until = Some(Instant::now() + more);
+            }
+        }
+        self.expire();
+    }
+}
+
+/// A connection's part in its session.
+#[derive(Debug)]
+pub struct Joined<'a> {
+    sessions: &'a Sessions,
+    token: Token,
+    client: u32,
+    session: Arc<Session>,
+    /// Files that this connection has read: no lock for them.
+    seen: Vec<Arc<OpenFile>>,
+    end: Ended,
+}
+
+impl Joined<'_> {
+    /// Opens a file, or finds it among those that are open.
+    pub(crate) fn open(
+        &mut self,
+        name: &str,
+        how: Lock,
+    ) -> Result<Arc<OpenFile>, (Status, String)> {
+        // Held while the file is locked: two connections of a session do not exclude each other.
+        let mut files = lock(&self.session.files);
+        let is_it =
+            |file: &&Arc<OpenFile>| file.name == name && (how == Lock::None || file.lock == how);
+        if let Some(file) = files.iter().find(is_it) {
+            return Ok(Arc::clone(file));
+        }
+        if files.len() >= MAX_FILES {
+            return Err((Status::Refused, format!("{MAX_FILES} files are open already")));
+        }
+        let mut file = self.sessions.folder.file(name, how);
+        if matches!(file, Err((Status::InUse, _))) && self.sessions.wait_for_closed() {
+            file = self.sessions.folder.file(name, how);
+        }
+        let file = Arc::new(file?);
+        files.push(Arc::clone(&file));
+        Ok(file)
+    }
+
+    /// The open file with this stamp.
+    pub(crate) fn file(&mut self, stamp: u128) -> Option<Arc<OpenFile>> {
+        let with = |file: &&Arc<OpenFile>| file.stamp == stamp;
+        if let Some(file) = self.seen.iter().find(with) {
+            return Some(Arc::clone(file));
+        }
+        let file = lock(&self.session.files).iter().find(with).cloned()?;
+        self.seen.push(Arc::clone(&file));
+        Some(file)
+    }
+
+    /// Says how the connection ends.
+    pub fn ends(&mut self, end: Ended) {
+        self.end = end;
+    }
+}
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        self.seen.clear();
+        self.sessions.leave(self.token, self.client, self.end);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    /// Sessions over a folder with an image `vm`.
+    fn sessions(patience: Patience) -> (tempfile::TempDir, Sessions) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("vm"), b"PLATENVM").unwrap();
+        let take = Box::new(|path: &std::path::Path, _| {
+            File::open(path).map_err(|error| error.to_string())
+        });
+        let folder = Folder::open(dir.path(), take).unwrap();
+        (dir, Sessions::new(folder, patience))
+    }
+
+    fn never() -> Patience {
+        Patience { closed: Duration::ZERO, lost: Duration::from_secs(1 << 30) }
+    }
+
+    #[test]
+    fn a_session_lasts_as_long_as_a_connection_and_an_outage() {
+        let (_dir, sessions) = sessions(never());
+        let mut one = sessions.join([1; 16], 1, &[]).unwrap();
+        let two = sessions.join([1; 16], 1, &[]).unwrap();
+        let stamp = one.open("vm", Lock::Exclusive).unwrap().stamp;
+        one.ends(Ended::Closed);
+        drop(one);
+        assert_eq!(sessions.count(), 1);
+        let mut two = two;
+        assert!(two.file(stamp).is_some());
+        two.ends(Ended::Lost);
+        drop(two);
+        // The network is down: the file is still open.
+        assert_eq!(sessions.count(), 1);
+        let mut again = sessions.join([1; 16], 1, &[]).unwrap();
+        assert!(again.file(stamp).is_some());
+        drop(again);
+        assert_eq!(sessions.count(), 0);
+        assert!(sessions.join([1; 16], 1, &[]).unwrap().file(stamp).is_none());
+    }
+
+    #[test]
+    fn a_process_that_is_done_takes_its_lost_connections_with_it() {
+        let (_dir, sessions) = sessions(never());
+        let mut stale = sessions.join([1; 16], 1, &[]).unwrap();
+        let mut last = sessions.join([1; 16], 1, &[]).unwrap();
+        let mut other = sessions.join([1; 16], 2, &[]).unwrap();
+        last.ends(Ended::Done);
+        drop(last);
+        assert_eq!(sessions.count(), 1);
+        other.ends(Ended::Done);
+        drop(other);
+        assert_eq!(sessions.count(), 0);
+        stale.ends(Ended::Lost);
+        drop(stale);
+        assert_eq!(sessions.count(), 0);
+    }
+
+    #[test]
+    fn a_file_is_open_once_for_each_lock() {
+        let (_dir, sessions) = sessions(never());
+        let mut one = sessions.join([1; 16], 1, &[]).unwrap();
+        let mut two = sessions.join([1; 16], 2, &[]).unwrap();
+        let file = one.open("vm", Lock::Exclusive).unwrap();
+        assert!(Arc::ptr_eq(&file, &two.open("vm", Lock::Exclusive).unwrap()));
+        assert!(Arc::ptr_eq(&file, &two.open("vm", Lock::None).unwrap()));
+        assert!(!Arc::ptr_eq(&file, &two.open("vm", Lock::Shared).unwrap()));
+        assert_eq!(one.open("none", Lock::None).unwrap_err().0, Status::NotFound);
+    }
+
+    #[test]
+    fn sessions_are_bounded_and_of_one_peer() {
+        let (_dir, sessions) = sessions(never());
+        let peer = ["b".to_owned()];
+        let _one = sessions.join([1; 16], 1, &peer).unwrap();
+        assert!(sessions.join([1; 16], 2, &[]).unwrap_err().contains("another host"));
+        let all: Vec<_> = (2..=MAX_SESSIONS)
+            .map(|nth| sessions.join([u8::try_from(nth).unwrap(); 16], 1, &peer).unwrap())
+            .collect();
+        assert!(sessions.join([0; 16], 1, &peer).unwrap_err().contains("64"));
+        drop(all);
+        sessions.join([0; 16], 1, &peer).unwrap();
+    }
+}
