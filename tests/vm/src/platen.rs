@@ -103,6 +103,60 @@ pub fn receive_with(lab: &Lab, side: Side, flags: &[&str]) -> Result<Receive> {
     Ok(Receive { platen, peer })
 }
 
+/// A `platen serve-images`.
+#[derive(Debug)]
+pub struct Served {
+    /// The process.
+    pub process: Proc,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// The address on which it listens.
+    pub listen: SocketAddr,
+    /// The address by which the other side reaches it.
+    pub peer: SocketAddr,
+}
+
+/// Starts `platen serve-images` at `side`, on a new address unless `listen` has one.
+///
+/// # Errors
+/// When it does not come to listen.
+pub fn serve_images(
+    lab: &Lab,
+    side: Side,
+    folder: &Path,
+    listen: Option<SocketAddr>,
+) -> Result<Served> {
+    let (listen, peer) = match listen {
+        Some(listen) => (listen, listen),
+        None => lab.net.meeting_point(side)?,
+    };
+    let at = listen.to_string();
+    let words = ["serve-images", &folder.display().to_string(), "--listen", &at];
+    let security = security(lab, side, &words)?;
+    let mut argv = vec![binary()?.display().to_string()];
+    argv.extend(words.iter().map(|word| String::from(*word)).chain(security));
+    let mut process = lab.spawn("serve-images", side, &argv)?;
+    process.wait_for_output("serving the images", LISTENS)?;
+    Ok(Served { process, folder: folder.to_owned(), listen, peer })
+}
+
+/// Starts a restore of the image `name` of a server at the other side.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn restore_from(
+    lab: &Lab,
+    vm: &Vm,
+    from: &Served,
+    name: &str,
+    extra: &[&str],
+) -> Result<Platen> {
+    let qmp = format!("unix:{}", vm.platen_monitor().display());
+    let image = format!("platen://{}/{name}", from.peer);
+    let words = [&["restore", "--qmp", &qmp, &image], extra].concat();
+    Platen::secured(lab, "restore", vm.side(), &words)
+}
+
 /// Starts `platen migrate` beside the VM.
 ///
 /// # Errors

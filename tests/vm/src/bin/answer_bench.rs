@@ -2,7 +2,7 @@
 //! of its image.
 //!
 //! ```text
-//! cargo run --release -p vm-tests --bin answer_bench [-- --rounds 5 --qemu 10 --data 300 --cold]
+//! cargo run --release -p vm-tests --bin answer_bench [-- --rounds 5 --qemu 10 --data 300 --cold --over 1000]
 //! ```
 //!
 //! One VM is saved. A first restore makes the hot set. Then restores with `--no-hot-set` and with
@@ -20,9 +20,9 @@ use clap::Parser;
 use rustix::fs::{fadvise, Advice};
 use serde_json::Value;
 use vm_tests::bench::large_vm;
-use vm_tests::platen::Platen;
+use vm_tests::platen::{restore_from, serve_images, Platen};
 use vm_tests::table::render;
-use vm_tests::{cleanup, Lab};
+use vm_tests::{cleanup, Lab, Rate};
 
 /// Restores one VM with and without the hot set of its image, and prints medians.
 #[derive(Debug, Parser)]
@@ -39,6 +39,9 @@ struct Options {
     /// Take the image out of the page cache before each restore.
     #[arg(long)]
     cold: bool,
+    /// Restore from a server of images at the other end of a link of so many Mbit/s.
+    #[arg(long, value_name = "MBIT")]
+    over: Option<u32>,
 }
 
 const LIMIT: Duration = Duration::from_secs(600);
@@ -53,6 +56,9 @@ fn main() -> ExitCode {
 fn bench(options: &Options) -> Result<()> {
     cleanup::install()?;
     let lab = Lab::new()?;
+    if let Some(mbit) = options.over {
+        lab.net.shape(Rate::Mbit(mbit))?;
+    }
     let spec = large_vm(&options.qemu, options.data, 300.max(options.data / 2))?;
     let mut vm = lab.boot(&spec, options.data)?;
     let image = lab.scratch("saved");
@@ -73,7 +79,7 @@ fn bench(options: &Options) -> Result<()> {
             if options.cold {
                 fadvise(File::open(&image)?, 0, None, Advice::DontNeed)?;
             }
-            let run = restore(&lab, &mut vm, &image, WAYS[nth].1)?;
+            let run = restore(&lab, &mut vm, &image, WAYS[nth].1, is_local(options, round))?;
             vm.guest.verify().with_context(|| WAYS[nth].0.to_owned())?;
             if !is_first {
                 runs[nth].push(run);
@@ -114,12 +120,32 @@ struct Run {
     report: Value,
 }
 
-fn restore(lab: &Lab, vm: &mut vm_tests::Vm, image: &Path, flags: &[&str]) -> Result<Run> {
+/// Whether a restore reads the image of its own host. The first one does, to make the hot set.
+fn is_local(options: &Options, round: usize) -> bool {
+    options.over.is_none() || round == 0
+}
+
+fn restore(
+    lab: &Lab,
+    vm: &mut vm_tests::Vm,
+    image: &Path,
+    flags: &[&str],
+    is_local: bool,
+) -> Result<Run> {
     let qmp = format!("unix:{}", vm.platen_monitor().display());
-    let image = image.display().to_string();
-    let words = [&["restore", "--qmp", &qmp, &image], flags].concat();
+    let path = image.display().to_string();
+    let words = [&["restore", "--qmp", &qmp, &path], flags].concat();
+    let folder = image.parent().context("the image lies in no folder")?;
+    let name = image.file_name().unwrap_or_default().to_string_lossy();
+    let served = match is_local {
+        true => None,
+        false => Some(serve_images(lab, vm.side().other(), folder, None)?),
+    };
     let begin = Instant::now();
-    let mut restore = Platen::start(lab, "restore", vm.side(), &words)?;
+    let mut restore = match &served {
+        None => Platen::start(lab, "restore", vm.side(), &words)?,
+        Some(served) => restore_from(lab, vm, served, &name, flags)?,
+    };
     while vm.monitor.run_state()? != "running" {
         ensure!(begin.elapsed() < LIMIT, "{} does not run", vm.name());
         std::thread::sleep(Duration::from_millis(1));

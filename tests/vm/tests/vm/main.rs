@@ -26,6 +26,7 @@ mod latency;
 mod matrix;
 mod moves;
 mod rehearse;
+mod remote;
 mod resume;
 mod saved;
 mod security;
@@ -105,6 +106,7 @@ fn run() -> anyhow::Result<u32> {
         advise::scenarios(),
         saved::scenarios(),
         clones::scenarios(),
+        remote::scenarios(),
     ];
     let choice = choice::Choice::new(std::env::args().skip(1))?;
     let chosen = choice.of(all.into_iter().flatten().collect())?;
