@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+#[path = "evacuate/domains.rs"]
+mod domains;
+
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(300);
 

@@ -122,6 +122,26 @@ impl Lab {
         self.services[side as usize].as_ref().expect("the service runs")
     }
 
+    /// Runs `platen` with these words on this machine, whose `virsh` is that of `host`; returns
+    /// whether it succeeded, and all that it said.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn platen_with_virsh(&self, host: &Host, words: &[&str]) -> Result<(bool, String)> {
+        let folder = self.folder.join("virsh");
+        fs::create_dir_all(&folder)?;
+        let script = folder.join("virsh");
+        let command = host.command(&["virsh"]);
+        let argv = std::iter::once(command.get_program()).chain(command.get_args());
+        let argv: Vec<_> = argv.map(|word| format!("'{}'", word.to_string_lossy())).collect();
+        fs::write(&script, format!("#!/bin/sh\nexec {} \"$@\"\n", argv.join(" ")))?;
+        fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH")?);
+        let out = Command::new(&self.binary).args(words).env("PATH", path).output()?;
+        let said = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+        Ok((out.status.success(), said))
+    }
+
     /// Runs `platen` with these words, outside of the hosts.
     ///
     /// # Errors

@@ -45,6 +45,7 @@ const SCENARIOS: &[Scenario] = &[
         quick: true,
         run: save_and_restore,
     },
+    Scenario { name: "platen_evacuates_a_domain", quick: true, run: evacuated },
     Scenario { name: "libvirt_aborts_and_the_guest_stays", quick: true, run: abort },
     Scenario {
         name: "services_killed_and_the_link_cut_in_mid_migration",
@@ -173,6 +174,21 @@ fn socket_without_service(lab: &mut Lab) -> Result<()> {
         lab.start_service(side)?;
     }
     lab.migrate_by_socket(&[])?;
+    lab.migrate(&[])
+}
+
+/// `platen evacuate` of a domain, through the doors; one that does not exist stops it not.
+fn evacuated(lab: &mut Lab) -> Result<()> {
+    let to = lab.at.other();
+    let counted = lab.service(lab.at).count()?;
+    let uri = format!("qemu+tcp://{}/system", lab.host(to).name);
+    let words = ["evacuate", "--domain", "g1", "--domain", "none", "--libvirt", &uri];
+    let (well, said) = lab.platen_with_virsh(lab.host(lab.at), &words)?;
+    ensure!(!well && said.contains("g1: moved"), "{said}");
+    ensure!(said.contains("none: refused") && said.contains("1 of 2 VMs moved"), "{said}");
+    lab.at = to;
+    lab.check_guest()?;
+    ensure!(lab.service(to.other()).count()? == counted + 1, "not through platen: {said}");
     lab.migrate(&[])
 }
 

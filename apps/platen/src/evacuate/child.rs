@@ -1,4 +1,4 @@
-//! The migration of one VM: a process `platen migrate`.
+//! The migration of one VM: a process `platen migrate`, or `virsh migrate`.
 //!
 //! ```text
 //!  evacuate ── SIGINT ──► migrate        in a process group of its own: a terminal's Ctrl-C and
@@ -8,7 +8,9 @@
 //! ```
 //!
 //! It shares nothing that it would wait for: if `evacuate` is stopped or killed, it migrates on.
+//! The figures of a domain of libvirt come from `virsh domjobinfo` (`domain`).
 
+use super::domain;
 use super::schedule::Sample;
 use anyhow::Context;
 use serde_json::Value;
@@ -20,7 +22,9 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::Arc;
 
 /// The longest line that is read at once.
 const LINE: u64 = 8192;
@@ -41,6 +45,8 @@ pub(super) enum Told {
 pub(super) struct Migration {
     child: Child,
     report: PathBuf,
+    /// Ends the thread that asks for figures.
+    over: Arc<AtomicBool>,
 }
 
 impl Migration {
@@ -77,7 +83,40 @@ impl Migration {
             read_lines(vm, errors, tell.clone(), told)?;
         }
         read_lines(vm, ours, tell.clone(), |line| sample(line).map(Told::Sample))?;
-        Ok(Self { child, report })
+        Ok(Self { child, report, over: Arc::default() })
+    }
+
+    /// Starts `virsh migrate` of the domain `name` with these words.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub(super) fn start_domain(
+        vm: usize,
+        name: &str,
+        words: &[OsString],
+        tell: &Sender<(usize, Told)>,
+    ) -> anyhow::Result<Self> {
+        let mut child = domain::virsh(&[])
+            .args(words)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .context("cannot start virsh (package libvirt-clients)")?;
+        if let Some(errors) = child.stderr.take() {
+            let told = |line: &[u8]| {
+                let line = String::from_utf8_lossy(line).trim().to_owned();
+                let line = line.strip_prefix("error: ").map_or(line.clone(), str::to_owned);
+                (!line.is_empty()).then_some(Told::Line(line))
+            };
+            read_lines(vm, errors, tell.clone(), told)?;
+        }
+        let over = Arc::new(AtomicBool::new(false));
+        let tell = tell.clone();
+        domain::follow(name.to_owned(), Arc::clone(&over), move |bytes| {
+            tell.send((vm, Told::Sample(Sample { bytes, in_doubt: false }))).is_ok()
+        })?;
+        Ok(Self { child, report: PathBuf::new(), over })
     }
 
     /// Asks it to cancel. Call it once: a second signal would force it.
@@ -96,7 +135,11 @@ impl Migration {
 
     /// How it has ended, once it has.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().ok().flatten()
+        let ended = self.child.try_wait().ok().flatten();
+        if ended.is_some() {
+            self.over.store(true, Ordering::Release);
+        }
+        ended
     }
 
     /// The report that it has written; null without one.

@@ -1,7 +1,8 @@
 //! Runs the migrations of an evacuation, and follows each to its end.
 
 use super::child::{Migration, Told};
-use super::entry::Entry;
+use super::domain;
+use super::entry::{Entry, Way};
 use super::order::Found;
 use super::report::{Outcome, VmReport};
 use super::schedule::{AtOnce, Schedule};
@@ -25,7 +26,7 @@ const LAST_WORDS: Duration = Duration::from_millis(600);
 pub(super) struct Turn {
     pub(super) entry: Entry,
     pub(super) found: Found,
-    /// The options of its `platen migrate`.
+    /// The words of its `platen migrate`, or `virsh migrate`.
     pub(super) words: Vec<OsString>,
     pub(super) report: VmReport,
 }
@@ -126,7 +127,11 @@ impl Drive<'_> {
     fn start(&mut self, vm: usize) {
         let turn = &mut self.turns[vm];
         let started = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        match Migration::start(vm, &turn.words, self.folder, &self.tell) {
+        let migration = match &turn.entry.way {
+            Way::Monitor { .. } => Migration::start(vm, &turn.words, self.folder, &self.tell),
+            Way::Domain => Migration::start_domain(vm, &turn.entry.name, &turn.words, &self.tell),
+        };
+        match migration {
             Ok(migration) => {
                 turn.report.started = Some(started);
                 let id = migration.id();
@@ -155,7 +160,12 @@ impl Drive<'_> {
                     self.say(vm, &line);
                     self.said[vm] = line;
                 }
-                Told::Sample(sample) => self.schedule.tells(vm, sample, self.begun.elapsed()),
+                Told::Sample(sample) => {
+                    if self.turns[vm].entry.way == Way::Domain {
+                        self.turns[vm].report.transferred = Some(sample.bytes);
+                    }
+                    self.schedule.tells(vm, sample, self.begun.elapsed());
+                }
             }
             if Instant::now() >= until {
                 break;
@@ -187,7 +197,10 @@ impl Drive<'_> {
             },
             State::Ended(migration, status, until) if Instant::now() >= until => {
                 let report = migration.report();
-                self.turns[vm].report.take(&report);
+                match self.turns[vm].entry.way {
+                    Way::Monitor { .. } => self.turns[vm].report.take(&report),
+                    Way::Domain => self.turns[vm].report.total_time = self.took(vm),
+                }
                 if status.success() {
                     self.end(vm, Outcome::Moved, None);
                     return;
@@ -201,24 +214,38 @@ impl Drive<'_> {
         };
     }
 
+    /// How long a migration has run that has just ended, ms.
+    fn took(&self, vm: usize) -> Option<u64> {
+        let now =
+            u64::try_from(self.begun.elapsed().saturating_sub(LAST_WORDS).as_millis()).ok()?;
+        Some(now.saturating_sub(self.turns[vm].report.started?))
+    }
+
     /// Why a migration has failed.
     fn cause(&self, vm: usize, status: ExitStatus, error: &serde_json::Value) -> String {
         let said = &self.said[vm];
+        let program = match self.turns[vm].entry.way {
+            Way::Monitor { .. } => "platen migrate",
+            Way::Domain => "virsh migrate",
+        };
         match (status.signal(), error.as_str()) {
-            (Some(signal), _) => format!("its platen migrate was ended by signal {signal}"),
+            (Some(signal), _) => format!("its {program} was ended by signal {signal}"),
             _ if !said.is_empty() => said.clone(),
             (None, Some(error)) => error.to_owned(),
-            (None, None) => format!("its platen migrate ended with {status}"),
+            (None, None) => format!("its {program} ended with {status}"),
         }
     }
 
     /// Asks the source QEMU where the VM is, on a thread: the others go on.
     fn ask(&mut self, vm: usize) {
         let turn = &self.turns[vm];
-        let (monitor, before) = (turn.entry.monitor.clone(), turn.found.state.clone());
+        let (entry, before) = (turn.entry.clone(), turn.found.state.clone());
         let verdicts = self.verdicts.clone();
         let body = move || {
-            let (outcome, text) = verdict(&monitor, &before);
+            let (outcome, text) = match &entry.way {
+                Way::Monitor { monitor, .. } => verdict(monitor, &before),
+                Way::Domain => domain::verdict(&entry.name, &before),
+            };
             let _ = verdicts.send((vm, outcome, text));
         };
         if let Err(error) = std::thread::Builder::new().name("verdict".into()).spawn(body) {

@@ -15,9 +15,40 @@ const LONGEST: usize = 255;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) name: String,
-    pub(super) monitor: UnixAddress,
-    /// A receiver of its own.
-    pub(super) peer: Option<String>,
+    pub(super) way: Way,
+}
+
+/// How a VM is migrated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By `platen migrate`.
+    Monitor {
+        monitor: UnixAddress,
+        /// A receiver of its own.
+        peer: Option<String>,
+    },
+    /// By `virsh migrate`: the name is that of the domain.
+    Domain,
+}
+
+impl Entry {
+    /// A domain of libvirt.
+    ///
+    /// # Errors
+    /// No domain has this name.
+    pub(super) fn domain(name: &str) -> Result<Self, String> {
+        if name.is_empty() || name.len() > LONGEST || name.contains(char::is_control) {
+            return Err(format!("'{}' is no name of a domain", name.escape_debug()));
+        }
+        Ok(Self { name: name.to_owned(), way: Way::Domain })
+    }
+
+    fn monitor(&self) -> Option<&UnixAddress> {
+        match &self.way {
+            Way::Monitor { monitor, .. } => Some(monitor),
+            Way::Domain => None,
+        }
+    }
 }
 
 impl FromStr for Entry {
@@ -41,7 +72,8 @@ impl FromStr for Entry {
             Some((address, peer)) if is_address(peer) => (address, Some(peer.to_owned())),
             _ => (rest, None),
         };
-        Ok(Self { name: name.to_owned(), monitor: address.parse()?, peer })
+        let way = Way::Monitor { monitor: address.parse()?, peer };
+        Ok(Self { name: name.to_owned(), way })
     }
 }
 
@@ -51,15 +83,16 @@ pub(super) fn refuse_twice(entries: &[Entry]) -> anyhow::Result<()> {
     for entry in entries {
         let name = &entry.name;
         if !names.insert(name) {
-            bail!("the VM {name} is given twice: give each --vm once, with a name of its own");
+            bail!(
+                "the VM {name} is given twice: give each --vm and --domain once, with a name of \
+                 its own"
+            );
         }
         // A socket that is missing is reported as this VM's own failure.
-        let Ok(found) = entry.monitor.path().metadata() else { continue };
+        let Some(monitor) = entry.monitor() else { continue };
+        let Ok(found) = monitor.path().metadata() else { continue };
         if let Some(other) = monitors.insert((found.dev(), found.ino()), name) {
-            bail!(
-                "the VMs {other} and {name} have the same monitor {}: give each VM once",
-                entry.monitor
-            );
+            bail!("the VMs {other} and {name} have the same monitor {monitor}: give each VM once");
         }
     }
     Ok(())
@@ -77,16 +110,24 @@ impl Claim {
     /// # Errors
     /// The monitor's socket does not exist, or another `platen evacuate` has the VM.
     pub(super) fn new(entry: &Entry) -> anyhow::Result<Self> {
-        let monitor = &entry.monitor;
-        let found = monitor.path().metadata().with_context(|| format!("monitor {monitor}"))?;
-        let name = format!("platen-evacuate-{:x}-{:x}", found.dev(), found.ino());
+        let (name, what) = match &entry.way {
+            Way::Monitor { monitor, .. } => {
+                let what = format!("monitor {monitor}");
+                let found = monitor.path().metadata().with_context(|| what.clone())?;
+                (format!("platen-evacuate-{:x}-{:x}", found.dev(), found.ino()), what)
+            }
+            // A name may be longer than the address of a socket.
+            Way::Domain => {
+                let sum = codec::checksum(entry.name.as_bytes());
+                (format!("platen-evacuate-domain-{sum:x}"), format!("domain {}", entry.name))
+            }
+        };
         let claimed =
             SocketAddr::from_abstract_name(name).and_then(|at| UnixListener::bind_addr(&at));
         let is_taken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
         ensure!(
             !claimed.as_ref().is_err_and(is_taken),
-            "another platen evacuate has this VM (monitor {monitor}): wait for its end, or \
-             interrupt it"
+            "another platen evacuate has this VM ({what}): wait for its end, or interrupt it"
         );
         Ok(Self(claimed.context("cannot claim the VM")?))
     }
@@ -103,12 +144,15 @@ mod tests {
     #[test]
     fn an_entry_is_a_name_a_monitor_and_perhaps_a_receiver() {
         let web = entry("web=unix:/run/web/qmp");
-        assert_eq!((web.name.as_str(), web.peer), ("web", None));
-        assert_eq!(web.monitor.to_string(), "unix:/run/web/qmp");
+        let way = |entry: &Entry| match &entry.way {
+            Way::Monitor { monitor, peer } => (monitor.to_string(), peer.clone()),
+            Way::Domain => panic!("a domain"),
+        };
+        assert_eq!((web.name.as_str(), way(&web)), ("web", ("unix:/run/web/qmp".into(), None)));
         let own = entry("web=unix:/run/a,b/qmp,[fe80::2]:4445");
-        assert_eq!(own.peer.as_deref(), Some("[fe80::2]:4445"));
-        assert_eq!(own.monitor.to_string(), "unix:/run/a,b/qmp");
-        assert_eq!(entry("web=unix:/run/a,b:/qmp").peer, None);
+        let there = Some("[fe80::2]:4445".to_owned());
+        assert_eq!(way(&own), ("unix:/run/a,b/qmp".into(), there));
+        assert_eq!(way(&entry("web=unix:/run/a,b:/qmp")).1, None);
         let long = format!("{}=unix:/q", "x".repeat(256));
         for bad in ["web", "unix:/run/web/qmp", "=unix:/q", "a\nb=unix:/q", "web=/run/qmp", &long] {
             assert!(bad.parse::<Entry>().is_err(), "{bad}");
@@ -141,5 +185,10 @@ mod tests {
         assert!(refused.contains("another platen evacuate has this VM"), "{refused}");
         drop(claim);
         assert!(Claim::new(&entry).is_ok());
+        let name = format!("a domain of test {}", std::process::id());
+        let domain = Entry::domain(&name).unwrap();
+        let _claim = Claim::new(&domain).unwrap();
+        assert!(Claim::new(&domain).unwrap_err().to_string().contains(&name));
+        assert!(Entry::domain("").is_err() && Entry::domain("a\nb").is_err());
     }
 }

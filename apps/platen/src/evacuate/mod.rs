@@ -1,7 +1,9 @@
-//! `platen evacuate`: the VMs of a host to other hosts, each by a `platen migrate` of its own.
+//! `platen evacuate`: the VMs of a host to other hosts, each by a `platen migrate` of its own, or
+//! by `virsh migrate`.
 //!
 //! ```text
-//!  entry     --vm, and the claim on a VM
+//!  entry     --vm and --domain, and the claim on a VM
+//!  domain    what virsh says of a domain
 //!  flags     the options of `migrate`, passed on
 //!  order     a look at each VM, and the order
 //!  schedule  when the next one starts (no clock, no process)
@@ -13,6 +15,7 @@
 //! this process: if it is killed they migrate on, and the VMs that wait stay.
 
 mod child;
+mod domain;
 mod drive;
 mod entry;
 mod flags;
@@ -28,7 +31,7 @@ use crate::say::say;
 use anyhow::{bail, ensure, Context};
 use clap::{Args, FromArgMatches};
 use drive::Turn;
-use entry::Entry;
+use entry::{Entry, Way};
 use flags::PassedOn;
 use order::{Found, ASSUMED};
 use report::{Evacuation, Outcome, VmReport};
@@ -61,8 +64,20 @@ pub(crate) struct EvacuateArgs {
     /// A VM: its name, which is also that of its target at the receiver, and the monitor socket of
     /// its QEMU; behind a comma the address of a receiver of its own. Repeat it for each VM, 256 at
     /// most
-    #[arg(long, required = true, value_name = "NAME=unix:PATH[,HOST:PORT]")]
+    #[arg(long, required_unless_present = "domain", value_name = "NAME=unix:PATH[,HOST:PORT]")]
     vm: Vec<Entry>,
+    /// A VM under libvirt, by the name of its domain: it moves by `virsh migrate --live`. With
+    /// doors (`platen host doors on`) its memory goes through platen, by the settings of
+    /// platen.toml. Repeatable
+    #[arg(long, value_name = "NAME", value_parser = Entry::domain, requires = "libvirt")]
+    domain: Vec<Entry>,
+    /// libvirt of the other host, for all --domain: for example qemu+ssh://there/system
+    #[arg(long, value_name = "URI")]
+    libvirt: Option<String>,
+    /// Option of `virsh migrate` for all --domain, for example --virsh-option=--persistent.
+    /// Repeatable
+    #[arg(long, value_name = "OPTION", requires = "domain", allow_hyphen_values = true)]
+    virsh_option: Vec<String>,
     /// Number of VMs that move at once, 1 to 64 [default: one more as long as that raises the rate
     /// on the network by a tenth, 8 at most; 1 with --max-bandwidth]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -101,29 +116,58 @@ impl EvacuateArgs {
         })
     }
 
-    /// The options of the `migrate` of one VM.
-    fn words(&self, entry: &Entry) -> anyhow::Result<Vec<OsString>> {
+    /// The migration of one VM.
+    fn plan(&self, entry: &Entry) -> anyhow::Result<Plan> {
         let name = &entry.name;
-        let peer = self.peer(entry)?;
+        let (monitor, peer) = match &entry.way {
+            Way::Monitor { monitor, peer } => (monitor, peer),
+            Way::Domain => {
+                let uri = self.libvirt.clone().unwrap_or_default();
+                let mib = self.share()?.map(|rate| rate.0 >> 20);
+                let words = domain::words(name, &uri, &self.virsh_option, mib);
+                return Ok(Plan { entry: entry.clone(), words, options: None, peer: uri });
+            }
+        };
+        let peer = peer.as_deref().or(self.to.as_deref()).with_context(|| {
+            format!(
+                "VM {name} has no receiver: give --to HOST:PORT, or --vm \
+                 {name}={monitor},HOST:PORT"
+            )
+        })?;
         let mut words: Vec<OsString> = vec![
-            format!("--qmp={}", entry.monitor).into(),
+            format!("--qmp={monitor}").into(),
             format!("--peer={peer}").into(),
             format!("--name={name}").into(),
         ];
         words.extend(self.share()?.map(|rate| format!("--max-bandwidth={}", rate.0).into()));
         words.extend(self.passed_on.0.iter().cloned());
-        Ok(words)
+        let options = Some(parse(&words)?);
+        Ok(Plan { entry: entry.clone(), words, options, peer: peer.to_owned() })
     }
 
-    fn peer<'a>(&'a self, entry: &'a Entry) -> anyhow::Result<&'a str> {
-        entry.peer.as_deref().or(self.to.as_deref()).with_context(|| {
-            let (name, monitor) = (&entry.name, &entry.monitor);
-            format!(
-                "VM {name} has no receiver: give --to HOST:PORT, or --vm \
-                 {name}={monitor},HOST:PORT"
-            )
-        })
+    /// The migrations of all VMs.
+    fn plans(&self) -> anyhow::Result<Vec<Plan>> {
+        let entries: Vec<Entry> = self.vm.iter().chain(&self.domain).cloned().collect();
+        ensure!(entries.len() <= MOST, "{} VMs are given, allowed are {MOST}", entries.len());
+        entry::refuse_twice(&entries)?;
+        ensure!(
+            !self.vm.is_empty() || self.passed_on.0.is_empty(),
+            "{} has no effect on a --domain: platen.toml has the settings of libvirt's migrations",
+            self.passed_on.0[0].to_string_lossy()
+        );
+        entries.iter().map(|entry| self.plan(entry)).collect()
     }
+}
+
+/// The migration of one VM.
+struct Plan {
+    entry: Entry,
+    /// Words of `platen migrate`, or of `virsh`.
+    words: Vec<OsString>,
+    /// The words' meaning for `platen migrate`.
+    options: Option<MigrateArgs>,
+    /// The other host, for the report.
+    peer: String,
 }
 
 /// Arguments of `platen migrate` as it parses them.
@@ -135,15 +179,8 @@ fn parse(words: &[OsString]) -> anyhow::Result<MigrateArgs> {
 
 pub(crate) fn run(args: &EvacuateArgs) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
-    ensure!(args.vm.len() <= MOST, "{} VMs are given, allowed are {MOST}", args.vm.len());
-    entry::refuse_twice(&args.vm)?;
-    let mut plans = Vec::with_capacity(args.vm.len());
-    for entry in &args.vm {
-        let words = args.words(entry)?;
-        let options = parse(&words)?;
-        plans.push((entry, words, options));
-    }
-    check(plans.iter().map(|(.., options)| options))?;
+    let plans = args.plans()?;
+    check(plans.iter().filter_map(|plan| plan.options.as_ref()))?;
     let interrupts = Arc::new(AtomicU32::new(0));
     let counted = interrupts.clone();
     ctrlc::set_handler(move || {
@@ -155,15 +192,14 @@ pub(crate) fn run(args: &EvacuateArgs) -> anyhow::Result<ExitCode> {
         .tempdir()
         .context("cannot make a private directory")?;
     let go_on = || interrupts.load(Ordering::Acquire) == 0;
-    let looks: Vec<_> = plans.iter().map(|(entry, _, options)| (*entry, options)).collect();
-    let looked = look_at(&looks, &go_on);
+    let looked = look_at(&plans, &go_on);
     let (mut turns, mut refused) = (Vec::new(), Vec::new());
-    for ((entry, words, options), found) in plans.into_iter().zip(looked) {
-        let mut report = VmReport::new(&entry.name, &options.source.peer);
+    for (Plan { entry, words, peer, .. }, found) in plans.into_iter().zip(looked) {
+        let mut report = VmReport::new(&entry.name, &peer);
         match found {
             Ok(found) => {
                 (report.ram, report.dirty_rate) = (Some(found.ram), found.dirty);
-                turns.push(Turn { entry: entry.clone(), found, words, report });
+                turns.push(Turn { entry, found, words, report });
             }
             Err(error) => {
                 report.outcome = Outcome::Refused;
@@ -201,14 +237,12 @@ fn check<'a>(all: impl Iterator<Item = &'a MigrateArgs>) -> anyhow::Result<()> {
 }
 
 /// Looks at all VMs at the same time.
-fn look_at(
-    plans: &[(&Entry, &MigrateArgs)],
-    go_on: &(dyn Fn() -> bool + Sync),
-) -> Vec<anyhow::Result<Found>> {
+fn look_at(plans: &[Plan], go_on: &(dyn Fn() -> bool + Sync)) -> Vec<anyhow::Result<Found>> {
     say(&format!("looking at {} VMs for 6 s", plans.len()));
     std::thread::scope(|scope| {
-        let start = |&(entry, options)| {
-            let look = move || order::look(entry, options, &|| go_on());
+        let start = |plan| {
+            let Plan { entry, options, .. }: &Plan = plan;
+            let look = move || order::look(entry, options.as_ref(), &|| go_on());
             std::thread::Builder::new().name("look".into()).spawn_scoped(scope, look)
         };
         let threads: Vec<_> = plans.iter().map(start).collect();

@@ -1,6 +1,7 @@
 //! A look at each VM before anything starts, and the order of their migrations.
 
-use super::entry::{Claim, Entry};
+use super::domain;
+use super::entry::{Claim, Entry, Way};
 use crate::args::MigrateArgs;
 use crate::migrate;
 use crate::monitor::open_monitor;
@@ -32,16 +33,23 @@ pub(super) struct Found {
 /// The VM cannot move; the message says why.
 pub(super) fn look(
     entry: &Entry,
-    args: &MigrateArgs,
+    args: Option<&MigrateArgs>,
     go_on: &dyn Fn() -> bool,
 ) -> anyhow::Result<Found> {
     let claim = Claim::new(entry)?;
-    let mut qmp = open_monitor(&entry.monitor)?;
-    let monitor = || format!("monitor {}", entry.monitor);
-    migrate::check(&mut qmp, args).with_context(monitor)?;
-    let vm = Vm::look(&mut qmp).with_context(monitor)?;
+    let (monitor, args) = match (&entry.way, args) {
+        (Way::Monitor { monitor, .. }, Some(args)) => (monitor, args),
+        _ => {
+            let domain::Looked { state, ram, dirty } = domain::look(&entry.name, go_on)?;
+            return Ok(Found { state, ram, dirty, _claim: claim });
+        }
+    };
+    let mut qmp = open_monitor(monitor)?;
+    let named = || format!("monitor {monitor}");
+    migrate::check(&mut qmp, args).with_context(named)?;
+    let vm = Vm::look(&mut qmp).with_context(named)?;
     if NOT_HERE.contains(&vm.state.as_str()) {
-        bail!("monitor {}: the VM does not run here (it is '{:.64}')", entry.monitor, vm.state);
+        bail!("monitor {monitor}: the VM does not run here (it is '{:.64}')", vm.state);
     }
     let dirty = match vm.state.as_str() {
         "running" => match dirtying(&mut qmp, vm.ram, go_on) {

@@ -40,7 +40,7 @@ impl Outcome {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct VmReport {
-    /// NAME of --vm.
+    /// NAME of --vm or --domain.
     pub(super) name: String,
     /// moved; stayed (its migration has failed or was cancelled, and it is here as before); refused
     /// (it could not move, and nothing was started); not-started (interrupted before its turn);
@@ -49,7 +49,7 @@ pub(super) struct VmReport {
     /// Why it has not moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
-    /// Address of its receiver.
+    /// Address of its receiver, or URI of the other host's libvirt.
     pub(super) peer: String,
     /// RAM, bytes. Absent if it was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
