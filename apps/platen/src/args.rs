@@ -6,6 +6,7 @@ use crate::ending_options::EndingOptions;
 use crate::qat_args::{Accelerator, QatLibraries};
 use crate::rate::Rate;
 use crate::size::Size;
+use crate::turns_option::TurnsOption;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use codec::{Codec, Settings};
@@ -178,6 +179,9 @@ pub(crate) struct SourceOptions {
     /// holds with multifd, in postcopy and while the VM is stopped [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub(crate) max_bandwidth: Option<Rate>,
+    /// Memory of the turns among other migrations
+    #[arg(long, hide = true, value_name = "PATH,PRIORITY")]
+    pub(crate) turns: Option<TurnsOption>,
     /// Number of TCP connections to the receiver, 1 to 64
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) links: u16,

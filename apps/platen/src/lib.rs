@@ -65,6 +65,7 @@ mod settings_keeper;
 mod size;
 mod source_end;
 mod store_command;
+mod turns_option;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

@@ -7,6 +7,7 @@ use crate::network;
 use crate::qat_command;
 use crate::report::{process_cpu, Report};
 use crate::say::say;
+use crate::turns_option::TurnsOption;
 use anyhow::bail;
 use codec::Settings;
 use relay::{Listening, RelayError, Source, SourceConfig, UnixAddress};
@@ -58,6 +59,7 @@ impl Plan {
             compress_threads: options.threads(),
             compress_wait_thread: options.compress_wait_thread == OnOff::On,
             max_bandwidth: options.max_bandwidth.map(|rate| rate.0),
+            turns: options.turns.as_ref().map(TurnsOption::open).transpose()?,
             links: options.links,
             page_size: options.page_size,
             name: options.name.clone(),

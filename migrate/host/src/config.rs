@@ -70,6 +70,9 @@ pub struct Config {
     /// Bytes that a migration sends per second at most, 131072 or more; as many as the link takes
     /// if it is left out.
     pub max_bandwidth: Option<u64>,
+    /// Bytes that all migrations of a host together send per second at most, 131072 or more; as
+    /// many as the link takes if it is left out. A change holds for migrations that begin later.
+    pub max_bandwidth_host: Option<u64>,
     /// Number of TCP connections of a migration between the hosts, 1 to 64.
     pub links: u16,
     /// Seconds to wait for the other host after every link to it is lost, 0 to 3600.
@@ -205,6 +208,7 @@ impl Default for Config {
             decompress_threads: None,
             max_cpu: None,
             max_bandwidth: None,
+            max_bandwidth_host: None,
             links: 4,
             resume_timeout: 30,
             page_size: 4096,
@@ -249,10 +253,14 @@ impl Config {
                 format!("{} is not a number from 1 to 255", threads.unwrap_or_default())
             })?;
         }
-        let rate = self.max_bandwidth.unwrap_or(LEAST_BANDWIDTH);
-        ensure(rate >= LEAST_BANDWIDTH, "max_bandwidth", &|| {
-            format!("{rate} is less than {LEAST_BANDWIDTH} bytes per second")
-        })?;
+        for (key, rate) in
+            [("max_bandwidth", self.max_bandwidth), ("max_bandwidth_host", self.max_bandwidth_host)]
+        {
+            let rate = rate.unwrap_or(LEAST_BANDWIDTH);
+            ensure(rate >= LEAST_BANDWIDTH, key, &|| {
+                format!("{rate} is less than {LEAST_BANDWIDTH} bytes per second")
+            })?;
+        }
         let cpu = self.max_cpu.unwrap_or(1.0);
         ensure((0.05..=4096.0).contains(&cpu), "max_cpu", &|| {
             format!("{cpu} is not a number of CPUs from 0.05 to 4096")

@@ -15,6 +15,8 @@ pub enum Order {
     Connection,
     /// With the listening socket of the door.
     Listener,
+    /// With the memory of the turns of all migrations that leave this host.
+    Turns,
     /// Everything is there: carry the migration.
     Carry(Box<Job>),
     /// With a connection of the other host's service, and that host's address.

@@ -38,7 +38,6 @@
 //! **Limits.** See section 6 of `docs/wire.md`.
 
 mod arrivals;
-mod cap;
 mod commit;
 mod credit;
 mod dial;
@@ -52,6 +51,7 @@ mod link;
 mod links;
 mod outbound;
 mod outgoing;
+mod overhead;
 mod pacing;
 mod pass;
 mod reader;

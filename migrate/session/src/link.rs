@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use turns::Cap;
 
 /// How often a thread that waits for its socket checks whether the session has ended.
 const WAKE_INTERVAL: Duration = Duration::from_millis(500);
@@ -59,10 +60,9 @@ impl Session {
         socket.set_write_timeout(Some(WAKE_INTERVAL)).map_err(failed)?;
         let options = SockRef::from(socket);
         options.set_tcp_user_timeout(Some(reader::SILENCE)).map_err(failed)?;
-        let unsent = self.cap.get().map_or(NOTSENT_LOWAT, |cap| {
-            cap.count_handshake();
-            cap.unsent(self.links.count())
-        });
+        self.caps().for_each(Cap::count_handshake);
+        let unsent = self.caps().map(|cap| cap.unsent(self.links.count())).min();
+        let unsent = unsent.unwrap_or(NOTSENT_LOWAT);
         options.set_tcp_notsent_lowat(unsent).map_err(failed)?;
         socket.try_clone().map_err(failed)
     }

@@ -1,6 +1,5 @@
 //! One session: the state that its links share, and its end.
 
-use crate::cap::Cap;
 use crate::commit::CommitGate;
 use crate::credit::{Credits, Grants};
 use crate::error::SessionError;
@@ -21,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use turns::{Cap, Turns};
 
 /// How long a peer without more to send may take to close its links.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
@@ -51,6 +51,8 @@ pub struct Session {
     commit: CommitGate,
     /// The limit on what all links write together; none at a receiver.
     pub(crate) cap: OnceLock<Cap>,
+    /// The turns among the sessions of other processes.
+    pub(crate) turns: OnceLock<Arc<Turns>>,
     plain: Arc<Arena>,
     payload: Arc<Arena>,
     pub(crate) sink: Arc<dyn Sink>,
@@ -109,6 +111,7 @@ impl Session {
             links,
             commit: CommitGate::new(),
             cap: OnceLock::new(),
+            turns: OnceLock::new(),
             // Both directions use it, so it has twice the credit. In addition, a lost link and its
             // replacement may each be reading a frame that another link delivers as well.
             plain: arena(2 * (grants.buffers() + usize::from(MAX_LINKS)))?,
@@ -128,6 +131,25 @@ impl Session {
     /// counts them. Call it once, before there are links.
     pub fn limit_rate(&self, rate: u64) {
         let _ = self.cap.set(Cap::new(rate));
+    }
+
+    /// Has what all links write take turns with the sessions of other processes. Call it once,
+    /// before there are links.
+    pub fn take_turns(&self, turns: Arc<Turns>) {
+        let _ = self.turns.set(turns);
+    }
+
+    /// Says that the VM has stopped: sessions that take turns with this one pause.
+    pub fn hurry(&self) {
+        if let Some(turns) = self.turns.get() {
+            turns.hurry();
+        }
+    }
+
+    /// The limits on what all links write.
+    pub(crate) fn caps(&self) -> impl Iterator<Item = &Cap> {
+        let shared = self.turns.get().and_then(|turns| turns.cap());
+        self.cap.get().into_iter().chain(shared)
     }
 
     /// The sender's accounts.
@@ -208,9 +230,9 @@ impl Session {
     /// bytes the peer's kernel has acknowledged on the links that are up. One system call per link.
     pub fn link_progress(&self) -> (bool, u64) {
         // A limited session's bytes wait for their turn, not for a socket.
-        let cap = self.cap.get();
-        let mut waits = cap.is_some_and(Cap::holds_back);
-        let unsent = cap.map_or(u32::MAX, |cap| cap.unsent(self.links.count()));
+        let mut waits = self.caps().any(Cap::holds_back);
+        let unsent = self.caps().map(|cap| cap.unsent(self.links.count())).min();
+        let unsent = unsent.unwrap_or(u32::MAX);
         let mut acked = 0;
         self.links.each(|link| {
             let link = tcp_info::progress(&link.socket, unsent);

@@ -1,6 +1,6 @@
 //! One connection between the relays, with or without TLS; hides the difference from the crate.
 
-use crate::cap::Overhead;
+use crate::overhead::Overhead;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;

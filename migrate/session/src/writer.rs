@@ -5,13 +5,13 @@
 //! With frames dealt round robin, four connections each send intermittently, and congestion control
 //! takes each for a slow one: 37 s instead of 14 for 310 MB at 200 Mbit/s under BBR.
 
-use crate::cap::{take_slice, Cap};
 use crate::error::SessionError;
 use crate::frame::Header;
 use crate::frame_type::FrameType;
 use crate::hello::would_block;
 use crate::links::{LinkState, Role};
 use crate::outgoing::Outgoing;
+use crate::overhead::take_slice;
 use crate::session::Session;
 use crate::tcp_info;
 use crate::transport::LinkWriter;
@@ -22,6 +22,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use turns::Cap;
 
 /// A link idle for this long sends a HEARTBEAT (W24).
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -239,15 +240,19 @@ fn write_frame(
     let header = header.to_bytes();
     let parts: [&[u8]; 3] = [&header, first, second];
     // STILL_OPEN says that QEMU's socket was open a moment ago (W20): it waits for no turn.
-    let cap = session.cap.get();
-    if let Some(cap) = cap.filter(|_| is_urgent) {
-        cap.count(link.overhead().with(header.len()));
+    let (cap, turns) = (session.cap.get(), session.turns.get());
+    let is_limited = cap.is_some() || turns.is_some();
+    if is_limited && is_urgent {
+        let bytes = link.overhead().with(header.len());
+        cap.inspect(|cap| cap.count(bytes));
+        turns.inspect(|turns| turns.count(bytes));
     }
-    let written = match cap.filter(|_| !is_urgent) {
-        Some(cap) => write_in_turn(session, cap, link, parts, go_on),
-        None => link.write_all(parts, go_on).map(|sent| {
+    let written = if is_limited && !is_urgent {
+        write_in_turn(session, link, parts, go_on)
+    } else {
+        link.write_all(parts, go_on).map(|sent| {
             session.bytes_out.fetch_add(sent, Ordering::Relaxed);
-        }),
+        })
     };
     written.map_err(|error| session.link_lost(&error.to_string()))
 }
@@ -256,19 +261,23 @@ fn write_frame(
 /// frame written whole: the ABORT behind it has to begin where a frame does.
 fn write_in_turn(
     session: &Session,
-    cap: &Cap,
     link: &mut LinkWriter,
     mut parts: [&[u8]; 3],
     go_on: impl Fn(&std::io::Error) -> bool,
 ) -> std::io::Result<()> {
+    let (cap, turns) = (session.cap.get(), session.turns.get());
     let overhead = link.overhead();
+    let most = |of: Option<usize>| of.unwrap_or(usize::MAX);
+    let most = most(cap.map(Cap::slice)).min(most(turns.map(|turns| turns.slice())));
     loop {
-        let slice = take_slice(&mut parts, cap.slice());
+        let slice = take_slice(&mut parts, most);
         let bytes = slice.iter().map(|part| part.len()).sum();
         if bytes == 0 {
             return Ok(());
         }
-        cap.wait(overhead.with(bytes));
+        let counted = overhead.with(bytes);
+        cap.inspect(|cap| cap.wait(counted));
+        turns.inspect(|turns| turns.wait(counted));
         let sent = link.write_all(slice, &go_on)?;
         session.bytes_out.fetch_add(sent, Ordering::Relaxed);
     }

@@ -6,7 +6,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::ffi::OsString;
 
 /// Options of `migrate` that are of one VM, and those that `evacuate` has in its own words.
-const NOT_PASSED_ON: [&str; 6] = ["qmp", "peer", "name", "json", "max_bandwidth", "feed"];
+const NOT_PASSED_ON: [&str; 7] = ["qmp", "peer", "name", "json", "max_bandwidth", "turns", "feed"];
 
 /// Words of a command line of `migrate`.
 #[derive(Clone, Debug, Default)]

@@ -28,6 +28,7 @@ use crate::args::MigrateArgs;
 use crate::network;
 use crate::rate::Rate;
 use crate::say::say;
+use crate::turns_option::TurnsOption;
 use anyhow::{bail, ensure, Context};
 use clap::{Args, FromArgMatches};
 use drive::Turn;
@@ -38,11 +39,13 @@ use report::{Evacuation, Outcome, VmReport};
 use schedule::AtOnce;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
+use turns::{Priority, Turns};
 
 /// The most VMs of one evacuation.
 const MOST: usize = 256;
@@ -79,13 +82,17 @@ pub(crate) struct EvacuateArgs {
     #[arg(long, value_name = "OPTION", requires = "domain", allow_hyphen_values = true)]
     virsh_option: Vec<String>,
     /// Number of VMs that move at once, 1 to 64 [default: one more as long as that raises the rate
-    /// on the network by a tenth, 8 at most; 1 with --max-bandwidth]
+    /// on the network by a tenth, 8 at most; 1 with --max-bandwidth and a --domain]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     at_once: Option<u16>,
-    /// The most that all migrations together send per second, as for `migrate`. With --at-once N
-    /// each gets an Nth of it [default: no limit]
+    /// The most that all migrations together send per second, as for `migrate`. Each --domain gets
+    /// an Nth of it with --at-once N [default: no limit]
     #[arg(long, value_name = "RATE")]
     max_bandwidth: Option<Rate>,
+    /// Share of a --vm in --max-bandwidth, 1 to 8: a VM of 8 sends twice as fast as one of 4
+    /// [default: 4]
+    #[arg(long, value_name = "NAME=N", value_parser = priority)]
+    priority: Vec<(String, Priority)>,
     #[command(flatten)]
     passed_on: PassedOn,
     /// Write the report to this file as one line of JSON
@@ -97,13 +104,13 @@ impl EvacuateArgs {
     fn at_once(&self) -> AtOnce {
         match (self.at_once, self.max_bandwidth) {
             (Some(number), _) => AtOnce::Fixed(number.into()),
-            // Each migration keeps to its own share, and a share that nobody uses is lost.
-            (None, Some(_)) => AtOnce::Fixed(1),
-            (None, None) => AtOnce::Auto,
+            // A domain keeps to its own share, and a share that nobody uses is lost.
+            (None, Some(_)) if !self.domain.is_empty() => AtOnce::Fixed(1),
+            (None, _) => AtOnce::Auto,
         }
     }
 
-    /// The bytes per second of one migration.
+    /// The bytes per second of one domain.
     fn share(&self) -> anyhow::Result<Option<Rate>> {
         let Some(Rate(all)) = self.max_bandwidth else { return Ok(None) };
         let number = u64::from(self.at_once.unwrap_or(1));
@@ -117,7 +124,7 @@ impl EvacuateArgs {
     }
 
     /// The migration of one VM.
-    fn plan(&self, entry: &Entry) -> anyhow::Result<Plan> {
+    fn plan(&self, entry: &Entry, turns: &OwnedFd) -> anyhow::Result<Plan> {
         let name = &entry.name;
         let (monitor, peer) = match &entry.way {
             Way::Monitor { monitor, peer } => (monitor, peer),
@@ -139,14 +146,18 @@ impl EvacuateArgs {
             format!("--peer={peer}").into(),
             format!("--name={name}").into(),
         ];
-        words.extend(self.share()?.map(|rate| format!("--max-bandwidth={}", rate.0).into()));
+        // A path that the process finds as long as this one lives.
+        let path = format!("/proc/{}/fd/{}", std::process::id(), turns.as_raw_fd()).into();
+        let priority = self.priority.iter().find(|(of, _)| of == name);
+        let priority = priority.map_or_else(Priority::default, |(_, priority)| *priority);
+        words.push(format!("--turns={}", TurnsOption { path, priority }).into());
         words.extend(self.passed_on.0.iter().cloned());
         let options = Some(parse(&words)?);
         Ok(Plan { entry: entry.clone(), words, options, peer: peer.to_owned() })
     }
 
     /// The migrations of all VMs.
-    fn plans(&self) -> anyhow::Result<Vec<Plan>> {
+    fn plans(&self, turns: &OwnedFd) -> anyhow::Result<Vec<Plan>> {
         let entries: Vec<Entry> = self.vm.iter().chain(&self.domain).cloned().collect();
         ensure!(entries.len() <= MOST, "{} VMs are given, allowed are {MOST}", entries.len());
         entry::refuse_twice(&entries)?;
@@ -155,7 +166,15 @@ impl EvacuateArgs {
             "{} has no effect on a --domain: platen.toml has the settings of libvirt's migrations",
             self.passed_on.0[0].to_string_lossy()
         );
-        entries.iter().map(|entry| self.plan(entry)).collect()
+        for (name, _) in &self.priority {
+            ensure!(
+                self.vm.iter().any(|entry| entry.name == *name),
+                "--priority is given for {name}, but no --vm of that name"
+            );
+        }
+        // Not too little for one of them.
+        self.share()?;
+        entries.iter().map(|entry| self.plan(entry, turns)).collect()
     }
 }
 
@@ -170,6 +189,12 @@ struct Plan {
     peer: String,
 }
 
+/// `NAME=N`.
+fn priority(text: &str) -> Result<(String, Priority), String> {
+    let (name, number) = text.rsplit_once('=').ok_or("this is not NAME=N")?;
+    Ok((name.to_owned(), number.parse()?))
+}
+
 /// Arguments of `platen migrate` as it parses them.
 fn parse(words: &[OsString]) -> anyhow::Result<MigrateArgs> {
     let command = MigrateArgs::augment_args(clap::Command::new("migrate").no_binary_name(true));
@@ -179,7 +204,9 @@ fn parse(words: &[OsString]) -> anyhow::Result<MigrateArgs> {
 
 pub(crate) fn run(args: &EvacuateArgs) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
-    let plans = args.plans()?;
+    let turns = Turns::file(args.max_bandwidth.map(|rate| rate.0));
+    let turns = turns.context("no memory for the turns of migrations")?;
+    let plans = args.plans(&turns)?;
     check(plans.iter().filter_map(|plan| plan.options.as_ref()))?;
     let interrupts = Arc::new(AtomicU32::new(0));
     let counted = interrupts.clone();
@@ -209,7 +236,7 @@ pub(crate) fn run(args: &EvacuateArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    let rate = args.share()?.map_or(ASSUMED, |rate| rate.0);
+    let rate = args.max_bandwidth.map_or(ASSUMED, |rate| rate.0);
     turns.sort_by(|one, other| order::sooner(&one.found, &other.found, rate));
     tell_order(&turns, rate);
     let at_once = drive::drive(&mut turns, args.at_once(), (folder.path(), begun), &interrupts);

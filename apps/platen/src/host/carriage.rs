@@ -7,6 +7,7 @@ use host::{Carrier, Record, Status};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use turns::Turns;
 
 /// How often services hear of a migration's progress.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -32,6 +33,8 @@ pub(super) struct Carriage {
     pub(super) settings: Settings,
     pub(super) carrier: Arc<Carrier>,
     pub(super) stop: Arc<Mutex<Option<Stop>>>,
+    /// The turns among the other migrations that leave this host.
+    pub(super) turns: Option<Arc<Turns>>,
 }
 
 impl Carriage {

@@ -10,16 +10,18 @@ use anyhow::{bail, Context};
 use host::{connection, Carrier, Channel, DoorListener, Job, Order, Phase, Status, Task};
 use relay::{Promise, QemuSocket};
 use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
+use turns::{Priority, Turns};
 
 /// The task and sockets that a carrier has got from the service.
 struct Orders {
     job: Job,
     connections: Vec<QemuSocket>,
     door: Option<DoorListener>,
+    turns: Option<OwnedFd>,
 }
 
 pub(super) fn run() -> anyhow::Result<ExitCode> {
@@ -28,14 +30,17 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
     say_panics();
     let channel = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
     let channel = Channel::from(channel);
-    let Orders { job, connections, door } = orders(&channel)?;
+    let Orders { job, connections, door, turns } = orders(&channel)?;
     // Ended by no terminal and no service.
     let _ = rustix::process::setsid();
     let (links, taken) = mpsc::channel();
     let copy = door.as_ref().map(DoorListener::try_clone).transpose()?;
     let carrier =
         Carrier::start(&job.config.run_dir, job.record.clone(), channel, copy, links.clone())?;
-    let outcome = carry(&carrier, job, connections, door, &taken)
+    let turns = turns.map(|file| Turns::open(&file, Priority::default()));
+    let turns = turns.transpose().context("the turns of this host's migrations")?.map(Arc::new);
+    let sockets = (connections, door);
+    let outcome = carry(&carrier, job, sockets, turns, &taken)
         .unwrap_or_else(|error| Outcome::failed(format!("{error:#}")));
     let code = match outcome.status {
         Status::Failed => ExitCode::FAILURE,
@@ -48,13 +53,14 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
 
 /// Waits for the service's orders.
 fn orders(channel: &Channel) -> anyhow::Result<Orders> {
-    let (mut connections, mut door) = (Vec::new(), None);
+    let (mut connections, mut door, mut turns) = (Vec::new(), None, None);
     loop {
         let message = channel.receive::<Order>().context("the orders of the service")?;
         match message.context("the service has gone before it had given its orders")? {
             (Order::Connection, Some(fd)) => connections.push(connection(fd)),
             (Order::Listener, Some(fd)) => door = Some(DoorListener::from(fd)),
-            (Order::Carry(job), _) => return Ok(Orders { job: *job, connections, door }),
+            (Order::Turns, Some(fd)) => turns = Some(fd),
+            (Order::Carry(job), _) => return Ok(Orders { job: *job, connections, door, turns }),
             (order, _) => bail!("an order out of place: {order:?}"),
         }
     }
@@ -63,8 +69,8 @@ fn orders(channel: &Channel) -> anyhow::Result<Orders> {
 fn carry(
     carrier: &Arc<Carrier>,
     job: Job,
-    connections: Vec<QemuSocket>,
-    door: Option<DoorListener>,
+    (connections, door): (Vec<QemuSocket>, Option<DoorListener>),
+    turns: Option<Arc<Turns>>,
     links: &Receiver<(TcpStream, String)>,
 ) -> anyhow::Result<Outcome> {
     let settings = Settings::given(job.config, job.me)?;
@@ -78,7 +84,7 @@ fn carry(
         }
     })
     .context("cannot handle signals")?;
-    let carriage = Carriage { settings, carrier: carrier.clone(), stop };
+    let carriage = Carriage { settings, carrier: carrier.clone(), stop, turns };
     match job.task {
         Task::Source => {
             let door = door.context("a migration without its door")?;

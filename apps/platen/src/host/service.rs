@@ -42,7 +42,7 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     // Refuses a second service, too.
     let control = UnixAddress::from(status::socket(&settings.config.run_dir)).listen()?;
     settings.make_socket_folder()?;
-    let carriers = Carriers::new(settings.clone(), registry, activity.clone());
+    let carriers = Carriers::new(settings.clone(), registry, activity.clone())?;
     let mut links = Links::listen(&settings, carriers.clone())?;
     let found = carriers.registry.find_again()?;
     if found.running > 0 {

@@ -179,6 +179,7 @@ impl Settings {
             links: config.links,
             page_size: config.page_size,
             max_bandwidth: config.max_bandwidth,
+            turns: None,
             name: Some(place.to_string()),
             setup: None,
             resume: Duration::from_secs(config.resume_timeout),

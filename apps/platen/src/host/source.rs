@@ -5,7 +5,7 @@ use crate::keeper;
 use crate::report::process_cpu;
 use anyhow::Context;
 use host::{forward, Care, DoorEntrance, DoorListener, Phase, Place, Policy, Record, Status};
-use relay::{QemuSocket, RelayError, Source};
+use relay::{QemuSocket, RelayError, Source, SourceConfig};
 use serde_json::json;
 use session::SessionError;
 use std::io::{self, ErrorKind};
@@ -23,7 +23,8 @@ pub(super) fn run(
     let entrance = DoorEntrance::new(door, connections, settings.allowed_users());
     let entrance = Arc::new(entrance);
     let peer = settings.config.find(&record.peer)?;
-    let config = settings.source(peer, record.place())?;
+    let turns = carriage.turns.clone();
+    let config = SourceConfig { turns, ..settings.source(peer, record.place())? };
     // Where a unix socket would lead in the clear, nobody has said.
     let may_forward = settings.config.unreachable == Policy::Forward
         && !matches!(record.place(), Place::Socket(_));

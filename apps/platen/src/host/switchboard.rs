@@ -11,7 +11,7 @@ use host::{
     Job, Order, Place, Record, Registry, Role, Task,
 };
 use relay::{Promise, QemuAddress, QemuSocket, Switchboard};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
@@ -19,6 +19,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use turns::Turns;
 
 /// How long the last migration with a port may take to give it back: its end is under way when the
 /// next one begins.
@@ -39,6 +40,8 @@ pub(super) struct Carriers {
     /// Held from the look whether a port is free until it is taken.
     opening: Mutex<()>,
     activity: Arc<Activity>,
+    /// The turns of all migrations that leave this host.
+    turns: OwnedFd,
 }
 
 impl Carriers {
@@ -46,9 +49,11 @@ impl Carriers {
         settings: Settings,
         registry: Arc<Registry>,
         activity: Arc<Activity>,
-    ) -> Arc<Self> {
+    ) -> anyhow::Result<Arc<Self>> {
+        let turns = Turns::file(settings.config.max_bandwidth_host);
+        let turns = turns.context("no memory for the turns of migrations")?;
         let (opening, settings) = (Mutex::new(()), Mutex::new(Arc::new(settings)));
-        Arc::new(Self { settings, registry, opening, activity })
+        Ok(Arc::new(Self { settings, registry, opening, activity, turns }))
     }
 
     /// The configuration for a new migration.
@@ -58,6 +63,9 @@ impl Carriers {
 
     /// Changes the configuration for new migrations.
     pub(super) fn change(&self, settings: Settings) {
+        if let Err(error) = Turns::limit(&self.turns, settings.config.max_bandwidth_host) {
+            say(&format!("max_bandwidth_host is as before: {error}"));
+        }
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 
@@ -120,6 +128,7 @@ impl Carriers {
         for connection in connections {
             send(&ours, &Order::Connection, Some(connection.as_fd()))?;
         }
+        send(&ours, &Order::Turns, Some(self.turns.as_fd()))?;
         if let Some(listener) = listener {
             send(&ours, &Order::Listener, Some(listener.as_fd()))?;
         }

@@ -3,8 +3,10 @@
 use crate::auto::AutoConfig;
 use codec::Settings;
 use session::Setup;
+use std::sync::Arc;
 use std::time::Duration;
 use tls::Connector;
+use turns::Turns;
 
 /// The settings of a source relay.
 #[derive(Debug, Clone)]
@@ -24,6 +26,8 @@ pub struct SourceConfig {
     /// The most bytes per second that all links write together, as a network interface counts
     /// them; `None` for no limit.
     pub max_bandwidth: Option<u64>,
+    /// The turns among the sessions of other processes.
+    pub turns: Option<Arc<Turns>>,
     /// TCP connections, 1 to 64.
     pub links: u16,
     /// Page size of the guest, bytes.

@@ -91,6 +91,9 @@ impl Source {
         if let Some(rate) = config.max_bandwidth {
             session.limit_rate(rate);
         }
+        if let Some(turns) = &config.turns {
+            session.take_turns(Arc::clone(turns));
+        }
         candidates.keep_known(&welcome.codecs);
         let settings = candidates.first(config);
         let (pool, accelerators) = codec_threads(config, settings, &grants, accelerator)?;

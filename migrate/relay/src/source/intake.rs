@@ -211,8 +211,9 @@ impl<'a> Intake<'a> {
         // The VM has stopped: from here on every millisecond is downtime.
         self.patient =
             !(self.is_tail(facts) || facts.vm_stopped_hint || self.kind == Kind::Preempt);
-        if let Some(auto) = shared.auto.as_ref().filter(|_| facts.vm_stopped_hint) {
-            auto.stopped();
+        if facts.vm_stopped_hint {
+            shared.auto.as_ref().inspect(|auto| auto.stopped());
+            shared.session.hurry();
         }
         Ok(())
     }

@@ -228,6 +228,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         compress_threads: options.threads,
         compress_wait_thread: options.wait,
         max_bandwidth: None,
+        turns: None,
         links: options.links,
         page_size: u32::try_from(PAGE).unwrap(),
         name: options.name,

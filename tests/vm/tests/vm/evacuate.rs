@@ -13,6 +13,7 @@ use crate::Scenario;
 pub(crate) fn scenarios() -> Vec<Scenario> {
     vec![
         Scenario::new("evacuates_all_but_the_one_that_fails", all_but_one),
+        Scenario::new("evacuates_three_at_once_within_one_limit", within_one_limit),
         Scenario::new("evacuate_interrupted_leaves_every_vm_here", interrupted),
         Scenario::new("evacuate_killed_lets_those_on_their_way_arrive", |stage| {
             without_it(stage, Signal::KILL)
@@ -116,6 +117,35 @@ fn all_but_one(stage: &mut Stage) -> Result<()> {
         is_well(destination, name)?;
     }
     is_well(&mut host.vms[2], NAMES[2])
+}
+
+/// Whenever it is looked at, no more has crossed the link than the limit of all three allows.
+fn within_one_limit(stage: &mut Stage) -> Result<()> {
+    const RATE: u64 = 3_000_000;
+    let mut host = Host::new(stage, 3)?;
+    let (before, begin) = (stage.lab.net.arrived(Side::Destination)?, Instant::now());
+    let limit = ["--max-bandwidth", "24mbit", "--at-once", "3", "--priority", "gamma=8"];
+    let mut evacuate = host.evacuate(stage, &[&limit[..], &["--max-downtime", "5000"]].concat())?;
+    let mut most: f64 = 0.0;
+    while evacuate.process.poll()?.is_none() {
+        let bytes = stage.lab.net.arrived(Side::Destination)? - before;
+        let allowed = RATE as f64 * 1.03 * begin.elapsed().as_secs_f64() + 65536.0;
+        most = most.max(bytes as f64 / allowed);
+        ensure!(bytes as f64 <= allowed, "{bytes} bytes after {:?}", begin.elapsed());
+        ensure!(begin.elapsed() < LIMIT, "it does not end; {}", evacuate.process.tail());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    println!("  {:.1} % of what is allowed", 100.0 * most);
+    evacuate.succeed(NOTICE)?;
+    let report = evacuate.report()?;
+    ensure!(outcomes(&report) == ["moved"; 3] && report["at-once"] == 3, "{report}");
+    for vm in report["vms"].as_array().context("vms")? {
+        println!("  {}: {} ms, downtime {} ms", vm["name"], vm["total-time"], vm["downtime"]);
+    }
+    for (destination, name) in host.destinations.iter_mut().zip(NAMES) {
+        is_well(destination, name)?;
+    }
+    Ok(())
 }
 
 /// Waits until two VMs have started, and have sent some MiB.

@@ -1,17 +1,16 @@
-//! The limit on the bytes per second that all links of a session write together.
+//! A limit on the bytes per second that several writers write together.
 //!
-//! A link writes a frame in slices. It may write a slice once the slices before it, of any link,
-//! have had their time at the limited rate. Time without traffic is made up for by at most
-//! [`BURST`], so that a second carries at most the limit, that burst and one slice: 1.3 % more.
-//!
-//! The bytes count as a network interface counts them: with the headers of Ethernet, IP and TCP.
-//! Segments that TCP sends again do not count.
+//! A writer writes in slices. It may write a slice once the slices before it, of any writer, have
+//! had their time at the limited rate. Time without traffic is made up for by at most [`BURST`], so
+//! that a second carries at most the limit, that burst and one slice: 1.3 % more.
 
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use socket2::SockRef;
+use rustix::time::{clock_gettime, ClockId};
+
+use crate::map::Map;
 
 /// Unused time that may be made up for: a thread that wakes up late costs no throughput.
 const BURST: Duration = Duration::from_millis(8);
@@ -27,26 +26,41 @@ const UNSENT: Duration = Duration::from_millis(4);
 const UNSENT_BYTES: (u64, u64) = (4 << 10, 1 << 20);
 /// The bytes of both directions of TLS handshake and hello, about, which nothing delays.
 const HANDSHAKE: u64 = 8 << 10;
-/// Bytes of a segment besides its data: Ethernet 14, IPv4 20 or IPv6 40, TCP with timestamps 32.
-const HEADERS: (u64, u64) = (66, 86);
-/// Bytes of a TLS record besides its data, and the most data of a record.
-const RECORD: (u64, u64) = (22, 1 << 14);
+/// A shared number further ahead is an error of another process: it would stop all sessions.
+const MOST_AHEAD: Duration = Duration::from_secs(10);
 
-/// The limit of one session.
+/// A limit.
 #[derive(Debug)]
-pub(crate) struct Cap {
+pub struct Cap {
     /// Bytes a second.
     rate: u64,
-    began: Instant,
-    /// Nanoseconds after `began` up to which the slices written so far take at the limited rate.
-    /// Relaxed: the number alone is the state.
-    taken: AtomicU64,
+    taken: Taken,
+}
+
+/// Nanoseconds of the monotonic clock up to which the slices written so far take at the limited
+/// rate. Relaxed: the number alone is the state.
+#[derive(Debug)]
+enum Taken {
+    Own(AtomicU64),
+    Shared(Arc<Map>),
 }
 
 impl Cap {
     /// `rate`: bytes a second, at least 1.
-    pub(crate) fn new(rate: u64) -> Self {
-        Self { rate: rate.max(1), began: Instant::now(), taken: AtomicU64::new(0) }
+    pub fn new(rate: u64) -> Self {
+        Self { rate: rate.max(1), taken: Taken::Own(AtomicU64::new(0)) }
+    }
+
+    /// A limit that other processes have, too.
+    pub(crate) fn shared(rate: u64, map: &Arc<Map>) -> Self {
+        Self { rate: rate.max(1), taken: Taken::Shared(Arc::clone(map)) }
+    }
+
+    fn taken(&self) -> &AtomicU64 {
+        match &self.taken {
+            Taken::Own(taken) => taken,
+            Taken::Shared(map) => &map.state().taken,
+        }
     }
 
     /// Bytes in `time` at the limited rate.
@@ -61,59 +75,65 @@ impl Cap {
         u64::try_from(time).unwrap_or(u64::MAX)
     }
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
-
     /// The most bytes to write at once.
-    pub(crate) fn slice(&self) -> usize {
+    pub fn slice(&self) -> usize {
         let bytes = self.bytes(SLICE).clamp(SLICE_BYTES.0, SLICE_BYTES.1);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
     /// The unsent bytes that the kernel may hold for each of `links` links.
-    pub(crate) fn unsent(&self, links: u64) -> u32 {
+    pub fn unsent(&self, links: u64) -> u32 {
         let each = self.bytes(UNSENT) / links.max(1);
         u32::try_from(each.clamp(UNSENT_BYTES.0, UNSENT_BYTES.1)).unwrap_or(u32::MAX)
     }
 
     /// Whether the limit holds bytes back now.
-    pub(crate) fn holds_back(&self) -> bool {
-        self.taken.load(Ordering::Relaxed) > self.now()
+    pub fn holds_back(&self) -> bool {
+        self.taken().load(Ordering::Relaxed) > now()
     }
 
     /// Waits until `bytes` may be written.
-    pub(crate) fn wait(&self, bytes: u64) {
-        while let Err(until) = self.take(self.now(), bytes) {
-            std::thread::sleep(Duration::from_nanos(until.saturating_sub(self.now())));
+    pub fn wait(&self, bytes: u64) {
+        while let Err(until) = self.take(now(), bytes) {
+            std::thread::sleep(Duration::from_nanos(until.saturating_sub(now())));
         }
     }
 
     /// Counts the handshake of a new link, which was not delayed.
-    pub(crate) fn count_handshake(&self) {
+    pub fn count_handshake(&self) {
         self.count(HANDSHAKE);
     }
 
     /// Counts bytes that are not delayed.
-    pub(crate) fn count(&self, bytes: u64) {
-        self.add(self.now(), bytes);
+    pub fn count(&self, bytes: u64) {
+        self.add(now(), bytes);
     }
 
     /// At time `now`: counts `bytes`, which are written at once; or returns the time at which to
     /// ask again.
-    fn take(&self, now: u64, bytes: u64) -> Result<(), u64> {
-        let taken = self.taken.load(Ordering::Relaxed);
-        if taken > now {
-            return Err(taken);
+    pub(crate) fn take(&self, now: u64, bytes: u64) -> Result<(), u64> {
+        let taken = self.taken().load(Ordering::Relaxed);
+        let until = self.sane(taken, now);
+        if until > now {
+            return Err(until);
         }
-        let next = self.after(taken, now, bytes);
-        let won = self.taken.compare_exchange(taken, next, Ordering::Relaxed, Ordering::Relaxed);
+        let next = self.after(until, now, bytes);
+        let won = self.taken().compare_exchange(taken, next, Ordering::Relaxed, Ordering::Relaxed);
         won.map(drop)
     }
 
     fn add(&self, now: u64, bytes: u64) {
-        let add = |taken| Some(self.after(taken, now, bytes));
-        let _ = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let add = |taken| Some(self.after(self.sane(taken, now), now, bytes));
+        let _ = self.taken().fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+
+    /// The number, unless another process has left behind one that no traffic explains.
+    fn sane(&self, taken: u64, now: u64) -> u64 {
+        let most = now.saturating_add(u64::try_from(MOST_AHEAD.as_nanos()).unwrap_or(u64::MAX));
+        match self.taken {
+            Taken::Shared(_) if taken > most => now,
+            _ => taken,
+        }
     }
 
     fn after(&self, taken: u64, now: u64, bytes: u64) -> u64 {
@@ -122,43 +142,10 @@ impl Cap {
     }
 }
 
-/// Bytes on the network beside those of the frames.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Overhead {
-    headers: u64,
-    segment: u64,
-    records: bool,
-}
-
-impl Overhead {
-    /// Of a connection, with TLS records in it or without.
-    pub(crate) fn of(socket: &TcpStream, records: bool) -> Self {
-        let is_v4 = socket.peer_addr().is_ok_and(|peer| peer.is_ipv4());
-        // The kernel always knows it; 536 is TCP's own default.
-        let segment = SockRef::from(socket).tcp_mss().unwrap_or(0).max(536);
-        let headers = if is_v4 { HEADERS.0 } else { HEADERS.1 };
-        Self { headers, segment: u64::from(segment), records }
-    }
-
-    /// Bytes on the network for `bytes` of a frame.
-    pub(crate) fn with(self, bytes: usize) -> u64 {
-        let mut bytes = bytes as u64;
-        if self.records {
-            bytes += bytes.div_ceil(RECORD.1) * RECORD.0;
-        }
-        bytes + bytes.div_ceil(self.segment) * self.headers
-    }
-}
-
-/// Takes at most `most` bytes off the front of `parts`.
-pub(crate) fn take_slice<'a>(parts: &mut [&'a [u8]; 3], most: usize) -> [&'a [u8]; 3] {
-    let mut left = most;
-    parts.each_mut().map(|part| {
-        let (front, rest) = part.split_at(left.min(part.len()));
-        left -= front.len();
-        *part = rest;
-        front
-    })
+/// Nanoseconds of the monotonic clock, which all processes of a host share.
+pub(crate) fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
 #[cfg(test)]
@@ -280,31 +267,5 @@ mod tests {
         let until = cap.take(SECOND, 1);
         assert!(until.is_err_and(|until| until == SECOND + 23_250_000), "{until:?}");
         assert!(cap.take(SECOND + 23_250_000, 1).is_ok());
-    }
-
-    #[test]
-    fn slices_cover_a_frame_in_order() {
-        let (header, unit, body) = ([1; 48], [2; 20], [3; 5000]);
-        for most in [1, 47, 48, 49, 68, 1024, 6000] {
-            let mut parts: [&[u8]; 3] = [&header, &unit, &body];
-            let mut all = Vec::new();
-            loop {
-                let slice = take_slice(&mut parts, most).concat();
-                if slice.is_empty() {
-                    break;
-                }
-                assert!(slice.len() <= most);
-                all.extend(slice);
-            }
-            assert_eq!(all, [&header[..], &unit, &body].concat(), "{most}");
-        }
-    }
-
-    #[test]
-    fn headers_and_records_are_counted() {
-        let plain = Overhead { headers: 66, segment: 1448, records: false };
-        assert_eq!((plain.with(1448), plain.with(1449)), (1514, 1449 + 132));
-        let secured = Overhead { records: true, ..plain };
-        assert_eq!(secured.with(1400), 1422 + 66);
     }
 }

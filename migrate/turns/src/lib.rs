@@ -1,0 +1,29 @@
+//! Limits on the bytes that sessions send per second: of one session, or of all sessions of a host
+//! together.
+//!
+//! ```text
+//!  session ─ Cap: its own limit
+//!     └───── Turns ─► memfd: the limit of all, and whose VM has stopped ◄─ Turns ─ other processes
+//! ```
+//!
+//! A [`Cap`] is one number: the time up to which the bytes so far take at the limited rate. The
+//! number lies in the process, or in memory that several processes map ([`Turns`]). Each writes a
+//! slice, and adds the slice's time to the number.
+//!
+//! **Fair shares.** All sessions wait for the same moment, and each is as likely to be first. The
+//! one that is first writes a slice in proportion to its priority. A session that has nothing to
+//! write leaves its share to the others.
+//!
+//! **The VM that has stopped goes first.** Its session says so ([`Turns::hurry`]). For up to 2 s
+//! the other sessions pause before each slice, for half a second at most, so that their links do
+//! not fall silent.
+//!
+//! **What fails.** Nothing, once the memory is mapped. A process that dies leaves a number behind
+//! that is seconds ahead at most, and an announcement that ends by itself.
+
+mod cap;
+mod map;
+mod shared;
+
+pub use cap::Cap;
+pub use shared::{Priority, Turns};
