@@ -1,4 +1,5 @@
-//! `platen image import`: makes an image of a plain migration stream, or of libvirt's save file.
+//! `platen image import`: makes an image of a plain migration stream, of QEMU's mapped-ram file, or
+//! of libvirt's save file.
 
 use crate::compression::CompressionArgs;
 use crate::saved_vm::bytes;
@@ -8,17 +9,19 @@ use anyhow::{bail, ensure, Context};
 use clap::Args;
 use filter::{decompress, Format};
 use image::{Options, State, Writer};
-use recorder::{beginning, record, Beginning, Ending, RecordError, Recorded, SaveFormat};
+use recorder::{
+    beginning, record, record_file, Beginning, Ending, RecordError, Recorded, SaveFormat,
+};
 use serde_json::json;
 use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::thread;
 
 #[derive(Args, Debug)]
 pub(crate) struct ImportArgs {
-    /// File to read; - is standard input
+    /// File to read; - is standard input. A mapped-ram file cannot come from a pipe
     #[arg(value_name = "STREAM")]
     stream: PathBuf,
     /// Image to write. A file of this name must not exist. In a store, it shares pages with the
@@ -37,14 +40,13 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     } else {
         File::open(&args.stream).with_context(|| format!("cannot read {from}"))?
     };
+    // None for a pipe.
+    let first = file.stream_position().ok();
     // Before there is a file of the image.
     let begins = beginning(&mut file).with_context(|| format!("{from}"))?;
     let mut writer = begin_image(&args.image, options, None)?;
     let (recorded, was_running) = match begins {
-        Beginning::Other(head) => {
-            let whole = Cursor::new(head).chain(file);
-            (record(whole, &mut writer, Ending::Closed).map_err(Into::into), None)
-        }
+        Beginning::Other(head) => (stream(file, first, head, &mut writer), None),
         Beginning::Libvirt(head) => {
             (unpacked(file, head.format, &mut writer), Some(head.was_running))
         }
@@ -55,8 +57,10 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
         facts["running"] = json!(was_running);
     }
     let facts = facts.to_string().into_bytes();
+    // A mapped-ram file has no record of a page that is zero.
+    let mapped_ram = recorded.mapped_ram;
     let finished = writer.finish(&State { facts, ..recorded.state })?;
-    let unsent = finished.summary().unsent;
+    let unsent = if mapped_ram { 0 } else { finished.summary().unsent };
     // The main channel of a multifd migration looks like a plain stream, but its pages are in the
     // other channels.
     ensure!(
@@ -69,10 +73,29 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Records the stream of libvirt's save file.
-fn unpacked(file: File, format: SaveFormat, writer: &mut Writer) -> anyhow::Result<Recorded> {
+/// Records the stream that began at offset `first` with `head`, behind which `file` is read.
+fn stream(
+    mut file: File,
+    first: Option<u64>,
+    head: Vec<u8>,
+    writer: &mut Writer,
+) -> anyhow::Result<Recorded> {
+    match first {
+        Some(first) => {
+            file.seek(SeekFrom::Start(first))?;
+            Ok(record_file(file, writer)?)
+        }
+        None => Ok(record(Cursor::new(head).chain(file), writer, Ending::Closed)?),
+    }
+}
+
+/// Records the stream of libvirt's save file, at which `file` is read.
+fn unpacked(mut file: File, format: SaveFormat, writer: &mut Writer) -> anyhow::Result<Recorded> {
     let format = match format {
-        SaveFormat::Raw => return Ok(record(file, writer, Ending::Closed)?),
+        SaveFormat::Raw | SaveFormat::Sparse => {
+            let first = file.stream_position().ok();
+            return stream(file, first, Vec::new(), writer);
+        }
         SaveFormat::Gzip => Format::Gzip,
         SaveFormat::Zstd => Format::Zstd,
     };

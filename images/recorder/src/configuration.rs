@@ -12,16 +12,25 @@ const MAX_CAPABILITIES: u32 = 256;
 /// Maximum number of subsections; QEMU has three.
 const MAX_SUBSECTIONS: usize = 16;
 
-/// Reads header and configuration. Returns the page size in bytes, and the bytes with which a
-/// stream to another QEMU begins. These omit the capabilities subsection, which describes this save
-/// only.
-pub(crate) fn read<R: Read, E>(source: &mut Source<R>) -> Result<(usize, Vec<u8>), RecordError<E>> {
+/// Header and configuration.
+pub(crate) struct Configuration {
+    /// Page size of the guest in bytes.
+    pub(crate) page_size: usize,
+    /// The bytes with which a stream to another QEMU begins. They omit the capabilities subsection,
+    /// which describes this save only.
+    pub(crate) kept: Vec<u8>,
+    /// The pages of RAM lie at fixed places of the file.
+    pub(crate) mapped_ram: bool,
+}
+
+/// Reads header and configuration.
+pub(crate) fn read<R: Read, E>(source: &mut Source<R>) -> Result<Configuration, RecordError<E>> {
     let head: [u8; 8] = source.array()?;
     if head != *b"QEVM\0\0\0\x03" {
         return Err(unknown(0, "it does not begin as a migration stream of version 3 does"));
     }
     let mut kept = head.to_vec();
-    let mut page_size = 4096;
+    let (mut page_size, mut mapped_ram) = (4096, false);
     if source.peek(1)? != [0x07] {
         return Err(refused(
             "its QEMU sends no configuration section (migration.send-configuration=off): leave that option out",
@@ -37,7 +46,7 @@ pub(crate) fn read<R: Read, E>(source: &mut Source<R>) -> Result<(usize, Vec<u8>
     kept.extend(source.take(len as usize)?);
     for _ in 0..MAX_SUBSECTIONS {
         if source.peek(1)? != [0x05] {
-            return Ok((page_size, kept));
+            return Ok(Configuration { page_size, kept, mapped_ram });
         }
         let mut subsection = vec![source.u8()?];
         let at = source.at();
@@ -55,7 +64,7 @@ pub(crate) fn read<R: Read, E>(source: &mut Source<R>) -> Result<(usize, Vec<u8>
                 subsection.extend(bits.to_be_bytes());
             }
             ("configuration/capabilities", 1) => {
-                capabilities(source)?;
+                mapped_ram |= capabilities(source)?;
                 continue;
             }
             ("configuration/uuid", 1) => subsection.extend(source.take(16)?),
@@ -69,19 +78,22 @@ pub(crate) fn read<R: Read, E>(source: &mut Source<R>) -> Result<(usize, Vec<u8>
     Err(unknown(source.at(), "too many subsections of the configuration"))
 }
 
-fn capabilities<R: Read, E>(source: &mut Source<R>) -> Result<(), RecordError<E>> {
+/// Reads the capabilities; returns whether mapped-ram is one of them.
+fn capabilities<R: Read, E>(source: &mut Source<R>) -> Result<bool, RecordError<E>> {
     let count = source.u32()?;
     if count > MAX_CAPABILITIES {
         return Err(unknown(source.at(), format!("{count} capabilities")));
     }
+    let mut mapped_ram = false;
     for _ in 0..count {
         match source.name()?.as_str() {
             "x-ignore-shared" => {
                 return Err(refused("x-ignore-shared leaves shared RAM out: turn it off"));
             }
-            "mapped-ram" => return Err(refused("a mapped-ram file is no plain stream")),
+            "mapped-ram" if !source.can_jump() => return Err(RecordError::NoFile),
+            "mapped-ram" => mapped_ram = true,
             _ => {}
         }
     }
-    Ok(())
+    Ok(mapped_ram)
 }

@@ -32,6 +32,9 @@ pub enum RecordError<E> {
         /// The bytes, in words.
         what: String,
     },
+    /// A mapped-ram file that is read from a pipe.
+    #[error("a mapped-ram file cannot be read from a pipe: give the name of the file")]
+    NoFile,
     /// The stream uses a feature that an image cannot hold.
     #[error("cannot save this VM so: {what}")]
     Refused {

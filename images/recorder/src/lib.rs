@@ -17,6 +17,9 @@
 //! length that fits, and JSON. Each device that the description lists has to be found in the state,
 //! in order.
 //!
+//! [`record_file()`] also reads QEMU's mapped-ram files, whose pages lie at fixed places. Once the
+//! rest of such a file is known to be whole, their pages are read. The tokeniser cannot follow.
+//!
 //! [`beginning()`] reads the head of the file that `virsh save` writes; [`head()`] makes one.
 //!
 //! # What fails
@@ -28,19 +31,22 @@
 //! # Limits
 //!
 //! Precopy streams of QEMU 7.2 to 11.1, stream version 3. No multifd, XBZRLE, `compress`,
-//! mapped-ram, x-ignore-shared or COLO, and no iterated section other than RAM (VFIO, block
-//! bitmaps).
+//! x-ignore-shared or COLO, and no iterated section other than RAM (VFIO, block bitmaps). A
+//! mapped-ram file has the byte order of the host that wrote its bitmaps; only those of
+//! little-endian hosts are read.
 
 mod configuration;
 mod error;
 mod libvirt;
+mod mapped;
 mod ram;
 mod record;
+mod section;
 mod sink;
 mod source;
 mod tail;
 
 pub use error::RecordError;
 pub use libvirt::{beginning, head, Beginning, SaveFormat, SaveHead, SaveHeadError};
-pub use record::{record, Ending, Recorded};
+pub use record::{record, record_file, Ending, Recorded};
 pub use sink::Sink;

@@ -1,5 +1,5 @@
-//! The head of the file that `virsh save` writes. The VM's migration stream follows it, as it is or
-//! compressed.
+//! The head of the file that `virsh save` writes. The VM's migration stream follows it: as it is,
+//! compressed, or as a mapped-ram file, whose offsets are those of the whole file.
 //!
 //! ```text
 //!  magic, 16 bytes │ 5 numbers of 32 bits │ 56 unused bytes │ domain, padded │ migration stream
@@ -18,15 +18,17 @@ const MAGIC: usize = 16;
 /// The longest description that is skipped; libvirt's own limit is below.
 const MAX_DESCRIPTION: u32 = 64 << 20;
 
-/// The compression of the migration stream.
+/// The form of the migration stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SaveFormat {
-    /// None.
+    /// A plain stream.
     Raw,
     /// gzip members.
     Gzip,
     /// zstd frames.
     Zstd,
+    /// QEMU's mapped-ram file.
+    Sparse,
 }
 
 /// The head of libvirt's save file.
@@ -34,7 +36,7 @@ pub enum SaveFormat {
 pub struct SaveHead {
     /// Whether the VM ran when it was saved.
     pub was_running: bool,
-    /// The compression of the stream that follows.
+    /// The form of the stream that follows.
     pub format: SaveFormat,
 }
 
@@ -65,8 +67,8 @@ pub enum SaveHeadError {
     Description(u32),
     /// A compression that platen does not read.
     #[error(
-        "libvirt has compressed this save with {0}: restore the VM and save it as raw, gzip or \
-         zstd (save_image_format in qemu.conf)"
+        "libvirt has compressed this save with {0}: restore the VM and save it as raw, \
+         sparse, gzip or zstd (save_image_format in qemu.conf)"
     )]
     Format(String),
 }
@@ -104,6 +106,7 @@ pub fn beginning(reader: &mut impl Read) -> Result<Beginning, SaveHeadError> {
         0 => SaveFormat::Raw,
         1 => SaveFormat::Gzip,
         5 => SaveFormat::Zstd,
+        6 => SaveFormat::Sparse,
         other => return Err(SaveHeadError::Format(name_of(other))),
     };
     let skipped = io::copy(&mut reader.by_ref().take(description.into()), &mut io::sink())?;
@@ -142,7 +145,6 @@ fn name_of(format: u32) -> String {
         2 => "bzip2".into(),
         3 => "xz".into(),
         4 => "lzop".into(),
-        6 => "sparse (mapped-ram)".into(),
         other => format!("format {other}"),
     }
 }
@@ -168,7 +170,12 @@ mod tests {
 
     #[test]
     fn the_stream_begins_behind_the_description() {
-        for (format, is) in [(0, SaveFormat::Raw), (1, SaveFormat::Gzip), (5, SaveFormat::Zstd)] {
+        for (format, is) in [
+            (0, SaveFormat::Raw),
+            (1, SaveFormat::Gzip),
+            (5, SaveFormat::Zstd),
+            (6, SaveFormat::Sparse),
+        ] {
             for to_bytes in [u32::to_le_bytes, u32::to_be_bytes] {
                 for ran in [0, 1] {
                     let (found, rest) = read(&file([2, 9, ran, format], to_bytes));
@@ -210,7 +217,6 @@ mod tests {
         assert!(said(b"LibvirtQemudPart and more").contains("not finished"));
         assert!(said(&known([3, 9, 0, 0])).contains("version 3"));
         assert!(said(&known([2, 9, 0, 3])).contains("with xz"));
-        assert!(said(&known([2, 9, 0, 6])).contains("sparse"));
         assert!(said(&known([2, 9, 0, 77])).contains("format 77"));
         assert!(said(&known([2, u32::MAX, 0, 0])).contains("4294967295 bytes"));
         // The description is cut off.

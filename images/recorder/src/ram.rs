@@ -1,9 +1,10 @@
 //! Parses the RAM sections: the block table and page records.
 
-use std::io::Read;
+use std::io::{Read, Seek};
 
 use image::RamBlock;
 
+use crate::mapped::{self, Region};
 use crate::source::{refused, unknown, Source};
 use crate::{RecordError, Sink};
 
@@ -27,6 +28,8 @@ pub(crate) struct Ram {
     /// Bitwise OR of the page sizes of all blocks, from POSTCOPY_ADVISE; 0 without that command.
     pub(crate) host_pages: u64,
     blocks: Vec<RamBlock>,
+    /// In a mapped-ram file, the places of the blocks' pages.
+    regions: Option<Vec<Region>>,
     /// The block of the last page record; a record with [`CONTINUE`] does not repeat its name.
     current: Option<usize>,
     pub(crate) pages: u64,
@@ -34,8 +37,31 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
-    pub(crate) fn new(page_size: usize) -> Self {
-        Self { page_size, host_pages: 0, blocks: Vec::new(), current: None, pages: 0, zeros: 0 }
+    pub(crate) fn new(page_size: usize, mapped_ram: bool) -> Self {
+        Self {
+            page_size,
+            host_pages: 0,
+            blocks: Vec::new(),
+            regions: mapped_ram.then(Vec::new),
+            current: None,
+            pages: 0,
+            zeros: 0,
+        }
+    }
+
+    /// Whether the pages are not in the stream.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.regions.is_some()
+    }
+
+    /// Passes the pages that are not in the stream to `sink`, and returns their number.
+    pub(crate) fn mapped_pages<F: Read + Seek, S: Sink>(
+        &self,
+        file: &mut F,
+        sink: &mut S,
+    ) -> Result<u64, RecordError<S::Error>> {
+        let Some(regions) = &self.regions else { return Ok(0) };
+        mapped::pages(file, self.page_size, &self.blocks, regions, sink)
     }
 
     /// Whether the block table was read.
@@ -66,7 +92,7 @@ impl Ram {
             }
             let kind = flags & !CONTINUE;
             match kind {
-                ZERO | PAGE => {}
+                ZERO | PAGE if !self.is_mapped() => {}
                 XBZRLE => {
                     return Err(refused("xbzrle is on: turn it off (migrate-set-capabilities)"))
                 }
@@ -133,8 +159,13 @@ impl Ram {
             if name.is_empty() || self.blocks.len() == MAX_BLOCKS {
                 return Err(unknown(at, "a block without a name, or more than 4096 blocks"));
             }
-            let host_page = self.host_page(source, left == 0)?;
-            self.blocks.push(RamBlock { name, len, host_page });
+            let mut block = RamBlock { name, len, host_page: 0 };
+            match &mut self.regions {
+                // QEMU refuses mapped-ram together with postcopy-ram.
+                Some(regions) => regions.push(mapped::header(source, &block, self.page_size)?),
+                None => block.host_page = self.host_page(source, left == 0)?,
+            }
+            self.blocks.push(block);
         }
         if self.blocks.is_empty() {
             return Err(unknown(source.at(), "a block table without blocks"));

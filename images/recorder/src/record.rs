@@ -1,13 +1,15 @@
 //! Parses the stream from its first to its last byte.
 
-use std::io::Read;
+use std::io::{Read, Seek};
 
 use image::{State, MAX_STATE};
 
+use crate::configuration::{self, Configuration};
 use crate::ram::Ram;
+use crate::section::{footer, head};
 use crate::source::{refused, unknown, Source};
 use crate::tail::{Collector, FOOTER};
-use crate::{configuration, RecordError, Sink};
+use crate::{RecordError, Sink};
 
 /// The mark of a stream's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub struct Recorded {
     pub bytes: u64,
     /// The stream had OPEN_RETURN_PATH: QEMU waits for SHUT at the end.
     pub return_path: bool,
+    /// It was a mapped-ram file: pages that were not passed on are zero.
+    pub mapped_ram: bool,
 }
 
 // Section types (`QEMU_VM_*`).
@@ -65,23 +69,50 @@ pub fn record<R: Read, S: Sink>(
     sink: &mut S,
     ending: Ending,
 ) -> Result<Recorded, RecordError<S::Error>> {
-    let mut source = Source::new(reader);
-    let (page_size, configuration) = configuration::read(&mut source)?;
+    Ok(parse(&mut Source::new(reader), sink, ending)?.0)
+}
+
+/// Records the stream that begins at the file's position and ends at its end: a plain stream, or a
+/// mapped-ram file. The pages of the latter are read once the rest is known to be whole.
+///
+/// # Errors
+///
+/// As [`record`]. Offsets are those of the file.
+pub fn record_file<F: Read + Seek, S: Sink>(
+    file: F,
+    sink: &mut S,
+) -> Result<Recorded, RecordError<S::Error>> {
+    let mut source = Source::of_file(file)?;
+    let (mut recorded, ram) = parse(&mut source, sink, Ending::Closed)?;
+    recorded.pages += ram.mapped_pages(&mut source.into_reader(), sink)?;
+    Ok(recorded)
+}
+
+/// Parses a stream. The pages of a mapped-ram file are still to be read.
+fn parse<R: Read, S: Sink>(
+    source: &mut Source<R>,
+    sink: &mut S,
+    ending: Ending,
+) -> Result<(Recorded, Ram), RecordError<S::Error>> {
+    let first = source.at();
+    let Configuration { page_size, kept, mapped_ram } = configuration::read(source)?;
     let mut this = Recording {
-        ram: Ram::new(page_size),
-        state: State { configuration, ..State::default() },
+        ram: Ram::new(page_size, mapped_ram),
+        state: State { configuration: kept, ..State::default() },
         section: None,
         ended: false,
         return_path: false,
     };
-    while this.element(&mut source, sink)? {}
+    while this.element(source, sink)? {}
     if !this.ended {
         return Err(unknown(source.at(), "device state before the end of RAM"));
     }
     if !this.ram.has_blocks() {
         return Err(unknown(source.at(), "RAM without a block table"));
     }
-    agree(&source, &this.ram)?;
+    if !mapped_ram {
+        agree(source, &this.ram)?;
+    }
     source.during = "in its device state";
     let mut tail = Collector::default();
     let tail = loop {
@@ -102,13 +133,15 @@ pub fn record<R: Read, S: Sink>(
         }
     };
     (this.state.devices, this.state.description) = (tail.devices, tail.description);
-    Ok(Recorded {
+    let recorded = Recorded {
         state: this.state,
         pages: this.ram.pages,
         zeros: this.ram.zeros,
-        bytes: source.at(),
+        bytes: source.at() - first,
         return_path: this.return_path,
-    })
+        mapped_ram,
+    };
+    Ok((recorded, this.ram))
 }
 
 struct Recording {
@@ -202,6 +235,11 @@ impl Recording {
         source.take(1)?;
         let (section, name, instance, version) = head(source)?;
         if !name.ends_with("virtio-mem-device-early") {
+            if self.ram.is_mapped() {
+                return Err(refused(
+                    "with background-snapshot on, QEMU does not mark the pages of a mapped-ram file: turn background-snapshot off and save again",
+                ));
+            }
             let what = format!("device '{}' before the end of RAM", name.escape_default());
             return Err(unknown(at, what));
         }
@@ -228,27 +266,6 @@ impl Recording {
         early.push(FOOTER);
         early.extend(section.to_be_bytes());
         Ok(())
-    }
-}
-
-/// Reads id, name, instance and version of a section.
-fn head<R: Read, E>(source: &mut Source<R>) -> Result<(u32, String, u32, u32), RecordError<E>> {
-    Ok((source.u32()?, source.name()?, source.u32()?, source.u32()?))
-}
-
-fn footer<R: Read, E>(source: &mut Source<R>, section: u32) -> Result<(), RecordError<E>> {
-    let at = source.at();
-    if source.peek(1)? != [FOOTER] {
-        return Err(refused(
-            "its QEMU sends no footers of sections (migration.send-section-footer=off): leave that option out",
-        ));
-    }
-    source.take(1)?;
-    let id = source.u32()?;
-    if id == section {
-        Ok(())
-    } else {
-        Err(unknown(at, format!("the footer of section {id} behind section {section}")))
     }
 }
 

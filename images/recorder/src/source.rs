@@ -1,6 +1,6 @@
 //! The stream's bytes: a window over the reader, which also feeds the tokeniser.
 
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 
 use stream::{Facts, Kind, Token, Tokeniser};
 
@@ -9,15 +9,22 @@ use crate::RecordError;
 /// Length of the window. QEMU writes about 130 KB at a time.
 const WINDOW: usize = 1 << 20;
 
+/// Moves a reader to an offset, or to its end if that is before; returns where it is.
+type Jump<R> = fn(&mut R, u64) -> io::Result<u64>;
+
 pub(crate) struct Source<R> {
     reader: R,
+    /// Only where the reader can seek.
+    jump: Option<Jump<R>>,
     window: Box<[u8]>,
     /// `window[begin..end]` is read and not consumed.
     begin: usize,
     end: usize,
-    /// Bytes consumed so far.
+    /// Offset of the next byte.
     at: u64,
     judge: Tokeniser,
+    /// The tokeniser gets the bytes. It cannot follow a jump.
+    judged: bool,
     tokens: Vec<Token>,
     /// The part of the stream that the grammar is reading, for the error of a stream that ends
     /// there.
@@ -28,17 +35,60 @@ impl<R: Read> Source<R> {
     pub(crate) fn new(reader: R) -> Self {
         Self {
             reader,
+            jump: None,
             window: vec![0; WINDOW].into_boxed_slice(),
             begin: 0,
             end: 0,
             at: 0,
             judge: Tokeniser::new(Kind::Main, 4096),
+            judged: true,
             tokens: Vec::new(),
             during: "in its header",
         }
     }
 
-    /// Offset of the next byte in the stream.
+    /// A source over a file, whose offsets are those of the file.
+    pub(crate) fn of_file<E>(mut file: R) -> Result<Self, RecordError<E>>
+    where
+        R: Seek,
+    {
+        let at = file.stream_position().map_err(|source| RecordError::Io { at: 0, source })?;
+        let jump: Jump<R> = |file, to| {
+            let end = file.seek(SeekFrom::End(0))?;
+            file.seek(SeekFrom::Start(to.min(end)))
+        };
+        Ok(Self { jump: Some(jump), at, ..Self::new(file) })
+    }
+
+    pub(crate) fn into_reader(self) -> R {
+        self.reader
+    }
+
+    /// Whether [`Source::jump`] works.
+    pub(crate) fn can_jump(&self) -> bool {
+        self.jump.is_some()
+    }
+
+    /// Continues at offset `to`, which must not be before the next byte.
+    pub(crate) fn jump<E>(&mut self, to: u64) -> Result<(), RecordError<E>> {
+        self.judged = false;
+        let left = to - self.at;
+        if left <= (self.end - self.begin) as u64 {
+            self.begin += usize::try_from(left).expect("in the window");
+        } else {
+            let jump = self.jump.ok_or(RecordError::NoFile)?;
+            let found = jump(&mut self.reader, to);
+            let found = found.map_err(|source| RecordError::Io { at: to, source })?;
+            if found < to {
+                return Err(RecordError::Ends { at: found, during: self.during });
+            }
+            (self.begin, self.end) = (0, 0);
+        }
+        self.at = to;
+        Ok(())
+    }
+
+    /// Offset of the next byte in the stream, or in the file.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
@@ -116,9 +166,11 @@ impl<R: Read> Source<R> {
         loop {
             match self.reader.read(&mut self.window[self.end..]) {
                 Ok(len) => {
-                    self.tokens.clear();
-                    let new = &self.window[self.end..self.end + len];
-                    self.judge.feed(new, &mut self.tokens);
+                    if self.judged {
+                        self.tokens.clear();
+                        let new = &self.window[self.end..self.end + len];
+                        self.judge.feed(new, &mut self.tokens);
+                    }
                     self.end += len;
                     return Ok(len > 0);
                 }

@@ -3,18 +3,20 @@
 //!
 //! [`MainStream`] and [`ChannelStream`] write one connection each, element by element, as QEMU does
 //! (names only when the block changes, stale bytes where a version leaves them). [`main_stream`]
-//! and [`multifd_streams`] assemble whole migrations from an iterator of pages.
+//! and [`multifd_streams`] assemble whole migrations from an iterator of pages, [`mapped_ram_file`]
+//! a whole file.
 //!
 //! Nothing is checked: the caller can write nonsense, and tests do.
 
 mod channel;
 mod main;
-
 mod style;
 
 pub use channel::ChannelStream;
 pub use main::{Configuration, MainStream, Section};
 pub use style::Style;
+
+use crate::token::FLAG_MEM_SIZE;
 
 /// Pages per PART section: about as many as QEMU sends between two reads of the clock.
 const PART_PAGES: usize = 4096;
@@ -44,6 +46,53 @@ pub fn main_stream<P: AsRef<[u8]>>(
     main.section(Section::End).end_of_section();
     main.device_tail(20_000);
     main.take()
+}
+
+/// A whole mapped-ram file, as QEMU writes it: zero pages have a clear bit, and their places are
+/// holes. Pages begin at multiples of `align` bytes; QEMU's alignment is 1 MiB. The stream begins
+/// at offset `first` of the file, with zeros before.
+pub fn mapped_ram_file<P: AsRef<[u8]>>(
+    machine: &str,
+    blocks: &[(&str, &[P])],
+    page_size: usize,
+    align: usize,
+    first: usize,
+) -> Vec<u8> {
+    let mut main = MainStream::new(page_size);
+    main.raw(&vec![0; first]).file_header().configuration(&Configuration {
+        machine,
+        capabilities: &["mapped-ram"],
+        ..Configuration::default()
+    });
+    let total: usize = blocks.iter().map(|(_, pages)| pages.len() * page_size).sum();
+    main.section(Section::Start).block_table(&[]);
+    // The table's only record, with its total.
+    let mut file = main.take();
+    let total_at = file.len() - 8;
+    file[total_at..].copy_from_slice(&(total as u64 | FLAG_MEM_SIZE).to_be_bytes());
+    for (name, pages) in blocks {
+        let len = (pages.len() * page_size) as u64;
+        let name_len = u8::try_from(name.len()).expect("a short name");
+        file.extend([&[name_len], name.as_bytes(), &len.to_be_bytes()].concat());
+        let bitmap_at = file.len() + 28;
+        let pages_at = (bitmap_at + pages.len().div_ceil(64) * 8).next_multiple_of(align);
+        file.extend(1_u32.to_be_bytes());
+        for number in [page_size, bitmap_at, pages_at] {
+            file.extend((number as u64).to_be_bytes());
+        }
+        file.resize(pages_at, 0);
+        for (nth, page) in pages.iter().enumerate() {
+            if page.as_ref().iter().any(|&byte| byte != 0) {
+                file[bitmap_at + nth / 8] |= 1 << (nth % 8);
+            }
+            file.extend(page.as_ref());
+        }
+    }
+    main.end_of_section();
+    main.section(Section::Part).end_of_section();
+    main.section(Section::End).end_of_section().device_tail(2000);
+    file.extend(main.take());
+    file
 }
 
 /// A whole multifd migration: the main stream and one stream per channel, packets round robin.
