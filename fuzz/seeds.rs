@@ -16,7 +16,7 @@ use image::{Options, RamBlock, State, Store, Writer};
 use libfuzzer_sys as _;
 use recorder::{record, Ending};
 use session::{encode_preamble, AckEntry, FrameType, Header, Hello, Setup, Welcome};
-use stream::synth::{main_stream, multifd_streams, Style};
+use stream::synth::{main_stream, mapped_ram_file, multifd_streams, Style};
 use stream::{classify, pack, Kind, Tokeniser};
 
 /// Longest seed: libFuzzer slows down with its inputs.
@@ -150,6 +150,11 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
 fn add_host(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>> {
     let mut add = |target, bytes: &[u8]| all.push((target, bytes.to_vec()));
     add("libvirt_head", &[&recorder::head(b"<domain/>", true)?[..], b"QEVM"].concat());
+    let pages = [vec![1; PAGE], vec![0; PAGE]];
+    for first in [0, 7] {
+        let file = mapped_ram_file("pc", &[("pc.ram", &pages[..])], PAGE, PAGE, first.into());
+        add("mapped_ram", &[&[first], &file[..]].concat());
+    }
     let image = image()?;
     add("image_open", &[&[0], &image[..]].concat());
     // Sealed anew: units, state and index by the places in the trailer.

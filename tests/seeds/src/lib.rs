@@ -91,6 +91,7 @@ targets! {
     hello "../../../fuzz/fuzz_targets/hello.rs"
     image_open "../../../fuzz/fuzz_targets/image_open.rs"
     libvirt_head "../../../fuzz/fuzz_targets/libvirt_head.rs"
+    mapped_ram "../../../fuzz/fuzz_targets/mapped_ram.rs"
     memory_map "../../../fuzz/fuzz_targets/memory_map.rs"
     nbd_parse "../../../fuzz/fuzz_targets/nbd_parse.rs"
     policy_settings "../../../fuzz/fuzz_targets/policy_settings.rs"
