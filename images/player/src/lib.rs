@@ -1,4 +1,5 @@
-//! Sends a saved VM to QEMU, as a plain stream or as the source of a postcopy migration.
+//! Sends a saved VM to QEMU: as a plain stream, as a mapped-ram file, or as the source of a
+//! postcopy migration.
 //!
 //! ```text
 //!            ┌─ threads: read, check, decode units ────┐
@@ -8,13 +9,15 @@
 //! ```
 //!
 //! [`plain()`] writes the stream of a precopy migration: the guest runs once all of it is loaded.
-//! With [`Reader::EmptyQemu`] it sends ADVISE before the RAM section, on which QEMU discards all of
-//! its RAM, and no zero pages. [`Player::play`] acts as the source of a postcopy migration: the
-//! guest runs at once. When it touches a missing page, QEMU requests that page over the return
-//! path, and it is sent next. The others follow in the background. [`Player::resume`] continues
-//! after a player has died. [`Player::prepare`] reads the pages that earlier restores requested:
-//! they are sent before the guest runs, and cost it no requests. Players of one image may share a
-//! [`UnitCache`]: a unit that one of them has decoded is sent by all.
+//! With [`Reader::EmptyQemu`] it sends ADVISE before the RAM section, on which QEMU discards all
+//! of its RAM, and no zero pages. [`mapped_ram()`] writes a file in which each page has a fixed
+//! place, as a QEMU with capability `mapped-ram` does. [`Player::play`] acts as the source of a
+//! postcopy migration: the guest runs at once. When it touches a missing page, QEMU requests that
+//! page over the return path, and it is sent next. The others follow in the background.
+//! [`Player::resume`] continues after a player has died. [`Player::prepare`] reads the pages that
+//! earlier restores requested: they are sent before the guest runs, and cost it no requests.
+//! Players of one image may share a [`UnitCache`]: a unit that one of them has decoded is sent by
+//! all.
 //!
 //! [`Player::play`] sends, in this order:
 //!
@@ -51,6 +54,7 @@ mod cache;
 mod error;
 mod hot;
 mod lanes;
+mod mapped;
 mod opening;
 mod pending;
 mod plain;
@@ -65,6 +69,7 @@ pub use back::{Message, ReturnPath};
 pub use cache::{Decoded, UnitCache};
 pub use error::PlayError;
 pub use hot::HotLimits;
+pub use mapped::mapped_ram;
 pub use plain::{plain, PlainOptions, Reader};
 pub use recovery::Recovery;
 pub use source::{Event, PlayOptions, Played, Player};

@@ -10,6 +10,7 @@ const START: u8 = 0x01;
 const PART: u8 = 0x02;
 const END: u8 = 0x03;
 const COMMAND: u8 = 0x08;
+const SUBSECTION: u8 = 0x05;
 const FOOTER: u8 = 0x7e;
 const DESCRIPTION: u8 = 0x06;
 const END_OF_STREAM: u8 = 0x00;
@@ -31,6 +32,18 @@ const MEM_SIZE: u64 = 0x04;
 const PAGE: u64 = 0x08;
 const EOS: u64 = 0x10;
 const CONTINUE: u64 = 0x20;
+
+/// Appends, to the configuration, the subsection that says which capability the stream depends on.
+/// QEMU refuses a stream if its own setting of the capability differs.
+pub(crate) fn capability(out: &mut Vec<u8>, name: &str) {
+    out.push(SUBSECTION);
+    put_name(out, "configuration/capabilities");
+    for number in [1_u32, 1] {
+        // The version, and the number of capabilities.
+        out.extend(number.to_be_bytes());
+    }
+    put_name(out, name);
+}
 
 /// Appends a command with its body.
 pub(crate) fn command(out: &mut Vec<u8>, command: u16, body: &[u8]) {
@@ -78,6 +91,18 @@ pub(crate) fn ask_received(out: &mut Vec<u8>, name: &str) {
 /// Appends the RAM section with the block table. `host_pages`: with the blocks' page sizes, which
 /// QEMU expects only in postcopy.
 pub(crate) fn start_of_ram(out: &mut Vec<u8>, image: &Image, host_pages: bool) {
+    begin_ram(out, image);
+    for described in &image.index().blocks {
+        block(out, &described.name, described.pages * image.shape().page_size() as u64);
+        if host_pages && described.host_page != 0 {
+            out.extend(described.host_page.to_be_bytes());
+        }
+    }
+    end_of_section(out, image.state().ram_section);
+}
+
+/// Appends the beginning of the RAM section, up to the block table's first entry.
+pub(crate) fn begin_ram(out: &mut Vec<u8>, image: &Image) {
     let state = image.state();
     out.push(START);
     out.extend(state.ram_section.to_be_bytes());
@@ -85,14 +110,12 @@ pub(crate) fn start_of_ram(out: &mut Vec<u8>, image: &Image, host_pages: bool) {
     out.extend(0_u32.to_be_bytes());
     out.extend(state.ram_version.to_be_bytes());
     out.extend((image.ram_bytes() | MEM_SIZE).to_be_bytes());
-    for block in &image.index().blocks {
-        put_name(out, &block.name);
-        out.extend((block.pages * image.shape().page_size() as u64).to_be_bytes());
-        if host_pages && block.host_page != 0 {
-            out.extend(block.host_page.to_be_bytes());
-        }
-    }
-    end_of_section(out, state.ram_section);
+}
+
+/// Appends name and length of a block.
+pub(crate) fn block(out: &mut Vec<u8>, name: &str, len: u64) {
+    put_name(out, name);
+    out.extend(len.to_be_bytes());
 }
 
 /// Appends the head of a section with pages. [`end_of_section`] ends it.
