@@ -1,15 +1,16 @@
-//! `platen image`: shows and verifies an image, and converts it to a plain stream or to libvirt's
-//! save file. `import` is in `image_import`, commands for stores are in `store_command`.
+//! `platen image`: shows and verifies an image, and converts it to a plain stream, to QEMU's
+//! mapped-ram file or to libvirt's save file. `import` is in `image_import`, commands for stores
+//! are in `store_command`.
 
 use crate::image_import::{self, ImportArgs};
 use crate::restore_fit::was_paused;
 use crate::saved_vm::{bytes, open};
 use crate::say::{printable, say, show};
 use crate::store_command::{self, CollectArgs, InitArgs, ListArgs, RemoveArgs};
-use anyhow::{bail, Context};
+use anyhow::{bail, ensure, Context};
 use clap::{Args, Subcommand};
 use image::{make_private, verify_but, Content, HotSet, Options, Store};
-use player::{plain, PlainOptions, Reader};
+use player::{mapped_ram, plain, PlainOptions, Reader};
 use recorder::head;
 use serde_json::{json, Value};
 use std::collections::HashSet;
@@ -33,11 +34,11 @@ enum Command {
     Info(InfoArgs),
     /// Read every byte of an image and compare all checksums
     Verify(VerifyArgs),
-    /// Write an image as a plain migration stream, which QEMU's -incoming reads, or as a file that
-    /// `virsh restore` reads
+    /// Write an image as a plain migration stream, which QEMU's -incoming reads, as a mapped-ram
+    /// file, or as a file that `virsh restore` reads
     Export(ExportArgs),
-    /// Make an image of a plain migration stream (a file of QEMU's exec:cat), or of the file that
-    /// `virsh save` writes as raw, gzip or zstd
+    /// Make an image of a plain migration stream (a file of QEMU's exec:cat), of a mapped-ram file,
+    /// or of the file that `virsh save` writes as raw, sparse, gzip or zstd
     Import(ImportArgs),
     /// Make a store: a folder in which saves share their pages
     Init(InitArgs),
@@ -78,6 +79,10 @@ struct ExportArgs {
     /// dumpxml --migratable DOMAIN)
     #[arg(long, value_name = "XML")]
     libvirt: Option<PathBuf>,
+    /// Write a mapped-ram file, which QEMU 9.0 or later loads by -incoming file:STREAM with
+    /// capability mapped-ram on, and with multifd by several threads. Zero pages are holes in it
+    #[arg(long, conflicts_with = "libvirt")]
+    mapped_ram: bool,
 }
 
 pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
@@ -213,12 +218,21 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
         }
     };
     let to = |file: File| -> anyhow::Result<()> {
+        if args.mapped_ram {
+            mapped_ram(&image, &file, how.threads)
+                .with_context(|| format!("image {}", args.image.display()))?;
+            return Ok(());
+        }
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&head).context("cannot write the stream")?;
         plain(&image, &mut out, how).with_context(|| format!("image {}", args.image.display()))?;
         Ok(())
     };
     if args.stream == Path::new("-") {
+        ensure!(
+            !args.mapped_ram,
+            "a mapped-ram file cannot be written to standard output: give the name of a file"
+        );
         let out =
             rustix::stdio::stdout().as_fd().try_clone_to_owned().context("standard output")?;
         return to(File::from(out));

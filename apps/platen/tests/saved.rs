@@ -25,6 +25,8 @@ mod disk;
 mod hot;
 #[path = "saved/libvirt.rs"]
 mod libvirt;
+#[path = "saved/mapped.rs"]
+mod mapped;
 #[path = "saved/remote.rs"]
 mod remote;
 #[path = "saved/shared.rs"]
@@ -50,8 +52,13 @@ impl Drop for Qemu {
 impl Qemu {
     /// Starts a VM of 16 MiB; `None` where no QEMU is installed.
     fn start(folder: &Path, name: &str, extra: &[&str]) -> Option<Self> {
+        Self::start_of("qemu-system-x86_64", folder, name, extra)
+    }
+
+    /// As [`Qemu::start`], of the QEMU `program`.
+    fn start_of(program: &str, folder: &Path, name: &str, extra: &[&str]) -> Option<Self> {
         let socket = folder.join(format!("{name}.qmp"));
-        let mut command = Command::new("qemu-system-x86_64");
+        let mut command = Command::new(program);
         command.args([
             "-accel",
             "tcg",
@@ -70,7 +77,7 @@ impl Qemu {
         let child = match command.spawn() {
             Ok(child) => child,
             Err(error) => {
-                println!("skipped: qemu-system-x86_64 cannot be started: {error}");
+                println!("skipped: {program} cannot be started: {error}");
                 return None;
             }
         };
