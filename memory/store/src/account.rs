@@ -1,9 +1,9 @@
 //! Counts entries that enter the table, and frees what an entry that left the table named.
 
+use crate::entry::{Object, State, Word, RARE};
 use crate::heap::Claimed;
 use crate::inject;
 use crate::object::{is_huge, locate};
-use crate::slot::{Object, State, Word, RARE};
 use crate::stats::{self, add, sub};
 use crate::worker::Worker;
 

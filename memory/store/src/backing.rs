@@ -26,8 +26,8 @@ use crate::backing_header::{
 };
 use crate::blocks::Blocks;
 use crate::disk::{number_of, Block, Disk};
+use crate::entry::{State, Word, MAX_BLOCKS};
 use crate::inject;
-use crate::slot::{State, Word, MAX_BLOCKS};
 use crate::store::{Store, MAX_WORKERS};
 use crate::superblock::{noted_runs, today, written};
 use crate::sync::Ordering;

@@ -7,8 +7,8 @@ use std::ops::Range;
 use rustix::io::Errno;
 
 use crate::disk::{Block, Disk};
+use crate::entry::MAX_BLOCKS;
 use crate::layout::PAGE;
-use crate::slot::MAX_BLOCKS;
 
 /// "platenBK", little endian.
 const MAGIC: u64 = u64::from_le_bytes(*b"platenBK");

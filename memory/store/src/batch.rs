@@ -7,10 +7,10 @@
 
 use crate::blocks::MAX_HOLDS;
 use crate::disk::Block;
+use crate::entry::{Object, MAX_OBJECT, TAGS};
 use crate::group_buffer::{GroupBuffer, Seen};
 use crate::layout::PAGE;
 use crate::object::checksum;
-use crate::slot::{Object, MAX_OBJECT, TAGS};
 
 /// The tag of a page of 4096 bytes that was read back: an uncompressed page fills its block, which
 /// has no room for a tag.

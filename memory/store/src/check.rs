@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use crate::entry::MAX_OBJECT;
 use crate::group_buffer::GroupBuffer;
 use crate::page::Page;
-use crate::slot::MAX_OBJECT;
 use crate::worker::Worker;
 use crate::writeback::BackBuffer;
 

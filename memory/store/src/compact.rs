@@ -3,10 +3,10 @@
 use std::sync::PoisonError;
 
 use crate::class::TABLE;
+use crate::entry::MAX_OBJECT;
 use crate::inject;
 use crate::layout::{CUTS, PAGE};
 use crate::slab::NIL;
-use crate::slot::MAX_OBJECT;
 use crate::store::Store;
 use crate::sweep::{choose, finish, plan, relocate};
 use crate::sync::Ordering;

@@ -10,12 +10,13 @@
 
 use std::sync::Arc;
 
+use crate::entry::{Member, Object, State, Word, MAX_MEMBERS, MAX_OBJECT, TAGS};
 use crate::group_buffer::{GroupBuffer, Seen, HEADER, MAX_GAP, MAX_PAYLOAD};
 use crate::inject;
 use crate::object::{checksum, locate};
 use crate::page::{GetError, PutError};
 use crate::record::PIECES;
-use crate::slot::{Member, Object, Slot, State, Word, MAX_MEMBERS, MAX_OBJECT, TAGS};
+use crate::slot::Slot;
 use crate::stats::add;
 use crate::store::Store;
 use crate::worker::{slot_of, Pin, Worker};

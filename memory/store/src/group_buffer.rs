@@ -1,7 +1,7 @@
 //! The bytes of a group: a header that names its pages, and their payload.
 
+use crate::entry::{MAX_MEMBERS, MAX_OBJECT};
 use crate::record::PIECES;
-use crate::slot::{MAX_MEMBERS, MAX_OBJECT};
 
 /// Bytes before a group's payload: the number of pages (1), the first page's index (5), the total
 /// length (2), and the distance from each page to the next. The total length detects a missing

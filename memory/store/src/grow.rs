@@ -5,12 +5,12 @@
 //! of the store.
 
 use crate::ahead::Ahead;
+use crate::entry::Word;
 use crate::error::StoreError;
 use crate::inject;
 use crate::layout::{Layout, PAGE};
 use crate::map::{self, Map};
 use crate::options::{limit_pages, Options};
-use crate::slot::Word;
 use crate::superblock;
 
 /// Why a store cannot grow.

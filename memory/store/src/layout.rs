@@ -17,8 +17,8 @@
 //! together, so that page tables and the page cache's tree take only 0.4 % of the data.
 
 use crate::class::{Class, LENGTHS, MAX_PAGES, SUM, WHOLE};
+use crate::entry::MAX_REGIONS;
 use crate::record::{PIECES, RECORD};
-use crate::slot::MAX_REGIONS;
 
 /// The host's page.
 pub(crate) const PAGE: usize = 4096;

@@ -31,7 +31,7 @@
 //!
 //! # Layout
 //!
-//! `layout.rs` draws the file. `slot.rs` has the 64 bits of an entry: kind, place, exact length and
+//! `layout.rs` draws the file. `entry.rs` has the 64 bits of an entry: kind, place, exact length and
 //! tag of the object, the number of pins, the age. `record.rs` has the record of a group.
 //! `class.rs` has the 158 size classes: places 16 bytes apart up to 1 KiB and 32 above, in slabs of
 //! 1 to 32 pages; an object may cross a page boundary in its slab, and an uncompressed page takes
@@ -160,6 +160,7 @@ mod dictionary;
 mod disk;
 #[cfg(not(loom))]
 mod editing;
+mod entry;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
@@ -226,6 +227,7 @@ pub use {
     compact::Compacted,
     dictionary::{stored_len, DictionaryError, Installed, MAX_DICTIONARY},
     disk::{Block, Disk, DiskError},
+    entry::{MAX_AGE, MAX_MEMBERS, MAX_OBJECT, TAGS},
     error::StoreError,
     file_disk::FileDisk,
     group::{GroupError, Grouped},
@@ -237,7 +239,6 @@ pub use {
     object::{dictionary_of, DICTIONARY_TAG},
     options::Options,
     page::{GetError, Page, PutError},
-    slot::{MAX_AGE, MAX_MEMBERS, MAX_OBJECT, TAGS},
     stats::Stats,
     store::{Store, MAX_WORKERS},
     superblock::Foreign,
@@ -248,8 +249,9 @@ pub use {
 #[cfg(loom)]
 pub use {
     blocks::Blocks,
+    entry::{Backed, Member, Object, State, Word},
     record::{Record, PIECES},
     slab::{Freed, Role, Slab},
-    slot::{Backed, Member, Object, Slot, State, Word},
+    slot::Slot,
     sync::{fence_read, fence_write},
 };

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use crate::entry::{State, Word, MAX_OBJECT, RARE, TAGS};
 use crate::heap::Claimed;
 use crate::inject;
 use crate::page::{GetError, Page, PutError};
-use crate::slot::{State, Word, MAX_OBJECT, RARE, TAGS};
 use crate::sync::relax;
 use crate::worker::{slot_of, Pin, Worker};
 

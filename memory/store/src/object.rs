@@ -1,9 +1,9 @@
 //! Objects: their places, checksums and tags.
 
 use crate::class::{fitting, CLASSES, WHOLE};
+use crate::entry::{Object, Word};
 use crate::layout::DICTIONARIES;
 use crate::map::Map;
-use crate::slot::{Object, Word};
 
 /// The lower four bits of the tag of an object made with dictionary 0; dictionary n adds n.
 pub const DICTIONARY_TAG: u8 = 8;

@@ -1,6 +1,6 @@
 //! The stored form of a page, and errors of storing and reading it.
 
-use crate::slot::{MAX_OBJECT, TAGS};
+use crate::entry::{MAX_OBJECT, TAGS};
 
 /// The stored form of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

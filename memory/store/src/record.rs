@@ -41,7 +41,7 @@ impl Record {
     /// A free record, outside of a file.
     #[cfg(loom)]
     pub fn new() -> Self {
-        let pieces = [(); PIECES].map(|()| Slot::new(crate::slot::Word::ABSENT));
+        let pieces = [(); PIECES].map(|()| Slot::new(crate::entry::Word::ABSENT));
         Self { state: AtomicU64::new(0), pieces }
     }
 

@@ -14,13 +14,14 @@
 use std::io;
 
 use crate::class::TABLE;
+use crate::entry::{Object, State, Word, MAX_OBJECT, RARE};
 use crate::heap::{class_word, Heap};
 use crate::inject;
 use crate::layout::{DICTIONARIES, SLAB_BITS};
 use crate::object::{checksum, dictionary_of, is_huge, locate};
 use crate::record::Record;
 use crate::slab::{Role, MAX_OBJECTS};
-use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE};
+use crate::slot::Slot;
 use crate::superblock;
 
 /// The contents of a table.

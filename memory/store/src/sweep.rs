@@ -11,11 +11,12 @@
 //! place is free: the store of its entry decides, as for a write.
 
 use crate::class::{fitting, CLASSES, TABLE, WHOLE};
+use crate::entry::{State, MAX_OBJECT};
 use crate::heap::{class_word, Claimed, Heap, MAX_BUMP};
 use crate::inject;
 use crate::object::{checksum, locate};
 use crate::slab::{Role, NIL};
-use crate::slot::{Slot, State, MAX_OBJECT};
+use crate::slot::Slot;
 
 /// Slabs of a class that one pass looks at, from the back of its list, while it holds the class's
 /// lock.
@@ -120,7 +121,7 @@ pub(crate) fn choose(heap: &Heap) -> u32 {
 
 /// Moves an entry's object out of a slab that is being emptied, if it is in one and is not in use.
 pub(crate) fn relocate(heap: &Heap, index: u64, slot: &Slot, bytes: &mut [u8; MAX_OBJECT]) {
-    let leaves = |word: crate::slot::Word| match word.state() {
+    let leaves = |word: crate::entry::Word| match word.state() {
         Some(State::Object(object)) => {
             let (class, place) = locate(&heap.map, &object)?;
             let slab = heap.map.slab(object.slab);
@@ -141,7 +142,7 @@ pub(crate) fn relocate(heap: &Heap, index: u64, slot: &Slot, bytes: &mut [u8; MA
     inject::step();
     let bump = u32::try_from(to.class - fits).expect("three at most");
     let new = pinned.at(to.slab, to.index, bump);
-    let moved = crate::slot::Object { slab: to.slab, index: to.index, bump, ..object };
+    let moved = crate::entry::Object { slab: to.slab, index: to.index, bump, ..object };
     let (_, place) = locate(&heap.map, &moved).expect("the heap claims places that exist");
     let bytes = &mut bytes[..object.len as usize];
     let mut sum = heap.map.read(from, bytes);

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::class::{fitting, CLASSES};
+use crate::entry::{Object, State, Word, MAX_OBJECT, RARE, TAGS};
 use crate::heap::{Claimed, Heap};
 use crate::inject;
 use crate::layout::PAGE;
@@ -12,7 +13,7 @@ use crate::object::{checksum, locate};
 use crate::page::{GetError, Page, PutError};
 use crate::regions::Full;
 use crate::slab::NIL;
-use crate::slot::{Object, Slot, State, Word, MAX_OBJECT, RARE, TAGS};
+use crate::slot::Slot;
 use crate::stats::{add, Counters};
 use crate::store::{Store, MAX_WORKERS};
 use crate::sync::Ordering;
