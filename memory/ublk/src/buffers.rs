@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::mm::{mlock, mmap, munmap, MapFlags, ProtFlags};
 
-use crate::control::Geometry;
+use crate::geometry::Geometry;
 
 /// A device's buffers: one for each tag of each queue.
 ///

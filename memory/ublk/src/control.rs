@@ -4,17 +4,18 @@
 //! stopping for all users of the disk) or for ever, because kernels have been seen to crash in the
 //! middle of one. Each wait has a time limit. After it the memory that the kernel may still write
 //! to is leaked, and the [`Control`] cannot be used any more.
-#![expect(unsafe_code, reason = "pushes entries that name memory to the kernel")]
+
+mod command;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use io_uring::{cqueue, opcode, squeue, types, IoUring};
+use io_uring::{cqueue, squeue, IoUring};
 
+use crate::geometry::{parameters, Geometry, Info};
 use crate::payload::Payload;
-use crate::sys::{self, Command, ControlCommand, DeviceInfo, Parameters};
+use crate::sys::{self, Command, DeviceInfo, Parameters};
 
 /// Why a control command failed.
 #[derive(Debug, thiserror::Error)]
@@ -57,62 +58,6 @@ impl ControlError {
             }
             Self::Silent { .. } => None,
         }
-    }
-}
-
-/// The parameters of a new device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Size of the disk in bytes: a multiple of 4096.
-    pub size: u64,
-    /// The number of queues, each with a thread.
-    pub queues: u16,
-    /// Requests in flight of a queue.
-    pub depth: u16,
-    /// The most bytes of a request: a multiple of 4096.
-    pub max_io: u32,
-}
-
-/// The state of a device's disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiskState {
-    /// It was not started, or is stopped.
-    Dead,
-    /// It has a server.
-    Live,
-    /// Its server is gone; requests wait for the next one.
-    Quiesced,
-    /// A state of later kernels.
-    Other(u16),
-}
-
-/// The driver's description of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Info {
-    /// Its number: `/dev/ublkb0` is 0.
-    pub id: u32,
-    /// The number of queues that the driver has made, at most as many as requested.
-    pub queues: u16,
-    /// Requests in flight of a queue.
-    pub depth: u16,
-    /// The most bytes of a request.
-    pub max_io: u32,
-    /// The state of its disk.
-    pub state: DiskState,
-    /// The process id of its server.
-    pub pid: i32,
-}
-
-impl From<DeviceInfo> for Info {
-    fn from(info: DeviceInfo) -> Self {
-        let state = match info.state {
-            sys::DEAD => DiskState::Dead,
-            sys::LIVE => DiskState::Live,
-            sys::QUIESCED => DiskState::Quiesced,
-            other => DiskState::Other(other),
-        };
-        let DeviceInfo { queues, depth, max_io, id, pid, .. } = info;
-        Self { id, queues, depth, max_io, state, pid }
     }
 }
 
@@ -312,62 +257,6 @@ impl Control {
         let pid = u64::from(pid().unsigned_abs());
         self.run(Command::EndRecovery, "ending recovery", id.into(), 0, &mut payload, pid).map(drop)
     }
-
-    fn run(
-        &mut self,
-        command: Command,
-        action: &'static str,
-        id: i64,
-        len: u16,
-        payload: &mut Payload,
-        data: u64,
-    ) -> Result<i32, ControlError> {
-        let silent = ControlError::Silent { id, action, seconds: self.timeout.as_secs() };
-        let refused = |source| ControlError::Refused { id, action, source };
-        let Some(mut ring) = self.ring.take() else { return Err(silent) };
-        // On the heap, so that it can be leaked to the kernel.
-        let mut shared = Box::new(*payload);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "-1 is all ones"
-        )]
-        let dev_id = id as u32;
-        let message = ControlCommand {
-            dev_id,
-            queue_id: u16::MAX,
-            len,
-            addr: if len == 0 { 0 } else { (&raw mut *shared).addr() as u64 },
-            data,
-            ..ControlCommand::default()
-        };
-        let number = if self.ioctl { command.ioctl() } else { command as u32 };
-        let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), number)
-            .cmd(message.to_bytes())
-            .build();
-        // SAFETY: `shared` is not dropped before the command is answered, and leaked if it is not.
-        let pushed = unsafe { ring.submission().push(&entry) };
-        assert!(pushed.is_ok(), "one command at a time, in a ring of four");
-        match wait(&mut ring, self.timeout) {
-            Ok(Some(result)) => {
-                self.ring = Some(ring);
-                *payload = *shared;
-                if result < 0 {
-                    return Err(refused(io::Error::from_raw_os_error(-result)));
-                }
-                Ok(result)
-            }
-            Ok(None) => {
-                // Dropping the ring would wait for the command.
-                std::mem::forget((ring, shared));
-                Err(silent)
-            }
-            Err(source) => {
-                std::mem::forget((ring, shared));
-                Err(refused(source))
-            }
-        }
-    }
 }
 
 impl std::fmt::Debug for Control {
@@ -378,88 +267,13 @@ impl std::fmt::Debug for Control {
 
 const EBUSY: i32 = 16;
 
-/// Submits the command and waits for its completion; `None` if there is none in time.
-fn wait(
-    ring: &mut IoUring<squeue::Entry128, cqueue::Entry>,
-    timeout: Duration,
-) -> io::Result<Option<i32>> {
-    let deadline = Instant::now() + timeout;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let time = types::Timespec::from(left.max(Duration::from_millis(1)));
-        let args = types::SubmitArgs::new().timespec(&time);
-        let entered = ring.submitter().submit_with_args(1, &args);
-        if let Some(entry) = ring.completion().next() {
-            return Ok(Some(entry.result()));
-        }
-        match entered {
-            Err(error) if !matches!(error.raw_os_error(), Some(ETIME | EINTR | EAGAIN)) => {
-                return Err(error)
-            }
-            _ if left.is_zero() => return Ok(None),
-            // No memory now: retry.
-            Err(error) if error.raw_os_error() == Some(EAGAIN) => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            _ => {}
-        }
-    }
-}
-
-const EINTR: i32 = 4;
-const EAGAIN: i32 = 11;
-const ETIME: i32 = 62;
-
 fn pid() -> i32 {
     i32::try_from(std::process::id()).expect("process numbers are positive ints")
-}
-
-/// The disk's parameters.
-fn parameters(geometry: &Geometry) -> Parameters {
-    const PAGE_SHIFT: u8 = 12;
-    let sectors = geometry.size / sys::SECTOR;
-    // A discard has no data and costs little a page, but a discard of the whole disk must not hold
-    // a tag for seconds. 256 MiB.
-    let discard = u32::try_from(sectors).unwrap_or(u32::MAX).min(1 << 19);
-    Parameters {
-        len: 64,
-        types: Parameters::BASIC | Parameters::DISCARD,
-        // Non-rotational, so that swap allocates clusters for each CPU, and without a volatile
-        // cache, so that no flush is needed.
-        attributes: 0,
-        logical_shift: PAGE_SHIFT,
-        physical_shift: PAGE_SHIFT,
-        io_opt_shift: PAGE_SHIFT,
-        io_min_shift: PAGE_SHIFT,
-        max_sectors: geometry.max_io >> 9,
-        sectors,
-        discard_granularity: 1 << PAGE_SHIFT,
-        max_discard_sectors: discard,
-        max_write_zeroes_sectors: discard,
-        max_discard_segments: 1,
-        ..Parameters::default()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::offset_of;
-
-    #[test]
-    fn parameters_have_the_offsets_of_the_struct() {
-        let geometry = Geometry { size: 1 << 30, queues: 2, depth: 64, max_io: 512 << 10 };
-        let p = parameters(&geometry);
-        assert_eq!((p.sectors, p.max_sectors), (1 << 21, 1024));
-        let bytes = Payload::of_parameters(&p).0;
-        let at = |offset: usize| u32::from_ne_bytes(bytes[offset..offset + 4].try_into().unwrap());
-        assert_eq!(at(offset_of!(Parameters, max_sectors)), 1024);
-        assert_eq!(at(offset_of!(Parameters, sectors)), 1 << 21);
-        assert_eq!(at(offset_of!(Parameters, discard_granularity)), 4096);
-        assert_eq!(at(offset_of!(Parameters, max_write_zeroes_sectors)), 1 << 19);
-        assert_eq!(bytes[offset_of!(Parameters, max_discard_segments)], 1);
-        assert_eq!(Payload(bytes).sectors(), 1 << 21);
-    }
 
     #[test]
     fn without_the_driver_the_error_says_what_to_do() {

@@ -46,6 +46,7 @@ static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 
 mod buffers;
 mod control;
+mod geometry;
 mod payload;
 mod queue;
 mod ring;
@@ -54,7 +55,8 @@ mod sys;
 mod tags;
 
 pub use buffers::Buffers;
-pub use control::{Control, ControlError, DiskState, Geometry, Info};
+pub use control::{Control, ControlError};
+pub use geometry::{DiskState, Geometry, Info};
 pub use queue::QueueError;
 pub use server::{abandon, disk, Counters, Options, ServeError, Server};
 pub use tags::Violation;

@@ -103,7 +103,7 @@ fn request(asked: &Asked, buffers: &Buffers, queue: u16, tag: u16) -> Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::Geometry;
+    use crate::geometry::Geometry;
     use crate::sys::{self, IoDescriptor};
     use device::guard::IoPath;
     use device::{Backend, Device, DeviceOptions, Errno, Extent};

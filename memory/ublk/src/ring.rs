@@ -13,7 +13,7 @@ use io_uring::{opcode, types, IoUring};
 use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 
 use crate::buffers::Buffers;
-use crate::control::Geometry;
+use crate::geometry::Geometry;
 use crate::sys::{self, IoCommand, IoDescriptor};
 
 /// A completion.

@@ -14,7 +14,8 @@ use device::guard::IoPath;
 use device::{Backend, Queue};
 
 use crate::buffers::Buffers;
-use crate::control::{Control, ControlError, DiskState, Geometry, Info};
+use crate::control::{Control, ControlError};
+use crate::geometry::{DiskState, Geometry, Info};
 use crate::queue::{serve, QueueError};
 use crate::ring::{Arrival, KernelRing};
 use crate::sys;
