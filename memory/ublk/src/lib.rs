@@ -46,9 +46,11 @@ static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 
 mod buffers;
 mod control;
+mod error;
 mod geometry;
 mod payload;
 mod queue;
+mod queues;
 mod ring;
 mod server;
 mod sys;
@@ -56,7 +58,9 @@ mod tags;
 
 pub use buffers::Buffers;
 pub use control::{Control, ControlError};
+pub use error::ServeError;
 pub use geometry::{DiskState, Geometry, Info};
 pub use queue::QueueError;
-pub use server::{abandon, disk, Counters, Options, ServeError, Server};
+pub use queues::Counters;
+pub use server::{abandon, disk, Options, Server};
 pub use tags::Violation;

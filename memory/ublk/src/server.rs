@@ -1,77 +1,21 @@
-//! A device's server: a thread for each queue, and the control commands.
+//! A device's server: it creates, recovers, grows and stops the device by control commands.
 
-use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::Receiver;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use device::guard::IoPath;
-use device::{Backend, Queue};
+use device::Backend;
 
 use crate::buffers::Buffers;
 use crate::control::{Control, ControlError};
+use crate::error::ServeError;
 use crate::geometry::{DiskState, Geometry, Info};
-use crate::queue::{serve, QueueError};
-use crate::ring::{Arrival, KernelRing};
+use crate::queue::QueueError;
+use crate::queues::{Counters, Queues};
 use crate::sys;
-use crate::tags::Tags;
-
-/// Why a device cannot be served.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServeError {
-    /// The driver refused.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    /// The requested geometry is not possible.
-    #[error("a ublk device cannot have {what}")]
-    Geometry {
-        /// The wrong value.
-        what: String,
-    },
-    /// The device to be recovered has another geometry.
-    #[error("ublk device {id} has {has:?}, this server would have {wanted:?}")]
-    Other {
-        /// The device.
-        id: u32,
-        /// The driver's description.
-        has: Box<Info>,
-        /// The requested geometry.
-        wanted: Box<Geometry>,
-    },
-    /// Another error of the kernel.
-    #[error("ublk device {id}: cannot {action}")]
-    Io {
-        /// The device.
-        id: u32,
-        /// The operation that failed.
-        action: &'static str,
-        /// The kernel's error.
-        source: io::Error,
-    },
-    /// A queue ended while the device was being started.
-    #[error("ublk device {id}, queue {queue}")]
-    Queue {
-        /// The device.
-        id: u32,
-        /// The queue.
-        queue: u16,
-        /// The cause.
-        source: QueueError,
-    },
-}
-
-/// Requests answered without the backend, since the server started.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Invalid requests, answered with EIO or EOPNOTSUPP.
-    pub senseless: AtomicU64,
-}
 
 /// A server's options.
 #[derive(Clone, Debug)]
@@ -241,6 +185,13 @@ impl Server {
     }
 }
 
+impl Queues {
+    fn into_server(self, control: Control, id: u32, size: u64) -> Server {
+        let Self { threads, ends, counters } = self;
+        Server { control, id, size, threads, ends, counters }
+    }
+}
+
 /// Deletes a device that will get no further server: users of its disk get errors instead of
 /// waiting.
 ///
@@ -264,94 +215,6 @@ fn notice_deaths(id: u32) {
 /// The disk of device `id`.
 pub fn disk(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{id}"))
-}
-
-/// Queues of a device that is being started.
-struct Queues {
-    threads: Vec<JoinHandle<()>>,
-    ends: Receiver<(u16, Result<(), QueueError>)>,
-    counters: Arc<Counters>,
-}
-
-impl Queues {
-    fn spawn<B: Backend>(
-        id: u32,
-        ioctl: bool,
-        backend: &B,
-        buffers: Buffers,
-        geometry: &Geometry,
-    ) -> Result<Self, ServeError> {
-        let failed = |action| move |source| ServeError::Io { id, action, source };
-        let device = open_device(id)?;
-        let buffers = Arc::new(buffers);
-        let counters = Arc::new(Counters::default());
-        let (ended, ends) = mpsc::channel();
-        let mut threads = Vec::with_capacity(geometry.queues.into());
-        for queue in 0..geometry.queues {
-            let backend = backend.open().map_err(failed("open the store"))?;
-            let thread = Thread {
-                device: device.try_clone().map_err(failed("copy a descriptor"))?,
-                geometry: *geometry,
-                queue,
-                ioctl,
-                buffers: Arc::clone(&buffers),
-                counters: Arc::clone(&counters),
-            };
-            let ended: Sender<_> = ended.clone();
-            let spawned = thread::Builder::new()
-                .name(format!("ublk{id}-q{queue}"))
-                .spawn(move || {
-                    let result = thread.run(backend);
-                    // The receiver is gone when the server is being dropped.
-                    let _ = ended.send((queue, result));
-                })
-                .map_err(failed("start a thread"))?;
-            threads.push(spawned);
-        }
-        Ok(Self { threads, ends, counters })
-    }
-
-    /// The result of a command that waits for the queues; if a queue has ended, its error is the
-    /// cause.
-    fn or_first_end(&mut self, id: u32, said: Result<(), ControlError>) -> Result<(), ServeError> {
-        match (said, self.ends.try_recv()) {
-            (Ok(()), _) => Ok(()),
-            (Err(_), Ok((queue, Err(source)))) => Err(ServeError::Queue { id, queue, source }),
-            (Err(error), _) => Err(error.into()),
-        }
-    }
-
-    fn into_server(self, control: Control, id: u32, size: u64) -> Server {
-        let Self { threads, ends, counters } = self;
-        Server { control, id, size, threads, ends, counters }
-    }
-}
-
-struct Thread {
-    device: File,
-    geometry: Geometry,
-    queue: u16,
-    ioctl: bool,
-    buffers: Arc<Buffers>,
-    counters: Arc<Counters>,
-}
-
-impl Thread {
-    fn run(self, mut backend: impl Queue) -> Result<(), QueueError> {
-        let Self { device, geometry, queue, ioctl, buffers, counters } = self;
-        let mut tags = Tags::new(geometry.depth, geometry.size / 4096, geometry.max_io);
-        let mut arrivals: Vec<Arrival> = Vec::with_capacity(usize::from(geometry.depth) + 1);
-        let kept = Arc::clone(&buffers);
-        let mut ring = KernelRing::new(device, &geometry, queue, ioctl, kept, backend.fd())?;
-        let path = IoPath::enter();
-        let result = serve(&mut ring, &mut backend, &mut tags, &buffers, queue, &mut arrivals);
-        drop(path);
-        counters.senseless.fetch_add(tags.senseless, Ordering::Relaxed);
-        // First the backend, because it may still write to the buffers.
-        drop(backend);
-        drop(ring);
-        result
-    }
 }
 
 /// Refuses geometries that the driver would refuse or interpret differently.
@@ -395,26 +258,6 @@ fn buffers_for(id: u32, kept: Option<OwnedFd>, geometry: &Geometry) -> Result<Bu
         None => Buffers::new(geometry),
     }
     .map_err(|source| ServeError::Io { id, action: "make its buffers", source })
-}
-
-/// Opens the device's character device, which appears a moment after the device is created, and
-/// which only one server at a time may open.
-fn open_device(id: u32) -> Result<File, ServeError> {
-    let path = format!("/dev/ublkc{id}");
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        match File::options().read(true).write(true).open(&path) {
-            Ok(file) => return Ok(file),
-            Err(error) if Instant::now() < deadline => {
-                let soon = [io::ErrorKind::NotFound, io::ErrorKind::ResourceBusy];
-                if !soon.contains(&error.kind()) {
-                    return Err(ServeError::Io { id, action: "open /dev/ublkc", source: error });
-                }
-                thread::sleep(Duration::from_millis(5));
-            }
-            Err(source) => return Err(ServeError::Io { id, action: "open /dev/ublkc", source }),
-        }
-    }
 }
 
 #[cfg(test)]
