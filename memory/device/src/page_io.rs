@@ -1,13 +1,16 @@
 //! A thread's path between plain pages and the store.
 
+mod patch;
+
 use std::sync::Arc;
 
 use codec::{Codec, Encoded, Encoder, Settings, SettingsError};
 use pulse::Slot;
-use store::{Change, ModifyError, Page, Worker, MAX_OBJECT};
+use store::{Page, Worker, MAX_OBJECT};
 
 use crate::counters::{add, Counters};
 use crate::dictionaries::Dictionaries;
+use crate::fetcher::{damaged, fetch};
 use crate::flight::{DoPages, WaitForPages};
 use crate::pages::{Damage, PageReader, CRC};
 use crate::records::{Records, Thread};
@@ -202,86 +205,6 @@ impl PageIo {
         stored.map_err(|error| self.refused(&error))
     }
 
-    /// Changes a part of a page.
-    pub(crate) fn patch(&mut self, index: u64, at: usize, bytes: &[u8]) -> Result<(), Errno> {
-        let range = at.checked_add(bytes.len()).filter(|&end| end <= PAGE).map(|end| at..end);
-        let Some(range) = range else {
-            add(&self.counters().invalid_io, 1);
-            return Err(Errno::Invalid);
-        };
-        add(&self.counters().pages_written, 1);
-        loop {
-            match self.edit(index, range.start, bytes) {
-                Err(ModifyError::Grouped { .. } | ModifyError::Backed { .. }) => {
-                    self.take_out_of_store(index)?;
-                }
-                Ok(()) => return Ok(()),
-                Err(ModifyError::Put(error)) => return Err(self.refused(&error)),
-                Err(_) => return Err(Errno::Io),
-            }
-        }
-    }
-
-    /// Tries once to change a part of a page; counts damage.
-    fn edit(&mut self, index: u64, at: usize, bytes: &[u8]) -> Result<(), ModifyError> {
-        let range = at..at + bytes.len();
-        let Self { records, worker, encoder, reader, coded, object, plain, .. } = self;
-        let mut damage = None;
-        let modified = worker.modify(index, object, |page, object| {
-            if let Err(found) = reader.unpack(index, page, object, plain) {
-                damage = Some(found);
-                return None;
-            }
-            plain[range.clone()].copy_from_slice(bytes);
-            let (encoded, tag) = encode(encoder, &records.dictionaries, plain, coded);
-            let (tag, payload) = match encoded.codec {
-                Codec::SameFilled => {
-                    let word = coded.first_chunk().expect("longer than a word");
-                    return Some(Change::Same(u64::from_le_bytes(*word)));
-                }
-                codec if codec != Codec::Raw && encoded.len <= LONGEST => {
-                    (tag, &coded[..encoded.len])
-                }
-                _ => (Codec::Raw.to_wire(), &plain[..]),
-            };
-            object[..payload.len()].copy_from_slice(payload);
-            Some(Change::Object { tag, len: payload.len() })
-        });
-        if let Some(damage) = damage {
-            self.damaged(damage);
-        } else if let Err(ModifyError::Get(error)) = &modified {
-            self.damaged(error.clone().into());
-        }
-        modified
-    }
-
-    /// Stores a page of a group as an object of its own, or brings a page back from the backing
-    /// device, for which it waits.
-    fn take_out_of_store(&mut self, index: u64) -> Result<(), Errno> {
-        let Self { reader, worker, plain, records, place, .. } = self;
-        let slot = records.slot(*place);
-        let fetched = slot.while_waiting(|| reader.fetch(worker, index, true, plain));
-        let page = match fetched {
-            Ok(page @ (Page::Grouped | Page::Backed)) => page,
-            Ok(_) => return Ok(()),
-            Err(damage) => return Err(self.damaged(damage)),
-        };
-        let dictionaries = &self.records.dictionaries;
-        let (encoded, tag) = encode(&mut self.encoder, dictionaries, &self.plain, &mut self.coded);
-        let form = match encoded.codec {
-            codec if codec != Codec::SameFilled && encoded.len <= LONGEST => {
-                (tag, &self.coded[..encoded.len])
-            }
-            _ => (Codec::Raw.to_wire(), &self.plain[..]),
-        };
-        let left = match page {
-            Page::Backed => self.reader.bring_back(&mut self.worker, index, form),
-            _ => self.worker.ungroup(index, self.reader.group(), form, false),
-        };
-        // If the page was written meanwhile, there is nothing to do either.
-        left.map(drop).map_err(|error| self.refused(&error))
-    }
-
     /// The first run of pages of one kind, in `most` pages from `page`.
     pub(crate) fn extent(&self, page: u64, most: u64) -> Result<Extent, Errno> {
         let end = page.saturating_add(most).min(self.worker.store().pages());
@@ -359,13 +282,6 @@ impl DoPages for PageIo {
     }
 }
 
-#[cold]
-fn damaged(counters: &Counters, records: &Records, damage: Damage) -> Errno {
-    add(&counters.failed_reads, 1);
-    records.note_damage(damage);
-    Errno::Io
-}
-
 /// Compresses a page, with the newest dictionary if there is one; returns the tag too.
 #[inline]
 fn encode(
@@ -381,51 +297,5 @@ fn encode(
     match encoder.encode_with(Some(dictionary), plain, coded) {
         (encoded, true) => (encoded, tag),
         (encoded, false) => (encoded, encoded.codec.to_wire()),
-    }
-}
-
-/// Reads `count` pages of a request from its page `first`, from memory or from the backing device.
-fn fetch(
-    reader: &mut PageReader,
-    worker: &Worker,
-    (counters, records): (&Counters, &Records),
-    (page, buffer): (u64, &Buffer),
-    first: u32,
-    count: u32,
-) -> Result<(), Errno> {
-    let mut result = Ok(());
-    for number in first..first + count {
-        #[expect(unsafe_code, reason = "the page of the buffer is ours")]
-        // SAFETY: the caller has exclusive use of this page of the buffer.
-        let out = unsafe { buffer.read(number as usize) };
-        let read = reader.fetch(worker, page + u64::from(number), true, out);
-        result = result.and(read.map(drop).map_err(|damage| damaged(counters, records, damage)));
-    }
-    add(&counters.pages_read, u64::from(count));
-    result
-}
-
-/// The state of a fetch thread, which only reads, and may wait for the backing device.
-pub(crate) struct Fetcher {
-    records: Arc<Records>,
-    worker: Worker,
-    reader: PageReader,
-    /// The place of the thread's counters and heartbeat.
-    place: usize,
-}
-
-impl Fetcher {
-    /// Allocates all memory for this thread.
-    pub(crate) fn new(records: &Arc<Records>, worker: Worker, thread: Thread) -> Self {
-        let reader = PageReader::new(worker.store());
-        let place = records.place(thread);
-        Self { records: Arc::clone(records), worker, reader, place }
-    }
-}
-
-impl WaitForPages for Fetcher {
-    fn wait(&mut self, page: u64, buffer: &Buffer, first: u32, count: u32) -> Result<(), Errno> {
-        let Self { records, worker, reader, place } = self;
-        fetch(reader, worker, (records.counters(*place), records), (page, buffer), first, count)
     }
 }

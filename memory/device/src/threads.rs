@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use crate::dispatch::{Dispatch, Fetch, Invitation, Next};
+use crate::fetcher::Fetcher;
 use crate::guard::IoPath;
-use crate::page_io::{Fetcher, PageIo};
+use crate::page_io::PageIo;
 use crate::records::Records;
 
 /// The name of the fetch threads, before a dash and their number.
