@@ -1,5 +1,8 @@
 //! The measurements, and the plan for each class that is made from them.
 
+mod decision;
+mod exploration;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +12,7 @@ use codec::{Codec, Settings};
 use crate::choice::Observation;
 use crate::config::{prior, Config, Prior};
 use crate::estimate::{Estimates, Point};
-use crate::explain::{Candidate, ClassMix, Decision};
+use crate::explain::Decision;
 use crate::flow::{Flow, Worked};
 use crate::mix::{best, hull, Limits, Mix, Pair};
 use crate::plan::{number, parts, Plan};
@@ -45,11 +48,6 @@ const WEIGHT_MEMORY: f64 = 32.0;
 /// (`a_rare_class_is_planned_for_as_if_all_chunks_had_it`), as far as the other classes can
 /// afford it (`rare_data_costs_no_more_than_bytes_are_worth_to_the_rest`).
 const RARE: f64 = 0.1;
-/// At most one chunk in this many explores: while a class is new, and later.
-const EXPLORE_NEW: f64 = 4.0;
-const EXPLORE: f64 = 32.0;
-/// Observations after which a class is no longer new.
-const NEW: f64 = 24.0;
 /// Where a QEMU holds up link and codec threads, encoding a chunk may take this share of the
 /// longest time. The session's window of 15 ms lies between the codec threads and a QEMU that
 /// pauses, and time spent encoding is lost afterwards
@@ -254,46 +252,6 @@ impl Planner {
         cost(pair.low) + pair.share * (cost(pair.high) - cost(pair.low))
     }
 
-    /// The candidate that the next exploring chunk of `class` tries, and how often.
-    fn exploration(&self, class: usize, mix: &Mix, limits: &Limits) -> Option<(usize, u16)> {
-        let estimates = &self.estimates[class];
-        let Pair { low, high, share } = mix.pairs[class];
-        let (from, to) = (estimates.point(low), estimates.point(high));
-        let mean = |from: f64, to: f64| from + share * (to - from);
-        let now = Point { cost: mean(from.cost, to.cost), size: mean(from.size, to.size) };
-        // A candidate can only matter if, at its best, it saves bytes below their current price.
-        let worth = |point: Point| {
-            if mix.price.is_finite() {
-                point.size + mix.price * point.cost
-            } else {
-                point.cost
-            }
-        };
-        let useful = (0..self.candidates.len()).filter(|&candidate| {
-            let at_best = estimates.at_best(candidate);
-            candidate != low
-                && (candidate != high || share <= 0.0)
-                && self.candidates[candidate].codec() != Codec::Raw
-                && self.is_short(estimates.point(candidate))
-                && worth(at_best) < worth(now) * (1.0 - 1e-6)
-        });
-        let rarest = useful.min_by(|&a, &b| estimates.seen(a).total_cmp(&estimates.seen(b)))?;
-        let point = estimates.point(rarest);
-        let time = limits.time(mix.at).max(1e-9);
-        // The additional time of link and codec threads, compared with a usual chunk.
-        let more = ((point.cost - now.cost) / (limits.workers * time))
-            .max((point.size - now.size) / (limits.link * time))
-            .max(0.0);
-        let is_new = estimates.ever() < NEW;
-        let (share, least) = if is_new {
-            (4.0 * self.config.explore_share, EXPLORE_NEW)
-        } else {
-            // Well-known candidates can wait.
-            (self.config.explore_share, EXPLORE * (1.0 + estimates.seen(rarest) / 8.0))
-        };
-        Some((rarest, period((more / share).max(least))))
-    }
-
     /// For each class, the candidate with which one chunk is through soonest: encoded with all
     /// codec threads, then sent. The two do not overlap, since little is left to overlap with.
     pub(crate) fn plan_for_the_end(&mut self, plans: &[AtomicU64; Class::COUNT]) {
@@ -329,71 +287,6 @@ impl Planner {
         self.log.push_back(decision);
         self.decisions += 1;
     }
-
-    fn classes(&self, mix: &Mix) -> Vec<ClassMix> {
-        let used = Class::ALL.into_iter().zip(&self.weights).zip(&mix.pairs);
-        used.filter(|((_, weight), _)| **weight >= 0.01)
-            .map(|((class, weight), pair)| {
-                let part = |candidate: usize, share| (self.candidates[candidate], share);
-                let mut parts = vec![part(pair.low, 1.0 - pair.share), part(pair.high, pair.share)];
-                parts.retain(|(_, share)| *share > 0.0);
-                ClassMix { class, weight: *weight, parts, candidates: Vec::new() }
-            })
-            .collect()
-    }
-
-    /// The current plans with the figures behind them.
-    pub(crate) fn decision(&self, stopped: bool) -> Decision {
-        let limits = self.limits();
-        let mut classes = Vec::new();
-        let mut at = Point { cost: 0.0, size: 0.0 };
-        if let Some(mix) = &self.mix {
-            at = mix.at;
-            classes = self.classes(mix);
-            for class in &mut classes {
-                let estimates = &self.estimates[class.class as usize];
-                class.candidates = (0..self.candidates.len())
-                    .map(|candidate| {
-                        let point = estimates.point(candidate);
-                        Candidate {
-                            settings: self.candidates[candidate],
-                            size: point.size,
-                            cost_ns: point.cost,
-                            observations: estimates.seen(candidate),
-                            time_ns: limits.time(point),
-                        }
-                    })
-                    .collect();
-            }
-        }
-        Decision {
-            at: self.now,
-            bottleneck: self.flow.bottleneck,
-            stopped,
-            drain_bytes_per_s: self.flow.link.filter(|_| self.flow.measured).map(|link| link * 1e9),
-            cores: limits.workers,
-            busy_share: self.flow.busy,
-            used_cores: self.flow.used,
-            granted_share: self.flow.granted,
-            qemu_bytes_per_s: (self.flow.floor > 0.0).then(|| 1e9 / self.flow.floor),
-            encoded_share: at.size,
-            encode_ns: at.cost,
-            link_ns: at.size / limits.link,
-            cpu_ns: limits.cpu_time(at),
-            idle_used: self.mix.is_some_and(|mix| mix.idle_used),
-            classes,
-        }
-    }
-}
-
-/// A number of chunks.
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "4 to 8192; `as` saturates"
-)]
-fn period(chunks: f64) -> u16 {
-    chunks.ceil().clamp(EXPLORE_NEW, 8192.0) as u16
 }
 
 #[cfg(test)]
