@@ -21,22 +21,25 @@
 //! the oldest are dropped and counted. One monitor serves one client at a time.
 
 mod error;
+mod event;
 mod line;
+mod message;
 mod migration;
 
 pub use error::QmpError;
+pub use event::{Event, Timestamp};
+pub use message::Version;
 pub use migration::{CompressionStats, MigrationInfo, RamStats, RunStatus};
 
-use std::collections::VecDeque;
-use std::fmt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
 use serde_json::{json, Value};
 
+use event::Events;
 use line::{LineSocket, ReadFailure};
+use message::{Greeting, Reply};
 
 /// A connection to one monitor, negotiated and ready for commands.
 #[derive(Debug)]
@@ -277,115 +280,3 @@ impl Qmp {
         Ok(Some(reply))
     }
 }
-
-/// QEMU's version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-pub struct Version {
-    /// 7 in 7.2.22.
-    pub major: u32,
-    /// 2 in 7.2.22.
-    pub minor: u32,
-    /// 22 in 7.2.22.
-    pub micro: u32,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
-    }
-}
-
-/// A report that QEMU sends unasked, such as `MIGRATION` or `STOP`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Event {
-    /// The event's name.
-    #[serde(rename = "event")]
-    pub name: String,
-    /// The event's data; null without any.
-    #[serde(default)]
-    pub data: Value,
-    /// When it happened, by QEMU's clock.
-    #[serde(default)]
-    pub timestamp: Timestamp,
-}
-
-/// A time of the host's clock; negative where QEMU could not read it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(default)]
-pub struct Timestamp {
-    /// Seconds since 1970.
-    pub seconds: i64,
-    /// Microseconds of that second.
-    pub microseconds: i64,
-}
-
-impl Timestamp {
-    /// The time since `earlier`; zero if that is later or the times make no sense.
-    pub fn since(self, earlier: Self) -> Duration {
-        let micros =
-            |time: Self| time.seconds.checked_mul(1_000_000)?.checked_add(time.microseconds);
-        let passed = micros(self).zip(micros(earlier)).and_then(|(a, b)| a.checked_sub(b));
-        Duration::from_micros(passed.and_then(|passed| u64::try_from(passed).ok()).unwrap_or(0))
-    }
-}
-
-/// Events not yet polled, bounded in number and bytes.
-#[derive(Debug, Default)]
-struct Events {
-    queue: VecDeque<(Event, usize)>,
-    bytes: usize,
-    dropped: u64,
-}
-
-impl Events {
-    fn push(&mut self, event: Event, bytes: usize) {
-        self.queue.push_back((event, bytes));
-        self.bytes += bytes;
-        while self.queue.len() > MAX_EVENTS || self.bytes > MAX_EVENT_BYTES {
-            self.pop();
-            self.dropped += 1;
-        }
-    }
-
-    fn pop(&mut self) -> Option<Event> {
-        let (event, bytes) = self.queue.pop_front()?;
-        self.bytes -= bytes;
-        Some(event)
-    }
-}
-
-#[derive(Deserialize)]
-struct Greeting {
-    #[serde(rename = "QMP")]
-    qmp: GreetingBody,
-}
-
-#[derive(Deserialize)]
-struct GreetingBody {
-    version: GreetingVersion,
-}
-
-#[derive(Deserialize)]
-struct GreetingVersion {
-    qemu: Version,
-}
-
-#[derive(Deserialize)]
-struct Reply {
-    #[serde(default)]
-    id: Option<u64>,
-    #[serde(default)]
-    error: Option<ReplyError>,
-    #[serde(skip)]
-    value: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct ReplyError {
-    class: String,
-    desc: String,
-}
-
-/// A migration causes some 20 events; a guest in trouble can make QEMU send thousands.
-const MAX_EVENTS: usize = 1024;
-const MAX_EVENT_BYTES: usize = line::MAX_LINE;
