@@ -13,6 +13,8 @@
 //! No training starts while memory is short, and a running one is abandoned, because a trainer
 //! needs memory. On a host that swaps to this store, this server would have to free that memory.
 
+mod round;
+mod samples;
 mod trial;
 
 use std::os::fd::OwnedFd;
@@ -20,33 +22,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use codec::{Codec, Decoder, Dictionary, Encoder};
-use device::{codec_of, Dictionaries, PageReader, PAGE, RECOMPRESSED};
-use store::{Page, Store, Worker, MAX_DICTIONARY};
+use device::{Dictionaries, PageReader, PAGE};
+use store::{Store, Worker, MAX_DICTIONARY};
 
-use crate::channel::{Channel, Over, Question, SAMPLES};
+use crate::channel::{Channel, SAMPLES};
 use crate::error::StartError;
 use crate::settings::Settings;
-use crate::stats::{add as count, Counters};
-use crate::trainer::FEWEST;
-
-/// Table entries that a step looks at.
-const LOOK_AT: u64 = 4096;
+use crate::stats::Counters;
 
 /// Pages that a step reads, sends or tries: less than a millisecond.
 const AT_ONCE: usize = 16;
 
-/// The time limit of a trainer from the request on: its start, the samples, the training. A trainer
-/// has nice 19: on two busy cores it gets 7 ms of CPU a second, and it needs about one second.
-const PATIENCE: Duration = Duration::from_secs(600);
-
 /// How often to poll the channel.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// The pause before a due round is considered again, while memory is short.
-const PRESSED: Duration = Duration::from_secs(10);
-
-/// The longest pause between rounds, as a multiple of the first.
-const MOST_PAUSES: u32 = 24;
 
 /// Starts processes that call [`train`](crate::train) for a server. The callbacks must neither
 /// block nor allocate.
@@ -239,153 +227,11 @@ impl Training {
             State::Trying { room, len, next, had } => self.try_out(room, len, next, had),
         }
     }
+}
 
-    fn begin_if_due(&mut self, pressed: bool) {
-        if Instant::now() < self.next || self.dictionaries.rooms() == 0 {
-            return;
-        }
-        let store = self.worker.store();
-        let (held, freed) = (held(store), store.objects_freed());
-        // Train again only on other pages: most were written since the last round, or there are
-        // many more.
-        let others = self.last.is_none_or(|(then, before)| {
-            freed.saturating_sub(before) >= then || held >= then.saturating_mul(4)
-        });
-        if held < self.least || !others {
-            // That changes slowly.
-            self.next = Instant::now() + Duration::from_secs(1);
-            return;
-        }
-        if pressed {
-            count(&self.counters.dictionary_pressed, 1);
-            self.next = Instant::now() + PRESSED;
-            return;
-        }
-        count(&self.counters.dictionary_rounds, 1);
-        self.this = Some((held, freed));
-        self.every = (held / SAMPLES as u64).max(1);
-        self.found = 0;
-        self.round += 1;
-        let newest = store.dictionaries().checked_sub(1);
-        let there = newest.and_then(|place| store.dictionary(place, &mut self.bytes).ok());
-        let current = there.map_or(0, |found| found.len);
-        let question = Question { round: self.round, level: self.trainer.settings.level() };
-        match self.channel.open(&question, &self.bytes[..current]) {
-            Ok(theirs) => {
-                (self.trainer.start)(theirs);
-                let (until, skip) = (Instant::now() + PATIENCE, self.every / 2);
-                self.state = State::Giving { until, cursor: 0, skip, full: false };
-            }
-            Err(_) => self.fail(),
-        }
-    }
-
-    /// Sends the trainer a few samples, as many as it reads.
-    fn give(&mut self, until: Instant, from: u64, mut skip: u64) -> Result<State, Over> {
-        let full = |cursor, skip| State::Giving { until, cursor, skip, full: true };
-        if !self.channel.flush()? {
-            return Ok(full(from, skip));
-        }
-        let pages = self.worker.store().pages();
-        let to = from.saturating_add(LOOK_AT).min(pages);
-        let before = self.found;
-        for index in from..to {
-            if self.found == SAMPLES {
-                return Ok(self.end_samples(until));
-            }
-            if self.found - before == AT_ONCE {
-                return Ok(State::Giving { until, cursor: index, skip, full: false });
-            }
-            if !self.is_eligible(index) {
-                continue;
-            }
-            if skip > 0 {
-                skip -= 1;
-                continue;
-            }
-            match self.reader.read(&self.worker, index, false, &mut self.plain) {
-                Ok(Page::Object { .. }) => {}
-                // The page has changed; or it is damaged, and the client that reads it gets the
-                // error.
-                _ => continue,
-            }
-            skip = self.every - 1;
-            self.indices[self.found] = index;
-            self.found += 1;
-            self.channel.put_sample(&self.plain);
-            if !self.channel.flush()? {
-                return Ok(full(index + 1, skip));
-            }
-        }
-        if to < pages {
-            Ok(State::Giving { until, cursor: to, skip, full: false })
-        } else {
-            Ok(self.end_samples(until))
-        }
-    }
-
-    /// After the last sample: too few are not worth a dictionary.
-    fn end_samples(&mut self, until: Instant) -> State {
-        if self.found / 3 < FEWEST {
-            self.fail();
-            return State::Idle;
-        }
-        self.channel.put_end();
-        State::Given(until)
-    }
-
-    /// Whether the page is in no group, compressed by zstd, and not recompressed.
-    fn is_eligible(&self, index: u64) -> bool {
-        matches!(self.worker.peek(index), Ok((Page::Object { tag, .. }, _))
-            if tag & RECOMPRESSED == 0 && codec_of(tag) == Some(Codec::Zstd))
-    }
-
-    /// The trainer is gone, or its data is invalid.
-    fn over(&mut self, over: Over) {
-        match over {
-            Over::Gone => self.late(),
-            Over::Lied => self.lied(),
-        }
-    }
-
-    /// The trainer did not answer in time: it was killed, hangs, or was never started.
-    fn late(&mut self) {
-        count(&self.counters.dictionary_late, 1);
-        self.give_up();
-    }
-
-    /// The trainer's data is invalid.
-    fn lied(&mut self) {
-        count(&self.counters.dictionary_refused, 1);
-        self.give_up();
-    }
-
-    /// Memory is short, and a trainer may use some.
-    fn make_room(&mut self) {
-        count(&self.counters.dictionary_pressed, 1);
-        self.give_up();
-    }
-
-    fn fail(&mut self) {
-        count(&self.counters.dictionary_put_off, 1);
-        self.give_up();
-    }
-
-    /// Abandons the round and the trainer.
-    fn give_up(&mut self) {
-        (self.trainer.stop)();
-        self.end(true);
-    }
-
-    /// Ends the round. The pause grows with consecutive rounds without a result.
-    fn end(&mut self, in_vain: bool) {
-        self.worker.rest();
-        self.channel.close();
-        if in_vain {
-            self.pauses = (self.pauses * 2).clamp(1, MOST_PAUSES);
-        }
-        self.next = Instant::now() + self.period * self.pauses.max(1);
-        self.state = State::Idle;
+impl std::fmt::Debug for Training {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Training").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -397,10 +243,4 @@ fn held(store: &Store) -> u64 {
         .saturating_sub(stats.huge_pages)
         .saturating_sub(stats.grouped_pages)
         .saturating_sub(stats.bd_count)
-}
-
-impl std::fmt::Debug for Training {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Training").field("state", &self.state).finish_non_exhaustive()
-    }
 }
