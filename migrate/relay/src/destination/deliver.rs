@@ -1,27 +1,22 @@
 //! Writes one connection of the destination QEMU: in order, checked, and by the rules of W18 to
 //! W20.
 
-use super::barrier::Wait;
-use super::read_back;
+mod write;
+
 use super::shared::{Event, Shared};
-use crate::error::error_chain;
 use crate::inbox::{Arrived, Inbox, Receipt};
 use crate::qemu_socket::QemuSocket;
 use crate::stream_kind;
-use crate::threads::{drop_aside, spawn};
+use crate::threads::drop_aside;
 use pages::Slot;
 use pipeline::Results;
 use session::{FrameType, Header, SessionError};
 use std::collections::VecDeque;
-use std::io::{self, Write};
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::Duration;
 use stream::{Kind, Token, Tokeniser};
 
-/// How long the destination QEMU may take to start listening.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Writes the frames of one stream until the session ends.
 pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
     let mut inbox = Inbox::new(stream, queue);
@@ -297,115 +292,6 @@ impl Delivery<'_> {
         if let Some(socket) = &self.socket {
             let _ = socket.shutdown(Shutdown::Write);
         }
-        Ok(())
-    }
-
-    /// Writes bytes of a multifd channel. QEMU stops reading the channel after each SYNC until main
-    /// has reached the barrier, so each SYNC counts as written before the bytes behind it are.
-    fn write_channel(&self, bytes: &[u8]) -> Result<(), Stop> {
-        let facts = self.tokeniser.facts();
-        let ends = self.tokeniser.sync_ends();
-        let mut done = 0;
-        for (syncs, end) in (facts.syncs - ends.len() as u64 + 1..).zip(ends) {
-            self.write(&bytes[done..*end])?;
-            done = *end;
-            self.shared.barriers.handed(self.stream, syncs);
-        }
-        self.write(&bytes[done..])?;
-        if facts.opaque && self.kind == Some(Kind::Multifd) {
-            // Its SYNCs can no longer be counted: a barrier at which QEMU waits is better than one
-            // that never comes.
-            self.shared.barriers.handed(self.stream, u64::MAX);
-        }
-        Ok(())
-    }
-
-    /// Writes a part of a main chunk; waits at each barrier marker (W18).
-    fn write_main(
-        &mut self,
-        chunk: &Slot,
-        from: usize,
-        to: usize,
-        markers: &[(usize, u64)],
-        channels: u32,
-    ) -> Result<(), Stop> {
-        let mut done = from;
-        for (at, marker) in markers.iter().filter(|(at, _)| (from..to).contains(at)) {
-            self.write(&chunk[done..*at])?;
-            done = *at;
-            let session = &self.shared.session;
-            let stop = || session.failure().is_some() || self.shared.over.load(Ordering::Acquire);
-            match self.shared.barriers.wait(channels, *marker, stop) {
-                Wait::Passed => {}
-                Wait::Stopped => return Err(Stop::Over),
-                Wait::Never { stream, syncs } => {
-                    let reason = format!(
-                        "multifd stream {stream} of the source QEMU ended after {syncs} SYNCs, and \
-                         its main channel is at SYNC {marker}: the source QEMU has ended, or \
-                         closed a channel"
-                    );
-                    return Err(SessionError::Local { reason }.into());
-                }
-            }
-        }
-        self.write(&chunk[done..to])
-    }
-
-    fn write(&self, bytes: &[u8]) -> Result<(), Stop> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let Some(socket) = &self.socket else { return Ok(()) };
-        let mut socket: &QemuSocket = socket;
-        if let Err(error) = socket.write_all(bytes) {
-            let error = self.explain(&error);
-            if self.is_main() {
-                return Err(Stop::Qemu(error));
-            }
-            let gone = Event::WriterGone { stream: self.stream, is_channel: true, error };
-            let _ = self.shared.events.send(gone);
-            if !self.shared.wait_for_confirmation() {
-                return Err(Stop::Over);
-            }
-            // QEMU has confirmed: bytes that it did not read count as written, or the source would
-            // never learn of the success.
-            return Ok(());
-        }
-        if self.is_main() {
-            self.shared.main_is_up();
-        }
-        Ok(())
-    }
-
-    fn explain(&self, error: &io::Error) -> String {
-        format!("the destination QEMU no longer takes the stream ({error}): it refused it or ended, see its log")
-    }
-
-    /// W19: main first, the others after it, each with bytes to write.
-    fn connect(&mut self) -> Result<(), Stop> {
-        if self.socket.is_some() {
-            return Ok(());
-        }
-        let is_main = self.is_main();
-        if !is_main && !self.shared.wait_for_main() {
-            return Err(Stop::Over);
-        }
-        if is_main {
-            self.shared.host_listens().map_err(Stop::Qemu)?;
-        }
-        let socket = self.shared.connect(PATIENCE, is_main);
-        let socket = match socket {
-            Ok(Some(socket)) => socket,
-            Ok(None) => return Err(Stop::Over),
-            Err(error) => return Err(Stop::Qemu(error_chain(&error))),
-        };
-        if is_main {
-            let (shared, stream, socket) = (self.shared.clone(), self.stream, socket.clone());
-            if spawn("return-path", move || read_back::run(&shared, stream, &socket)).is_err() {
-                let _ = self.shared.events.send(Event::QemuEof { unread: false });
-            }
-        }
-        self.socket = Some(socket);
         Ok(())
     }
 
