@@ -1,6 +1,9 @@
 //! The state that the threads of a source relay share: QEMU's connections, and where the VM may
 //! run.
 
+mod connections;
+mod handover;
+
 use super::encode::EncodeJob;
 use super::keeper::Keeper;
 use crate::auto::Auto;
@@ -8,19 +11,15 @@ use crate::counters::Counters;
 use crate::entrance::Entrance;
 use crate::error::RelayError;
 use crate::inbox::Arrived;
-use crate::postcopy::{SharedSwitchover, Switchover};
+use crate::postcopy::SharedSwitchover;
 use crate::qemu_socket::QemuSocket;
-use crate::sockets::is_open;
 use codec::Settings;
 use pipeline::{Results, Submitter};
 use ring::Ring;
-use rustix::net::{recv, RecvFlags};
-use session::{Session, SessionError, MAX_STREAMS};
-use std::io::{self, ErrorKind};
-use std::net::Shutdown;
-use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use session::{Session, SessionError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use stream::{Kind, Token};
 
@@ -28,10 +27,6 @@ use stream::{Kind, Token};
 pub(super) const FAREWELL: Duration = Duration::from_secs(10);
 /// How long waiting connections may be impossible to accept.
 pub(super) const UNACCEPTED: Duration = Duration::from_secs(10);
-/// Bytes of a multifd channel's init packet, which QEMU writes at once.
-const FIRST_BYTES: usize = 64;
-/// Connections that may wait before their kind is known: as many as QEMU can open.
-const MAX_WAITING: usize = MAX_STREAMS;
 
 /// Events for the deciding thread.
 pub(super) enum Event {
@@ -160,132 +155,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    fn lock_connections(&self) -> MutexGuard<'_, Connections> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The streams so far, by number.
-    pub(super) fn streams(&self) -> Vec<Arc<SourceStream>> {
-        self.lock_connections().streams.clone()
-    }
-
-    /// Stream `id`, if there is one.
-    pub(super) fn stream(&self, id: u16) -> Option<Arc<SourceStream>> {
-        self.lock_connections().streams.get(usize::from(id)).cloned()
-    }
-
-    /// Whether the migration has begun.
-    pub(super) fn has_main(&self) -> bool {
-        self.lock_connections().streams.iter().any(|stream| stream.kind.is_main())
-    }
-
-    /// Accepts every waiting connection. The lock is held across `accept`: a connection that QEMU
-    /// made before the call is in `connections` after it.
-    ///
-    /// # Errors
-    /// A connection waits and cannot be accepted.
-    pub(super) fn accept_waiting(self: &Arc<Self>) -> io::Result<()> {
-        let Some(entrance) = self.entrance.get() else { return Ok(()) };
-        loop {
-            let mut connections = self.lock_connections();
-            if self.over.load(Ordering::Acquire) {
-                return Ok(());
-            }
-            let socket = match entrance.accept() {
-                Ok(socket) => socket,
-                Err(error) => match error.kind() {
-                    ErrorKind::WouldBlock => return Ok(()),
-                    // The connection was reset before it was accepted.
-                    ErrorKind::ConnectionAborted | ErrorKind::Interrupted => continue,
-                    _ => return Err(error),
-                },
-            };
-            socket.set_nonblocking(false)?;
-            let connection = Arc::new(Connection { socket, kind: OnceLock::new() });
-            if connections.waiting.len() >= MAX_WAITING {
-                // QEMU's connections write at once, so the oldest is the least likely to be QEMU's.
-                let oldest = connections.waiting.remove(0);
-                let _ = oldest.socket.shutdown(Shutdown::Both);
-                self.report_refused(&format!(
-                    "{MAX_WAITING} connections have written nothing: closed the oldest of them"
-                ));
-            }
-            connections.waiting.push(connection.clone());
-            drop(connections);
-            (self.read)(self, &connection);
-        }
-    }
-
-    /// The kind of a connection, by its first bytes; `None` before they arrive.
-    pub(super) fn classify(&self, connection: &Connection) -> Option<Kind> {
-        if let Some(kind) = connection.kind.get() {
-            return Some(*kind);
-        }
-        let mut first = [0; FIRST_BYTES];
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let (_, got) = recv(&connection.socket, &mut first[..], flags).ok()?;
-        let kind = match stream::classify(&first[..got])? {
-            // RAM records have no magic, and there is only one main connection.
-            Kind::Other | Kind::Recovery if self.postcopy.load(Ordering::Acquire) => Kind::Preempt,
-            kind => kind,
-        };
-        Some(*connection.kind.get_or_init(|| kind))
-    }
-
-    /// Makes a connection of this kind a stream of the migration.
-    pub(super) fn admit(
-        &self,
-        connection: &Arc<Connection>,
-        kind: Kind,
-    ) -> Result<Arc<SourceStream>, Refused> {
-        let mut connections = self.lock_connections();
-        connections.waiting.retain(|waiting| !Arc::ptr_eq(waiting, connection));
-        if kind == Kind::Other {
-            return Err(Refused::Stranger);
-        }
-        // A VM's memory must not reach another VM's QEMU.
-        if kind.is_main() && connections.streams.iter().any(|stream| stream.kind.is_main()) {
-            return Err(Refused::Second);
-        }
-        if connections.streams.len() >= MAX_STREAMS {
-            return Err(Refused::TooMany);
-        }
-        let _ = self.started.set(Instant::now());
-        let stream = Arc::new(SourceStream {
-            id: u16::try_from(connections.streams.len()).unwrap_or(u16::MAX),
-            connection: connection.clone(),
-            kind,
-            results: OnceLock::new(),
-        });
-        connections.streams.push(stream.clone());
-        Ok(stream)
-    }
-
     /// Reports that a connection was closed. Any process can cause any number of these: only the
     /// first ten are reported.
     pub(super) fn report_refused(&self, text: &str) {
         if self.refused.fetch_add(1, Ordering::Relaxed) < 10 {
             let _ = self.events.send(Event::Notice(text.into()));
         }
-    }
-
-    /// Removes a connection that ended before it was a stream.
-    pub(super) fn remove_waiting(&self, connection: &Arc<Connection>) {
-        let mut connections = self.lock_connections();
-        connections.waiting.retain(|waiting| !Arc::ptr_eq(waiting, connection));
-    }
-
-    /// The number of multifd channels now (W18).
-    ///
-    /// # Errors
-    /// A connection waits and cannot be accepted.
-    pub(super) fn multifd_channels(self: &Arc<Self>) -> io::Result<u32> {
-        self.accept_waiting()?;
-        let connections = self.lock_connections();
-        let streams = connections.streams.iter().map(|stream| &stream.connection);
-        let all = streams.chain(&connections.waiting);
-        let multifd = all.filter(|one| self.classify(one) == Some(Kind::Multifd)).count();
-        Ok(u32::try_from(multifd).unwrap_or(0))
     }
 
     /// The delta sender for a stream of this kind, if it may have one: only a single stream has an
@@ -301,122 +176,5 @@ impl Shared {
     /// Whether deltas are worth their CPU time now.
     pub(super) fn wants_deltas(&self) -> bool {
         self.auto.as_ref().is_none_or(|auto| auto.wants_deltas())
-    }
-
-    /// Ends every connection, also one in whose write QEMU waits. A source whose sockets close
-    /// before SHUT goes on running its VM.
-    pub(super) fn abort_sockets(&self) {
-        self.each_connection(QemuSocket::abort);
-    }
-
-    /// Ends every connection in order: QEMU still reads what was written to it.
-    pub(super) fn close_sockets(&self) {
-        self.each_connection(|socket| {
-            let _ = socket.shutdown(Shutdown::Both);
-        });
-    }
-
-    fn each_connection(&self, end: impl Fn(&QemuSocket)) {
-        let connections = self.lock_connections();
-        let streams = connections.streams.iter().map(|stream| &stream.connection);
-        for connection in streams.chain(&connections.waiting) {
-            end(&connection.socket);
-        }
-    }
-
-    /// Lets the threads that write return paths end.
-    pub(super) fn close_return_paths(&self) {
-        for stream in self.streams() {
-            if let Some(results) = stream.results.get() {
-                results.close();
-            }
-        }
-    }
-
-    /// Whether the source QEMU still has its main connection open.
-    pub(super) fn main_is_open(&self) -> bool {
-        self.streams().iter().any(|stream| stream.kind.is_main() && is_open(stream.socket()))
-    }
-
-    /// Whether the source QEMU is in postcopy for good.
-    pub(super) fn has_switched(&self) -> bool {
-        self.switched.load(Ordering::Acquire)
-    }
-
-    /// Whether the destination may have all bytes that start its VM. Not before the source QEMU has
-    /// written the whole packaged state, even if a STILL_OPEN was sent for a part of it: with its
-    /// socket closed, QEMU fails in that write and its own VM goes on. After the session has
-    /// failed, no further bytes are sent.
-    pub(super) fn may_run_there(&self) -> bool {
-        let complete = || self.switchover.get().is_none_or(Switchover::is_packaged);
-        self.has_switched() || self.still_open_sent.load(Ordering::Acquire) && complete()
-    }
-
-    /// Called before the source QEMU is told to cancel, which starts its VM again: from here on no
-    /// bytes that start the destination's VM are sent. False when they may have been sent already.
-    pub(super) fn forbid_commit(&self) -> bool {
-        let mut cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.may_run_there() {
-            return false;
-        }
-        *cancelling = true;
-        true
-    }
-
-    /// The source QEMU has refused to cancel.
-    pub(super) fn allow_commit(&self) {
-        *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner) = false;
-    }
-
-    /// Records that a STILL_OPEN goes to a link now. False when it must not.
-    pub(super) fn commit(&self) -> bool {
-        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*cancelling {
-            self.still_open_sent.store(true, Ordering::Release);
-        }
-        !*cancelling
-    }
-
-    /// From now on the destination may have the bytes that start its VM. Until the source is
-    /// informed, or cannot start its own VM any more, its socket must stay open even if this
-    /// process dies.
-    pub(super) fn guard(&self, stream: &SourceStream, switchover: Option<Switchover>) {
-        let Some(keeper) = self.keeper.get() else { return };
-        // In postcopy at every call, since the remaining bytes become fewer.
-        if switchover.is_some() || !self.keeper_has_socket.swap(true, Ordering::AcqRel) {
-            if let Err(error) = keeper.hold(stream.socket(), switchover) {
-                // The migration goes on without a keeper.
-                let _ = self.events.send(Event::Notice(format!(
-                    "the process that would keep QEMU's socket if this relay were killed has gone ({error}): if it is \
-                     killed before the destination has answered, look there before the source VM goes on"
-                )));
-            }
-        }
-    }
-
-    /// Records that the bytes to be sent next show that the source QEMU is in postcopy for good, at
-    /// which the destination starts the VM. False when they must not be sent: the source QEMU is
-    /// being told to cancel (W20b).
-    pub(super) fn switch(&self) -> bool {
-        if self.has_switched() {
-            return true;
-        }
-        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*cancelling {
-            self.set_switched();
-        }
-        !*cancelling
-    }
-
-    /// Records that the source QEMU is in postcopy for good.
-    pub(super) fn set_switched(&self) {
-        if !self.switched.swap(true, Ordering::AcqRel) {
-            // As in `Sink::still_open`: either the session has failed and the bytes that show the
-            // switch are not sent, or `decision` sees the flag.
-            fence(Ordering::SeqCst);
-            if let Some(keeper) = self.keeper.get() {
-                keeper.release();
-            }
-        }
     }
 }

@@ -1,0 +1,175 @@
+//! Connections of the source QEMU are accepted, classified by their first bytes, and closed.
+
+use super::{Connection, Connections, Refused, Shared, SourceStream};
+use crate::qemu_socket::QemuSocket;
+use crate::sockets::is_open;
+use rustix::net::{recv, RecvFlags};
+use session::MAX_STREAMS;
+use std::io::{self, ErrorKind};
+use std::net::Shutdown;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+use stream::Kind;
+
+/// Bytes of a multifd channel's init packet, which QEMU writes at once.
+const FIRST_BYTES: usize = 64;
+/// Connections that may wait before their kind is known: as many as QEMU can open.
+const MAX_WAITING: usize = MAX_STREAMS;
+
+impl Shared {
+    fn lock_connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The streams so far, by number.
+    pub(in crate::source) fn streams(&self) -> Vec<Arc<SourceStream>> {
+        self.lock_connections().streams.clone()
+    }
+
+    /// Stream `id`, if there is one.
+    pub(in crate::source) fn stream(&self, id: u16) -> Option<Arc<SourceStream>> {
+        self.lock_connections().streams.get(usize::from(id)).cloned()
+    }
+
+    /// Whether the migration has begun.
+    pub(in crate::source) fn has_main(&self) -> bool {
+        self.lock_connections().streams.iter().any(|stream| stream.kind.is_main())
+    }
+
+    /// Accepts every waiting connection. The lock is held across `accept`: a connection that QEMU
+    /// made before the call is in `connections` after it.
+    ///
+    /// # Errors
+    /// A connection waits and cannot be accepted.
+    pub(in crate::source) fn accept_waiting(self: &Arc<Self>) -> io::Result<()> {
+        let Some(entrance) = self.entrance.get() else { return Ok(()) };
+        loop {
+            let mut connections = self.lock_connections();
+            if self.over.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            let socket = match entrance.accept() {
+                Ok(socket) => socket,
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock => return Ok(()),
+                    // The connection was reset before it was accepted.
+                    ErrorKind::ConnectionAborted | ErrorKind::Interrupted => continue,
+                    _ => return Err(error),
+                },
+            };
+            socket.set_nonblocking(false)?;
+            let connection = Arc::new(Connection { socket, kind: OnceLock::new() });
+            if connections.waiting.len() >= MAX_WAITING {
+                // QEMU's connections write at once, so the oldest is the least likely to be QEMU's.
+                let oldest = connections.waiting.remove(0);
+                let _ = oldest.socket.shutdown(Shutdown::Both);
+                self.report_refused(&format!(
+                    "{MAX_WAITING} connections have written nothing: closed the oldest of them"
+                ));
+            }
+            connections.waiting.push(connection.clone());
+            drop(connections);
+            (self.read)(self, &connection);
+        }
+    }
+
+    /// The kind of a connection, by its first bytes; `None` before they arrive.
+    pub(in crate::source) fn classify(&self, connection: &Connection) -> Option<Kind> {
+        if let Some(kind) = connection.kind.get() {
+            return Some(*kind);
+        }
+        let mut first = [0; FIRST_BYTES];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let (_, got) = recv(&connection.socket, &mut first[..], flags).ok()?;
+        let kind = match stream::classify(&first[..got])? {
+            // RAM records have no magic, and there is only one main connection.
+            Kind::Other | Kind::Recovery if self.postcopy.load(Ordering::Acquire) => Kind::Preempt,
+            kind => kind,
+        };
+        Some(*connection.kind.get_or_init(|| kind))
+    }
+
+    /// Makes a connection of this kind a stream of the migration.
+    pub(in crate::source) fn admit(
+        &self,
+        connection: &Arc<Connection>,
+        kind: Kind,
+    ) -> Result<Arc<SourceStream>, Refused> {
+        let mut connections = self.lock_connections();
+        connections.waiting.retain(|waiting| !Arc::ptr_eq(waiting, connection));
+        if kind == Kind::Other {
+            return Err(Refused::Stranger);
+        }
+        // A VM's memory must not reach another VM's QEMU.
+        if kind.is_main() && connections.streams.iter().any(|stream| stream.kind.is_main()) {
+            return Err(Refused::Second);
+        }
+        if connections.streams.len() >= MAX_STREAMS {
+            return Err(Refused::TooMany);
+        }
+        let _ = self.started.set(Instant::now());
+        let stream = Arc::new(SourceStream {
+            id: u16::try_from(connections.streams.len()).unwrap_or(u16::MAX),
+            connection: connection.clone(),
+            kind,
+            results: OnceLock::new(),
+        });
+        connections.streams.push(stream.clone());
+        Ok(stream)
+    }
+
+    /// Removes a connection that ended before it was a stream.
+    pub(in crate::source) fn remove_waiting(&self, connection: &Arc<Connection>) {
+        let mut connections = self.lock_connections();
+        connections.waiting.retain(|waiting| !Arc::ptr_eq(waiting, connection));
+    }
+
+    /// The number of multifd channels now (W18).
+    ///
+    /// # Errors
+    /// A connection waits and cannot be accepted.
+    pub(in crate::source) fn multifd_channels(self: &Arc<Self>) -> io::Result<u32> {
+        self.accept_waiting()?;
+        let connections = self.lock_connections();
+        let streams = connections.streams.iter().map(|stream| &stream.connection);
+        let all = streams.chain(&connections.waiting);
+        let multifd = all.filter(|one| self.classify(one) == Some(Kind::Multifd)).count();
+        Ok(u32::try_from(multifd).unwrap_or(0))
+    }
+
+    /// Ends every connection, also one in whose write QEMU waits. A source whose sockets close
+    /// before SHUT goes on running its VM.
+    pub(in crate::source) fn abort_sockets(&self) {
+        self.each_connection(QemuSocket::abort);
+    }
+
+    /// Ends every connection in order: QEMU still reads what was written to it.
+    pub(in crate::source) fn close_sockets(&self) {
+        self.each_connection(|socket| {
+            let _ = socket.shutdown(Shutdown::Both);
+        });
+    }
+
+    fn each_connection(&self, end: impl Fn(&QemuSocket)) {
+        let connections = self.lock_connections();
+        let streams = connections.streams.iter().map(|stream| &stream.connection);
+        for connection in streams.chain(&connections.waiting) {
+            end(&connection.socket);
+        }
+    }
+
+    /// Lets the threads that write return paths end.
+    pub(in crate::source) fn close_return_paths(&self) {
+        for stream in self.streams() {
+            if let Some(results) = stream.results.get() {
+                results.close();
+            }
+        }
+    }
+
+    /// Whether the source QEMU still has its main connection open.
+    pub(in crate::source) fn main_is_open(&self) -> bool {
+        self.streams().iter().any(|stream| stream.kind.is_main() && is_open(stream.socket()))
+    }
+}

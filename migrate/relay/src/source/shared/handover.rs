@@ -1,0 +1,90 @@
+//! Whether the destination may run the VM: bytes that start it are sent, or QEMU is told to cancel.
+
+use super::{Event, Shared, SourceStream};
+use crate::postcopy::Switchover;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::PoisonError;
+
+impl Shared {
+    /// Whether the source QEMU is in postcopy for good.
+    pub(in crate::source) fn has_switched(&self) -> bool {
+        self.switched.load(Ordering::Acquire)
+    }
+
+    /// Whether the destination may have all bytes that start its VM. Not before the source QEMU has
+    /// written the whole packaged state, even if a STILL_OPEN was sent for a part of it: with its
+    /// socket closed, QEMU fails in that write and its own VM goes on. After the session has
+    /// failed, no further bytes are sent.
+    pub(in crate::source) fn may_run_there(&self) -> bool {
+        let complete = || self.switchover.get().is_none_or(Switchover::is_packaged);
+        self.has_switched() || self.still_open_sent.load(Ordering::Acquire) && complete()
+    }
+
+    /// Called before the source QEMU is told to cancel, which starts its VM again: from here on no
+    /// bytes that start the destination's VM are sent. False when they may have been sent already.
+    pub(in crate::source) fn forbid_commit(&self) -> bool {
+        let mut cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.may_run_there() {
+            return false;
+        }
+        *cancelling = true;
+        true
+    }
+
+    /// The source QEMU has refused to cancel.
+    pub(in crate::source) fn allow_commit(&self) {
+        *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+
+    /// Records that a STILL_OPEN goes to a link now. False when it must not.
+    pub(in crate::source) fn commit(&self) -> bool {
+        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*cancelling {
+            self.still_open_sent.store(true, Ordering::Release);
+        }
+        !*cancelling
+    }
+
+    /// From now on the destination may have the bytes that start its VM. Until the source is
+    /// informed, or cannot start its own VM any more, its socket must stay open even if this
+    /// process dies.
+    pub(in crate::source) fn guard(&self, stream: &SourceStream, switchover: Option<Switchover>) {
+        let Some(keeper) = self.keeper.get() else { return };
+        // In postcopy at every call, since the remaining bytes become fewer.
+        if switchover.is_some() || !self.keeper_has_socket.swap(true, Ordering::AcqRel) {
+            if let Err(error) = keeper.hold(stream.socket(), switchover) {
+                // The migration goes on without a keeper.
+                let _ = self.events.send(Event::Notice(format!(
+                    "the process that would keep QEMU's socket if this relay were killed has gone ({error}): if it is \
+                     killed before the destination has answered, look there before the source VM goes on"
+                )));
+            }
+        }
+    }
+
+    /// Records that the bytes to be sent next show that the source QEMU is in postcopy for good, at
+    /// which the destination starts the VM. False when they must not be sent: the source QEMU is
+    /// being told to cancel (W20b).
+    pub(in crate::source) fn switch(&self) -> bool {
+        if self.has_switched() {
+            return true;
+        }
+        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*cancelling {
+            self.set_switched();
+        }
+        !*cancelling
+    }
+
+    /// Records that the source QEMU is in postcopy for good.
+    pub(in crate::source) fn set_switched(&self) {
+        if !self.switched.swap(true, Ordering::AcqRel) {
+            // As in `Sink::still_open`: either the session has failed and the bytes that show the
+            // switch are not sent, or `decision` sees the flag.
+            fence(Ordering::SeqCst);
+            if let Some(keeper) = self.keeper.get() {
+                keeper.release();
+            }
+        }
+    }
+}
