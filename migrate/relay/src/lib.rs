@@ -63,6 +63,7 @@
 
 mod auto;
 mod counters;
+mod cpu_time;
 mod destination;
 mod entrance;
 mod error;

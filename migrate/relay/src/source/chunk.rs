@@ -3,7 +3,7 @@
 
 use super::encode::EncodeJob;
 use super::shared::Shared;
-use crate::auto::Assigned;
+use crate::auto::assigned::Assigned;
 use crate::units::raw;
 use codec::Codec;
 use pages::Slot;

@@ -1,6 +1,6 @@
 //! The work of the source's codec threads: packing and encoding chunks.
 
-use crate::auto::{Assigned, Begun};
+use crate::auto::assigned::{Assigned, Begun};
 use crate::counters::Counters;
 use crate::units::{raw, CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
 use codec::{Codec, Encoded, Encoder, Settings, UnitHeader};

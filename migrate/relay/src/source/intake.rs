@@ -4,7 +4,7 @@ use super::chunk::{self, take_differences, ReadChunk};
 use super::end_of_stream::EndOfStream;
 use super::packaged::PackagedEnd;
 use super::shared::{Shared, SourceStream, UNACCEPTED};
-use crate::auto::{process_cpu, thread_cpu};
+use crate::cpu_time::{process_cpu, thread_cpu};
 use crate::postcopy::Switchover;
 use crate::sockets::{is_open, wait_readable};
 use crate::threads::drop_aside;

@@ -1,0 +1,178 @@
+//! The thread that measures the flow, and gives the controller what it measures.
+
+use super::{lock, Auto};
+use crate::counters::Counters;
+use crate::cpu_time::process_cpu;
+use controller::{Bottleneck, Decision, Signals};
+use session::Session;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+/// The interval at which the links are checked.
+const LOOK: Duration = Duration::from_millis(5);
+/// Checks per tick of the controller.
+const LOOKS: u32 = 5;
+/// Checks before the first tick: until then nothing is known.
+const FIRST_LOOKS: u32 = 2;
+/// The time over which a link's peak rate is measured.
+const LASTING: Duration = Duration::from_millis(200);
+
+/// How many times as long the link takes for a byte as the CPU before deltas pay: storing and
+/// comparing pages costs each end a copy of every page.
+const ROOM_FOR_DELTAS: f64 = 1.5;
+
+/// The bytes that the links have delivered, as acknowledged by the peer's kernel on the links that
+/// are up.
+#[derive(Debug, Default)]
+struct Delivered {
+    before: u64,
+    bytes: u64,
+}
+
+impl Delivered {
+    fn look(&mut self, acked: u64) {
+        // A smaller count means that a link was lost, and its count with it.
+        self.bytes += acked.saturating_sub(self.before);
+        self.before = acked;
+    }
+
+    /// All bytes delivered. If the kernel does not report them, `written`, part of which may still
+    /// wait in a queue. If it does, it has acknowledged the session's hellos before QEMU's first
+    /// byte.
+    fn bytes(&self, written: u64) -> u64 {
+        if self.bytes > 0 {
+            self.bytes
+        } else {
+            written
+        }
+    }
+}
+
+impl Auto {
+    /// Measures the flow until `is_over`; `worker_cpu` returns the CPU time of the codec threads.
+    pub(crate) fn watch(
+        &self,
+        session: &Session,
+        counters: &Counters,
+        worker_cpu: impl Fn() -> Duration,
+        explain: Option<&Sender<Decision>>,
+        is_over: impl Fn() -> bool,
+    ) {
+        let (mut looks, mut waited, mut wanted) = (0_u32, 0_u32, FIRST_LOOKS);
+        let mut delivered = Delivered::default();
+        while !is_over() {
+            let plain = counters.plain.load(Ordering::Relaxed);
+            if plain == 0 {
+                // QEMU has not started; that may take hours.
+                std::thread::sleep(2 * LOOK);
+                continue;
+            }
+            let (waits, acked) = session.link_progress();
+            waited += u32::from(waits);
+            delivered.look(acked);
+            // The controller counts time from the first bytes.
+            if looks == wanted || self.started.get().is_none() {
+                wanted = if looks == 0 { FIRST_LOOKS } else { LOOKS };
+                let wire = delivered.bytes(session.bytes_out.load(Ordering::Relaxed));
+                self.controller.tick(
+                    self.started.get_or_init(Instant::now).elapsed(),
+                    &Signals {
+                        plain_bytes: plain,
+                        wire_bytes: wire,
+                        credit_wait: self.credit_wait(),
+                        link_busy: f64::from(waited) / f64::from(looks.max(1)),
+                        other_cpu: Some(process_cpu().saturating_sub(worker_cpu())),
+                    },
+                );
+                self.see(plain, wire, explain);
+                (looks, waited) = (0, 0);
+            }
+            std::thread::sleep(LOOK);
+            looks += 1;
+        }
+        self.send_decisions(explain);
+    }
+
+    fn see(&self, plain: u64, wire: u64, explain: Option<&Sender<Decision>>) {
+        let now = Instant::now();
+        let decision = self.controller.current();
+        self.judge_deltas(decision.bottleneck, decision.link_ns, decision.cpu_ns);
+        let mut seen = lock(&self.seen);
+        if let Some((then, before)) =
+            seen.before.replace((now, plain)).filter(|_| !decision.stopped)
+        {
+            if plain > before {
+                seen.plain = plain;
+                let row = match decision.bottleneck {
+                    Bottleneck::Workers => Some(0),
+                    Bottleneck::Link => Some(1),
+                    Bottleneck::Destination => Some(2),
+                    Bottleneck::Source => Some(3),
+                    Bottleneck::Unknown => None,
+                };
+                if let Some(row) = row {
+                    seen.time[row] += now - then;
+                }
+            }
+        }
+        match seen.stretch {
+            Some((then, before)) if now - then >= LASTING => {
+                let rate = wire.saturating_sub(before) as f64 / (now - then).as_secs_f64();
+                seen.link_peak = seen.link_peak.max(rate);
+                seen.stretch = Some((now, wire));
+            }
+            Some(_) => {}
+            None => seen.stretch = Some((now, wire)),
+        }
+        if !decision.stopped {
+            seen.last = Some(decision);
+        }
+        drop(seen);
+        self.send_decisions(explain);
+    }
+
+    /// Deltas start only when the link clearly takes longer for a byte than the CPU, and stop only
+    /// when it clearly takes less: the mix tends towards equality, and pages sent while deltas are
+    /// off do not enter the cache.
+    pub(crate) fn judge_deltas(&self, bottleneck: Bottleneck, link: f64, cpu: f64) {
+        match bottleneck {
+            Bottleneck::Link if link > ROOM_FOR_DELTAS * cpu => {
+                self.wants_deltas.store(true, Ordering::Relaxed);
+            }
+            Bottleneck::Workers => self.wants_deltas.store(false, Ordering::Relaxed),
+            _ if cpu > ROOM_FOR_DELTAS * link => self.wants_deltas.store(false, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    fn send_decisions(&self, explain: Option<&Sender<Decision>>) {
+        let Some(explain) = explain else { return };
+        let mut seen = lock(&self.seen);
+        let (told, decisions) = self.controller.explain_after(seen.told);
+        seen.told = told;
+        for decision in decisions {
+            // The receiver is gone, which is no error.
+            let _ = explain.send(decision);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_delivered_amount_never_decreases() {
+        let mut delivered = Delivered::default();
+        assert_eq!(delivered.bytes(77), 77, "the kernel does not say");
+        let mut before = 0;
+        // The handshake, data, one of two links lost, data, all lost, a new one.
+        for (acked, all) in [(3, 3), (1000, 1000), (400, 1000), (500, 1100), (0, 1100), (9, 1109)] {
+            delivered.look(acked);
+            assert_eq!(delivered.bytes(1 << 20), all);
+            assert!(all >= before);
+            before = all;
+        }
+    }
+}
