@@ -6,8 +6,9 @@
 //! the submitter, the server and the kernel's workers (including the loop device's), per 4 KiB;
 //! beside it the whole machine's, including other work.
 
+use super::measure::{median, percentiles, process_cpu, timed, Aligned, Random};
 use super::zram::Zram;
-use super::{median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, Random, PAGE};
+use super::{DeviceBenchArgs, Kind, PAGE};
 use crate::program;
 use anyhow::{bail, ensure, Context};
 use codec::Settings;
@@ -183,7 +184,7 @@ fn write(
                         let at = next.fetch_add(job.pages, Ordering::Relaxed);
                         let Some(source) = sources.get(at) else { return Ok(times) };
                         let from = usize::try_from(*source)? * PAGE;
-                        super::timed(&mut times, || {
+                        timed(&mut times, || {
                             let place = places[at] * PAGE as u64;
                             Ok(file.write_all_at(&pages[from..from + len], place)?)
                         })?;

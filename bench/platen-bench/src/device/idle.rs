@@ -2,7 +2,8 @@
 //! reads afterwards.
 
 use super::front::{Front, Own};
-use super::{median, percentiles, process_cpu, timed, Aligned, DeviceBenchArgs, Kind, Random};
+use super::measure::{median, percentiles, process_cpu, timed, Aligned, Random};
+use super::{DeviceBenchArgs, Kind};
 use anyhow::{bail, Context};
 use device::PAGE;
 use policy::{Passes, Settings, Step};

@@ -5,10 +5,9 @@
 //! zram includes the system calls. Each thread has one request in flight.
 
 use super::front::{Lane, Own, OwnLane};
+use super::measure::{median, percentiles, process_cpu, timed, Aligned, Random};
 use super::zram::Zram;
-use super::{
-    median, percentiles, process_cpu, timed, Aligned, DeviceBenchArgs, Kind, Random, PAGE,
-};
+use super::{DeviceBenchArgs, Kind, PAGE};
 use crate::watch::threads_cpu;
 use anyhow::{ensure, Context};
 use device::Device;

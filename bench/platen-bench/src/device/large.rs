@@ -1,6 +1,7 @@
 //! Large requests: 512 KiB, one submitter, one request in flight.
 
-use super::{median, percentiles, process_cpu, timed, Aligned, DeviceBenchArgs, Kind, PAGE};
+use super::measure::{median, percentiles, process_cpu, timed, Aligned};
+use super::{DeviceBenchArgs, Kind, PAGE};
 use anyhow::Context;
 use serde_json::json;
 use std::time::Instant;

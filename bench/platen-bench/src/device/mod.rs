@@ -11,24 +11,25 @@ mod fuse;
 mod idle;
 mod jobs;
 mod large;
+mod measure;
 mod nbd;
 mod nbd_client;
+mod pages;
 mod qat;
 mod zram;
 
 use crate::program::QatLibraries;
-use anyhow::{bail, ensure, Context};
+use anyhow::{ensure, Context};
 use clap::Args;
 use codec::{Codec, Settings};
 use corpus::{is_same_filled, Corpus};
 use front::{Front, Own};
-use rustix::time::{clock_gettime, ClockId};
-use serde::Serialize;
+pub(super) use measure::process_cpu;
+use measure::Aligned;
 use serde_json::json;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Instant;
 use zram::Zram;
 
 use device::PAGE;
@@ -148,48 +149,6 @@ impl Kind {
     }
 }
 
-/// One run of one front over one set. Times are microseconds a page.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Figures {
-    write_cpu: f64,
-    write_p50: f64,
-    write_p99: f64,
-    read_cpu: f64,
-    read_p50: f64,
-    read_p99: f64,
-    /// Plain bytes per compressed byte.
-    coded: f64,
-    /// Plain bytes per byte of memory: after filling, after churn, and after compaction.
-    filled: f64,
-    churned: f64,
-    compacted: f64,
-}
-
-/// Bytes with the alignment that direct I/O requires.
-struct Aligned {
-    bytes: Vec<u8>,
-    start: usize,
-}
-
-impl Aligned {
-    fn new(len: usize) -> Self {
-        let bytes = vec![0; len + PAGE];
-        let start = bytes.as_ptr().align_offset(PAGE);
-        Self { bytes, start }
-    }
-
-    fn of(plain: &[u8]) -> Self {
-        let mut this = Self::new(plain.len());
-        this.all().copy_from_slice(plain);
-        this
-    }
-
-    fn all(&mut self) -> &mut [u8] {
-        let len = self.bytes.len() - PAGE;
-        &mut self.bytes[self.start..self.start + len]
-    }
-}
-
 pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
     zram::remove_at_signals()?;
     let corpus = Corpus::load();
@@ -231,7 +190,7 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
         }
         let pages = &*pages.all();
         if args.parts.contains(&Part::Pages) {
-            results.push(single_pages(args, &fronts, name, pages)?);
+            results.push(pages::measure(args, &fronts, name, pages)?);
         }
         if args.parts.contains(&Part::Large) {
             results.push(large::measure(args, &fronts, name, pages)?);
@@ -274,191 +233,6 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn single_pages(
-    args: &DeviceBenchArgs,
-    fronts: &[Kind],
-    name: &str,
-    pages: &[u8],
-) -> anyhow::Result<serde_json::Value> {
-    let mut runs: Vec<Vec<Figures>> = vec![Vec::new(); fronts.len()];
-    for run in 0..args.runs {
-        for (front, runs) in fronts.iter().zip(&mut runs) {
-            let figures = one_run(front, pages, u64::from(run) + 1);
-            runs.push(figures.with_context(|| format!("{front} with {name}"))?);
-        }
-    }
-    println!(
-        "\n{name}: {} pages, {} runs in turns, microseconds a page (CPU: the whole process)",
-        pages.len() / PAGE,
-        args.runs
-    );
-    println!(
-        "{:<14}{:>9}{:>8}{:>8}{:>9}{:>8}{:>8}{:>9}{:>8}{:>9}{:>11}",
-        "", "write", "p50", "p99", "read", "p50", "p99", "coded", "filled", "churned", "compacted"
-    );
-    let mut rows = Vec::new();
-    for (front, runs) in fronts.iter().zip(&runs) {
-        let of = |field: fn(&Figures) -> f64| median(runs.iter().map(field).collect());
-        let figures = Figures {
-            write_cpu: of(|f| f.write_cpu),
-            write_p50: of(|f| f.write_p50),
-            write_p99: of(|f| f.write_p99),
-            read_cpu: of(|f| f.read_cpu),
-            read_p50: of(|f| f.read_p50),
-            read_p99: of(|f| f.read_p99),
-            coded: of(|f| f.coded),
-            filled: of(|f| f.filled),
-            churned: of(|f| f.churned),
-            compacted: of(|f| f.compacted),
-        };
-        println!(
-            "{:<14}{:>9.2}{:>8.2}{:>8.2}{:>9.2}{:>8.2}{:>8.2}{:>9.3}{:>8.3}{:>9.3}{:>11.3}",
-            front.to_string(),
-            figures.write_cpu,
-            figures.write_p50,
-            figures.write_p99,
-            figures.read_cpu,
-            figures.read_p50,
-            figures.read_p99,
-            figures.coded,
-            figures.filled,
-            figures.churned,
-            figures.compacted,
-        );
-        rows.push(json!({ "front": front.to_string(), "median": figures, "runs": runs }));
-    }
-    compare(fronts, &rows);
-    Ok(json!({ "part": "pages", "set": name, "pages": pages.len() / PAGE, "fronts": rows }))
-}
-
-/// The important figures, side by side: ratio over zram's best, CPU over lzo-rle's.
-fn compare(fronts: &[Kind], rows: &[serde_json::Value]) {
-    let value = |row: &serde_json::Value, field: &str| row["median"][field].as_f64().unwrap_or(0.0);
-    let both = |row: &serde_json::Value| value(row, "write_cpu") + value(row, "read_cpu");
-    let zram = || fronts.iter().zip(rows).filter(|(front, _)| matches!(front, Kind::Zram(_)));
-    let best = zram().map(|(_, row)| value(row, "compacted")).fold(0.0, f64::max);
-    let lzo = zram().find(|(front, _)| **front == Kind::Zram("lzo-rle".to_owned()));
-    let Some((_, lzo)) = lzo else { return };
-    for (front, row) in fronts.iter().zip(rows).filter(|(front, _)| matches!(front, Kind::Own(_))) {
-        println!(
-            "  {front}: ratio {:.2} times zram's best, CPU of a write and a read {:.2} times lzo-rle's",
-            value(row, "compacted") / best,
-            both(row) / both(lzo)
-        );
-    }
-}
-
-fn one_run(front: &Kind, pages: &[u8], seed: u64) -> anyhow::Result<Figures> {
-    let count = (pages.len() / PAGE) as u64;
-    let page = |number: u64| {
-        let at = usize::try_from(number).expect("in memory") * PAGE;
-        &pages[at..at + PAGE]
-    };
-    let mut random = Random(seed);
-    let order = random.order(count);
-    // The new contents of each page.
-    let other = random.order(count);
-    let mut kept = front.open(count, 0)?;
-    let mut times = Vec::with_capacity(order.len() * 2);
-    let cpu = process_cpu();
-    for number in 0..count {
-        timed(&mut times, || kept.write(number, page(number)))?;
-    }
-    let filled = kept.memory()?;
-    for &number in &order {
-        timed(&mut times, || kept.write(number, page(other[usize::try_from(number)?])))?;
-    }
-    let write_cpu = (process_cpu() - cpu) / (2.0 * count as f64);
-    let (write_p50, write_p99) = percentiles(&mut times);
-    let churned = kept.memory()?;
-    kept.compact()?;
-    let compacted = kept.memory()?;
-    times.clear();
-    let mut out = Aligned::new(PAGE);
-    let out = out.all();
-    let mut read_cpu = 0.0;
-    for numbers in random.order(count).chunks(256) {
-        // The time excludes the comparison.
-        let cpu = process_cpu();
-        for &number in numbers {
-            timed(&mut times, || kept.read(number, out))?;
-        }
-        read_cpu += process_cpu() - cpu;
-        for &number in numbers.iter().step_by(16) {
-            kept.read(number, out)?;
-            if out != page(other[usize::try_from(number)?]) {
-                bail!("page {number} has another content");
-            }
-        }
-    }
-    let (read_p50, read_p99) = percentiles(&mut times);
-    let ratio = |memory: &front::Memory| memory.plain as f64 / memory.used.max(1) as f64;
-    Ok(Figures {
-        write_cpu,
-        write_p50,
-        write_p99,
-        read_cpu: read_cpu / count as f64,
-        read_p50,
-        read_p99,
-        coded: compacted.plain as f64 / compacted.compressed.max(1) as f64,
-        filled: ratio(&filled),
-        churned: ratio(&churned),
-        compacted: ratio(&compacted),
-    })
-}
-
-#[inline]
-fn timed<R>(times: &mut Vec<f32>, run: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<R> {
-    let start = Instant::now();
-    let result = run()?;
-    times.push(start.elapsed().as_secs_f32() * 1e6);
-    Ok(result)
-}
-
-/// The median, and the 99th percentile.
-fn percentiles(times: &mut [f32]) -> (f64, f64) {
-    times.sort_unstable_by(f32::total_cmp);
-    let at = |part: usize| times.get(times.len() * part / 100).copied().map_or(0.0, f64::from);
-    (at(50), at(99))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => 0.0,
-        odd if odd % 2 == 1 => values[middle],
-        _ => f64::midpoint(values[middle - 1], values[middle]),
-    }
-}
-
-/// Microseconds of this process's CPU time.
-pub(crate) fn process_cpu() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    /// The numbers below `count`, in random order.
-    fn order(&mut self, count: u64) -> Vec<u64> {
-        let mut order: Vec<u64> = (0..count).collect();
-        for last in (1..order.len()).rev() {
-            let other = usize::try_from(self.next() % (last as u64 + 1)).expect("below last");
-            order.swap(last, other);
-        }
-        order
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -469,25 +243,5 @@ mod tests {
         assert_eq!("zstd:-3".parse::<Kind>().unwrap().to_string(), "zstd -3");
         assert_eq!("lz4".parse::<Kind>().unwrap().to_string(), "lz4 1");
         assert!("zstd:99".parse::<Kind>().is_err() && "lzo".parse::<Kind>().is_err());
-    }
-
-    #[test]
-    fn a_run_reads_back_what_it_wrote_and_every_figure_is_one() {
-        let corpus = Corpus::made("a test");
-        let text = corpus.text();
-        let mut pages = Aligned::of(&text.pages()[..256 * PAGE]);
-        let figures = one_run(&"zstd:1".parse().unwrap(), pages.all(), 7).unwrap();
-        assert!(figures.coded > 1.2 && figures.compacted > 1.0, "{figures:?}");
-        assert!(figures.write_cpu > 0.0 && figures.write_p50 <= figures.write_p99);
-        assert!(figures.read_cpu > 0.0 && figures.read_p50 <= figures.read_p99);
-    }
-
-    #[test]
-    fn an_order_is_a_permutation() {
-        let mut order = Random(3).order(1000);
-        assert_ne!(order, (0..1000).collect::<Vec<_>>());
-        order.sort_unstable();
-        assert_eq!(order, (0..1000).collect::<Vec<_>>());
-        assert_eq!((median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0])), (2.0, 2.5));
     }
 }

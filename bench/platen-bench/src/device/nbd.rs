@@ -1,8 +1,9 @@
 //! NBD, random 4 KiB, 16 in flight: platen against nbdkit's memory plugin with its zstd allocator.
 //! Real pages from our own client, and fio's engine with its generated data.
 
+use super::measure::{median, percentiles, Random};
 use super::nbd_client::Client;
-use super::{median, percentiles, DeviceBenchArgs, Random, PAGE};
+use super::{DeviceBenchArgs, PAGE};
 use crate::program;
 use anyhow::{bail, ensure, Context};
 use serde_json::{json, Value};

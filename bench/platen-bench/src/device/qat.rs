@@ -7,7 +7,8 @@
 //! throughput is no real device's.
 
 use super::front::{Front, Memory, Own};
-use super::{jobs, median, percentiles, process_cpu, Aligned, DeviceBenchArgs, Kind, Part, PAGE};
+use super::measure::{median, percentiles, process_cpu, timed, Aligned};
+use super::{jobs, DeviceBenchArgs, Kind, Part, PAGE};
 use crate::program::again;
 use crate::watch::threads_cpu;
 use anyhow::{ensure, Context};
@@ -249,7 +250,7 @@ fn one_run(libraries: &Libraries, way: Way, pages: &[u8], each: usize) -> anyhow
         // make no difference.
         let mut write = |times: &mut Vec<f32>| {
             for (bytes, page) in pages.chunks(each * PAGE).zip((0..).step_by(each)) {
-                super::timed(times, || kept.write(page, bytes))?;
+                timed(times, || kept.write(page, bytes))?;
             }
             anyhow::Ok(())
         };
