@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  link     --what-if
-//!  vm       QEMU: settings, the migration into crate `rehearse`'s discarding end, its cancel
+//!  vm       QEMU's settings, and the inputs of forecasts
+//!  course   the migration into crate `rehearse`'s discarding end, and its cancel
 //!  report   the forecasts, as a table and as JSON
 //! ```
 //!
@@ -19,6 +20,7 @@
 //!    `pre-switchover`, should this process be killed: there QEMU does not notice the end of a
 //!    socket.
 
+mod course;
 mod link;
 mod report;
 mod vm;
