@@ -1,8 +1,8 @@
 //! The only file that names atomics, so that loom's can replace them.
 //!
 //! Every ordering stronger than `Relaxed`, every fence and most steps of the protocols in
-//! `workers.rs`, `workers/work.rs` and `results.rs` have a [`Site`], which the models take away with
-//! `WEAKEN_PIPELINE` (crate `weaken`; `WEAKEN` is the ring's, which the models use).
+//! `workers.rs`, `workers/work.rs` and `results.rs` have a [`Site`], which the models take away
+//! with `WEAKEN_PIPELINE` (crate `weaken`; `WEAKEN` is the ring's, which the models use).
 
 weaken::sites! {
     "WEAKEN_PIPELINE",

@@ -1,5 +1,5 @@
-//! The workers with their request rings: how a job gets to a worker. `work.rs` has how an idle worker
-//! gets a job.
+//! The workers with their request rings: how a job gets to a worker. `work.rs` has how an idle
+//! worker gets a job.
 
 mod work;
 

@@ -31,8 +31,8 @@
 //!
 //! # Layout
 //!
-//! `layout.rs` draws the file. `entry.rs` has the 64 bits of an entry: kind, place, exact length and
-//! tag of the object, the number of pins, the age. `record.rs` has the record of a group.
+//! `layout.rs` draws the file. `entry.rs` has the 64 bits of an entry: kind, place, exact length
+//! and tag of the object, the number of pins, the age. `record.rs` has the record of a group.
 //! `class.rs` has the 158 size classes: places 16 bytes apart up to 1 KiB and 32 above, in slabs of
 //! 1 to 32 pages; an object may cross a page boundary in its slab, and an uncompressed page takes
 //! exactly a page. An object's CRC-32C also covers its page number, length, tag and bump, so that
