@@ -155,6 +155,29 @@ fn add_host(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
         let file = mapped_ram_file("pc", &[("pc.ram", &pages[..])], PAGE, PAGE, first.into());
         add("mapped_ram", &[&[first], &file[..]].concat());
     }
+    add(
+        "libvirt_answers",
+        b"\x01<domain><name>a</name><uuid>592ef32c27a54f79ba4916196c787853</uuid>\
+        <os><type machine='q35'>hvm</type></os><!-- > --></domain>",
+    );
+    // A label of QEMU's user, a state, and an error.
+    let (label, program) =
+        ("<a><secmodel><model>dac</model><baselabel>+1:+2</baselabel></secmodel></a>", 0x2000_8086);
+    let numbers =
+        |all: &[u32]| all.iter().flat_map(|number| number.to_be_bytes()).collect::<Vec<_>>();
+    let len = u32::try_from(label.len())?;
+    let padded = [label.as_bytes(), &[0; 3][..(4 - label.len() % 4) % 4]].concat();
+    add(
+        "libvirt_answers",
+        &[
+            &[2][..],
+            &numbers(&[32 + len.next_multiple_of(4), program, 1, 7, 1, 3, 0, len]),
+            &padded,
+            &numbers(&[36, program, 1, 212, 1, 4, 0, 1, 10]),
+            &numbers(&[44, program, 1, 303, 1, 5, 1, 55, 10, 0, 2]),
+        ]
+        .concat(),
+    );
     let image = image()?;
     add("image_open", &[&[0], &image[..]].concat());
     // Sealed anew: units, state and index by the places in the trailer.

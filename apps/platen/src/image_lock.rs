@@ -34,8 +34,8 @@ impl ImageLock {
             Ok(lock) => Ok(lock),
             Err(holders) => bail!(
                 "image {} is in use by {holders}: a second VM from it would have the same disks, MAC addresses and \
-                 UUID. Wait for that process, or give each VM disks and a network of its own and start both with \
-                 --shared",
+                 UUID. Wait for that process, or give each VM disks and a network of its own and start both by \
+                 platen restore --shared",
                 path.display(),
             ),
         }

@@ -66,6 +66,7 @@ mod size;
 mod source_end;
 mod store_command;
 mod turns_option;
+mod virsh;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -129,6 +130,9 @@ enum Command {
     Restore(restore::RestoreArgs),
     /// Serve the images of a folder to `platen restore` on other hosts
     ServeImages(serve_images::ServeImagesArgs),
+    /// Give a saved VM to libvirt, which has it under control from then on. The VM runs before its
+    /// RAM is loaded
+    VirshRestore(virsh::VirshRestoreArgs),
     /// Inspect, verify and convert images of saved VMs, and manage stores of them
     Image(image_command::ImageArgs),
     /// Compress or decompress standard input on all threads, for example for `virsh save`
@@ -188,6 +192,7 @@ pub fn platen() -> ExitCode {
         Command::Save(args) => save::run(&args),
         Command::Restore(args) => restore::run(&args),
         Command::ServeImages(args) => serve_images::run(&args),
+        Command::VirshRestore(args) => virsh::run(&args),
         Command::Image(args) => return finish(image_command::run(&args)),
         Command::Filter(args) => filter_command::run(&args),
         Command::KeepSettings(args) => settings_keeper::run(&args).map(|()| ExitCode::SUCCESS),

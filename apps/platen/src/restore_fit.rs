@@ -30,15 +30,21 @@ pub(crate) fn why_paused(state: &str, image: &Image) -> Option<&'static str> {
     )
 }
 
+/// The reason why the image itself cannot be loaded while the VM runs.
+pub(crate) fn image_not_instant(image: &Image) -> Option<String> {
+    let size = image.shape().page_size();
+    if size != 4096 {
+        return Some(format!("the guest has pages of {size} bytes"));
+    }
+    let block = image.index().blocks.iter().find(|block| block.host_page > 4096)?;
+    Some(format!("RAM block {} has huge pages", block.name.escape_default()))
+}
+
 /// The reason why RAM cannot be loaded while the VM runs; `None` if no reason is known. (QEMU
 /// itself refuses the capability where its host does not provide userfaultfd.)
 pub(crate) fn why_not_instant(qmp: &mut Qmp, image: &Image) -> Result<Option<String>, QmpError> {
-    let size = image.shape().page_size();
-    if size != 4096 {
-        return Ok(Some(format!("the guest has pages of {size} bytes")));
-    }
-    if let Some(block) = image.index().blocks.iter().find(|block| block.host_page > 4096) {
-        return Ok(Some(format!("RAM block {} has huge pages", block.name.escape_default())));
+    if let Some(reason) = image_not_instant(image) {
+        return Ok(Some(reason));
     }
     let backends = qmp.execute("query-memdev", None)?;
     for backend in backends.as_array().into_iter().flatten() {

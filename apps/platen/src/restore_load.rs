@@ -12,6 +12,7 @@ use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_s
 use serde_json::{json, Value};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Time limit for a QEMU that reads nothing of the stream, or is silent at its end.
@@ -32,28 +33,8 @@ pub(crate) fn load(
 ) -> anyhow::Result<Value> {
     let path = dir.path().join("load.sock");
     qmp.migrate_incoming(&format!("unix:{}", path.display()))?;
-    let mut stream = connect(&path)?;
-    let set = stream.set_write_timeout(Some(SILENCE));
-    set.and_then(|()| stream.set_read_timeout(Some(SILENCE))).context("QEMU's socket")?;
-    // QEMU reads in pieces of 32 KiB: with room for many of them the two processes switch less.
-    set_socket_send_buffer_size_force(&stream, SEND_BUFFER)
-        .or_else(|_| set_socket_send_buffer_size(&stream, SEND_BUFFER))
-        .context("QEMU's socket")?;
     let begin = Instant::now();
-    let bytes = match plain(&source.image, &mut stream, how) {
-        Ok(bytes) => bytes,
-        Err(PlayError::Closed) => bail!("{}; its log has the reason", PlayError::Closed),
-        Err(PlayError::Io { source, .. }) if source.kind() == ErrorKind::WouldBlock => {
-            bail!("QEMU has read nothing for {} s: see its log and its monitor", SILENCE.as_secs());
-        }
-        Err(error @ PlayError::Image(_)) => {
-            let named =
-                anyhow::Error::from(error).context(format!("image {}", source.path.display()));
-            return Err(named.context("nothing runs: QEMU was not given the whole VM"));
-        }
-        Err(error) => return Err(error).context("nothing runs: QEMU was not given the whole VM"),
-    };
-    wait_for_shut(&mut stream)?;
+    let bytes = send_whole(source, &path, how)?;
     let loaded = begin.elapsed();
     let state = wait_started(qmp)?;
     vm.say(&format!("loaded in {:.2} s: the VM is '{state}'", loaded.as_secs_f64()));
@@ -68,6 +49,37 @@ pub(crate) fn load(
         "loaded-ms": loaded.as_secs_f64() * 1e3, "bytes": bytes,
         "cpu-s": crate::report::process_cpu(),
     }))
+}
+
+/// Sends the whole VM to the QEMU that listens at `path`, or is about to, and waits until QEMU has
+/// loaded it; returns the number of bytes.
+pub(crate) fn send_whole(
+    source: &Source<'_>,
+    path: &Path,
+    how: PlainOptions,
+) -> anyhow::Result<u64> {
+    let mut stream = connect(path)?;
+    let set = stream.set_write_timeout(Some(SILENCE));
+    set.and_then(|()| stream.set_read_timeout(Some(SILENCE))).context("QEMU's socket")?;
+    // QEMU reads in pieces of 32 KiB: with room for many of them the two processes switch less.
+    set_socket_send_buffer_size_force(&stream, SEND_BUFFER)
+        .or_else(|_| set_socket_send_buffer_size(&stream, SEND_BUFFER))
+        .context("QEMU's socket")?;
+    let bytes = match plain(&source.image, &mut stream, how) {
+        Ok(bytes) => bytes,
+        Err(PlayError::Closed) => bail!("{}; its log has the reason", PlayError::Closed),
+        Err(PlayError::Io { source, .. }) if source.kind() == ErrorKind::WouldBlock => {
+            bail!("QEMU has read nothing for {} s: see its log and its monitor", SILENCE.as_secs());
+        }
+        Err(error @ PlayError::Image(_)) => {
+            let named =
+                anyhow::Error::from(error).context(format!("image {}", source.path.display()));
+            return Err(named.context("nothing runs: QEMU was not given the whole VM"));
+        }
+        Err(error) => return Err(error).context("nothing runs: QEMU was not given the whole VM"),
+    };
+    wait_for_shut(&mut stream)?;
+    Ok(bytes)
 }
 
 /// Reads the return path up to SHUT.

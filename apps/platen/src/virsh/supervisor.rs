@@ -1,0 +1,389 @@
+//! Supervises the service of a VM that runs under libvirt while its RAM is loaded.
+
+use super::daemon::Daemon;
+use super::folder::Folder;
+use crate::restore_player::{connect, Serve};
+use crate::restore_players::{Players, Service};
+use crate::say::say;
+use anyhow::{bail, Context};
+use libvirt::{Connection, Domain, Handover, LibvirtError, State, Why};
+use player::Recovery;
+use serde_json::{json, Value};
+use std::path::Path;
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Time between two questions about the VM's state.
+const AGAIN: Duration = Duration::from_millis(2);
+/// Questions about the VM's state until it runs: 10 s and the time of their answers.
+const QUESTIONS: u32 = 5000;
+/// Time limit for libvirt to notice the end of a player, or of the load.
+const NOTICES: Duration = Duration::from_secs(120);
+/// Time between two looks at a VM that libvirt has not made up its mind about.
+const LATER: Duration = Duration::from_millis(50);
+/// Players that may die before they have connected to QEMU.
+const ATTEMPTS: u32 = 3;
+/// The only VM of its players.
+const VM: usize = 0;
+
+/// A VM that runs while its RAM is loaded; has another player serve it if one dies.
+pub(super) struct Supervisor<'a> {
+    daemon: &'a Daemon,
+    domain: &'a Domain,
+    players: &'a Players<'a>,
+    folder: &'a Folder,
+    socket: String,
+    /// The copy of the image in use.
+    source: usize,
+    /// Number of players that have died.
+    deaths: u32,
+    begin: Instant,
+    /// The connection on which libvirt has prepared the VM. If it ends before libvirt is asked to
+    /// finish, libvirt destroys the VM.
+    connection: Option<Connection>,
+    /// Where libvirt's answer arrives, once it was asked to finish.
+    finishing: Option<Receiver<Result<(), LibvirtError>>>,
+    /// Asks for the VM's state until it runs.
+    watch: Option<(Connection, u32)>,
+    /// Time until libvirt had started the CPUs, milliseconds.
+    started_ms: Option<f64>,
+}
+
+/// How the service of the VM by one player has ended.
+enum End {
+    Done(Value),
+    Failed(Value),
+    /// The player has died. `connecting`: it may have sent QEMU something.
+    Died {
+        connecting: bool,
+    },
+}
+
+/// How libvirt has taken the end of a player.
+#[derive(Debug, PartialEq, Eq)]
+enum Without {
+    /// The VM waits for another one.
+    Waits,
+    /// QEMU had everything.
+    Completed,
+}
+
+/// Refuses to continue a VM that does not wait for a player.
+pub(super) fn refuse_unless_it_waits(daemon: &Daemon, domain: &Domain) -> anyhow::Result<()> {
+    let name = domain.name();
+    match daemon.state(domain)?.map(State::why) {
+        Some(Some(Why::PostcopyFailed)) => Ok(()),
+        Some(Some(Why::Postcopy)) => {
+            bail!("domain {name} is being loaded: there is nothing to recover")
+        }
+        Some(Some(_)) => bail!("domain {name} has all of its RAM: there is nothing to recover"),
+        _ => bail!("domain {name} does not run: restore it without --recover"),
+    }
+}
+
+/// Has libvirt end a VM that has not run. The error says what is left, and what QEMU has said.
+pub(super) fn cancelled(
+    mut connection: Connection,
+    daemon: &Daemon,
+    domain: &Domain,
+    how: Handover,
+) -> anyhow::Error {
+    let cancelled = connection.cancel(domain, how);
+    let state = daemon.state(domain);
+    let left = match state.map(|state| state.and_then(State::why)) {
+        Ok(None) => "libvirt has ended the domain, and the image is as good as before".into(),
+        _ => format!(
+            "the image is as good as before; end the domain: virsh destroy {}",
+            domain.name()
+        ),
+    };
+    match cancelled {
+        // QEMU's last words, if it has ended by itself.
+        Err(error) => anyhow::Error::from(error).context(left),
+        Ok(()) => anyhow::Error::msg(left),
+    }
+}
+
+impl<'a> Supervisor<'a> {
+    pub(super) fn new(
+        daemon: &'a Daemon,
+        domain: &'a Domain,
+        players: &'a Players<'a>,
+        folder: &'a Folder,
+    ) -> Self {
+        Self {
+            daemon,
+            domain,
+            players,
+            folder,
+            socket: String::new(),
+            source: 0,
+            deaths: 0,
+            begin: Instant::now(),
+            connection: None,
+            finishing: None,
+            watch: None,
+            started_ms: None,
+        }
+    }
+
+    /// Restores a VM that libvirt has prepared at `socket`; returns the report.
+    pub(super) fn begin(mut self, connection: Connection, socket: String) -> anyhow::Result<Value> {
+        (self.connection, self.socket) = (Some(connection), socket);
+        self.supervise(false)
+    }
+
+    /// Continues a restore whose player has died, and whose VM waits; returns the report.
+    pub(super) fn go_on(mut self) -> anyhow::Result<Value> {
+        self.deaths = 1;
+        self.recover()?;
+        self.supervise(true)
+    }
+
+    /// Has players serve the VM until one has sent QEMU everything.
+    fn supervise(&mut self, mut resume: bool) -> anyhow::Result<Value> {
+        let mut attempts = 0;
+        let mut recovery = None;
+        loop {
+            if resume && recovery.is_none() {
+                recovery = Some(Recovery::new(connect(Path::new(&self.socket))?));
+            }
+            let serve = Serve { vm: VM, socket: self.socket.clone().into(), resume };
+            let service = self.players.serve(self.source, &serve, recovery.as_ref())?;
+            let (why, failed) = match self.follow(&service, resume, &mut recovery)? {
+                End::Done(report) => return self.done(report),
+                End::Failed(event) => {
+                    (event["error"].as_str().unwrap_or_default().to_owned(), Some(event))
+                }
+                End::Died { connecting } => {
+                    attempts += 1;
+                    // It has told QEMU nothing.
+                    if !connecting && attempts < ATTEMPTS {
+                        continue;
+                    }
+                    (service.player.why_it_ended(), None)
+                }
+            };
+            if !resume && self.finishing.is_none() {
+                let is_untouched = failed.as_ref().is_some_and(|event| event["untouched"] == true);
+                if is_untouched && self.next_source() {
+                    say(&format!("{why}; another begins from {}", self.path()));
+                    continue;
+                }
+                return self.give_up(&why);
+            }
+            self.deaths += 1;
+            recovery = None;
+            if self.without(&why)? == Without::Completed {
+                return self.done(json!({}));
+            }
+            self.replace(&why, failed.as_ref())?;
+            resume = true;
+        }
+    }
+
+    /// Follows the events of one player.
+    fn follow(
+        &mut self,
+        service: &Service,
+        resume: bool,
+        recovery: &mut Option<Recovery>,
+    ) -> anyhow::Result<End> {
+        let mut connecting = false;
+        loop {
+            let event = match self.watch {
+                Some(_) => service.events.recv_timeout(AGAIN),
+                None => service.events.recv().map_err(RecvTimeoutError::from),
+            };
+            let event = match event {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.ask_state();
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return Ok(End::Died { connecting }),
+            };
+            match event["event"].as_str() {
+                Some("connecting") => connecting = true,
+                Some("resuming") => {
+                    if let Some(recovery) = recovery.take() {
+                        recovery.is_resumed();
+                    }
+                }
+                Some("running") => {
+                    let how = if resume { Handover::Resumed } else { Handover::AtOnce };
+                    self.finish(how)?;
+                    if resume {
+                        say("the VM goes on");
+                    }
+                }
+                Some("loaded") => {
+                    say("everything is loaded: the image is not needed any more");
+                }
+                Some("done") => return Ok(End::Done(event)),
+                Some("failed") => return Ok(End::Failed(event)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Has libvirt start the CPUs and take the VM over. The answer comes at the end of the load.
+    fn finish(&mut self, how: Handover) -> anyhow::Result<()> {
+        let mut connection = self.connection.take().context("no connection to libvirt")?;
+        let (answer, finishing) = channel();
+        let domain = self.domain.clone();
+        let finish = move || {
+            // Nobody waits if the restore has failed meanwhile.
+            let _ = answer.send(connection.finish(&domain, how));
+        };
+        thread::Builder::new()
+            .name("finish".into())
+            .spawn(finish)
+            .context("cannot start a thread")?;
+        self.finishing = Some(finishing);
+        if how == Handover::AtOnce {
+            // Without a second connection the VM runs, and nobody says when it has begun to.
+            self.watch = self.daemon.open().ok().map(|connection| (connection, QUESTIONS));
+        }
+        Ok(())
+    }
+
+    /// Asks for the VM's state, and says it once the CPUs run.
+    fn ask_state(&mut self) {
+        let Some((connection, questions)) = &mut self.watch else { return };
+        *questions -= 1;
+        let is_over = match connection.state(self.domain) {
+            Ok(Some(State::Running(_))) => {
+                self.started_ms = Some(self.begin.elapsed().as_secs_f64() * 1e3);
+                say("the VM runs under libvirt; its RAM is loaded while it does");
+                true
+            }
+            Ok(_) => *questions == 0,
+            Err(_) => true,
+        };
+        if is_over {
+            self.watch = None;
+        }
+    }
+
+    /// Has libvirt end a VM that has not run.
+    fn give_up(&mut self, why: &str) -> anyhow::Result<Value> {
+        let connection = self.connection.take().context("no connection to libvirt")?;
+        Err(cancelled(connection, self.daemon, self.domain, Handover::AtOnce))
+            .context(format!("{why}, before the VM ran"))
+    }
+
+    /// Finds out what became of the VM whose player is gone.
+    fn without(&mut self, why: &str) -> anyhow::Result<Without> {
+        // Without this connection libvirt takes another one's attempt to continue.
+        self.connection = None;
+        let answer = self.finishing.take().map(|answer| answer.recv_timeout(NOTICES));
+        let said = match answer {
+            Some(Ok(Ok(()))) => return Ok(Without::Completed),
+            Some(Ok(Err(error))) => format!(" ({error})"),
+            _ => String::new(),
+        };
+        let until = Instant::now() + NOTICES;
+        loop {
+            let state = self.daemon.state(self.domain)?;
+            match state.map(State::why) {
+                Some(Some(Why::PostcopyFailed)) => return Ok(Without::Waits),
+                Some(Some(Why::Postcopy)) if Instant::now() < until => thread::sleep(LATER),
+                Some(Some(Why::Postcopy)) => {
+                    bail!("{why}, and libvirt does not notice it: is a player at work still?")
+                }
+                Some(Some(_)) => return Ok(Without::Completed),
+                Some(None) | None => bail!(
+                    "{why}: the domain has ended{said}. The image is as good as before, but the VM may have run: its \
+                     disks are not those of the image any more"
+                ),
+            }
+        }
+    }
+
+    /// Makes QEMU wait for another player.
+    fn replace(&mut self, why: &str, failed: Option<&Value>) -> anyhow::Result<()> {
+        let again = "platen virsh-restore DOMAIN.xml COPY --recover";
+        let damaged = failed.is_some_and(|event| event["damaged"] == true);
+        if failed.is_some() && !(damaged && self.next_source()) {
+            bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
+        }
+        self.recover()
+            .with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
+        say(&format!("{why}; another goes on from {}", self.path()));
+        Ok(())
+    }
+
+    /// Has libvirt tell QEMU to listen for the next player.
+    fn recover(&mut self) -> anyhow::Result<()> {
+        self.socket = self.folder.next_socket()?;
+        let until = Instant::now() + NOTICES;
+        loop {
+            let mut connection = self.daemon.open()?;
+            match connection.prepare(self.domain, &self.socket, Handover::Resumed) {
+                Ok(()) => {
+                    self.connection = Some(connection);
+                    return Ok(());
+                }
+                // libvirt, or QEMU, has not noticed yet that the last player is gone.
+                Err(LibvirtError::Said { .. }) if Instant::now() < until => thread::sleep(LATER),
+                Err(error) if error.is_lost() => return Err(error).context(
+                    "libvirt's daemon ended as it was to continue the VM (11.3 does); QEMU outlives it: start another \
+                     version of the daemon",
+                ),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Goes on to the next copy of the image; the last one stays in use, for a player that is
+    /// killed later.
+    fn next_source(&mut self) -> bool {
+        let is_there = self.players.source(self.source + 1).is_some();
+        self.source += usize::from(is_there);
+        is_there
+    }
+
+    /// Path of the copy of the image in use.
+    fn path(&self) -> String {
+        let source = self.players.source(self.source);
+        source.map(|source| source.path.display().to_string()).unwrap_or_default()
+    }
+
+    /// Completes the report of the player that has sent everything.
+    fn done(&mut self, mut report: Value) -> anyhow::Result<Value> {
+        let answer = self.finishing.take().map(|answer| answer.recv_timeout(NOTICES));
+        match answer {
+            Some(Ok(Err(error))) if !error.is_lost() => {
+                return Err(error)
+                    .context("the VM has all of its RAM, and libvirt has not taken it over");
+            }
+            Some(Ok(Err(_))) => say("libvirt's daemon was restarted meanwhile"),
+            _ => {}
+        }
+        let until = Instant::now() + NOTICES;
+        let vm = loop {
+            match self.daemon.state(self.domain)? {
+                Some(State::Running(Why::Postcopy) | State::Paused(Why::Postcopy))
+                    if Instant::now() < until =>
+                {
+                    thread::sleep(LATER);
+                }
+                Some(State::Running(_)) => break "running",
+                Some(State::Paused(_)) => break "paused",
+                _ => break "ended",
+            }
+        };
+        say(&format!("the VM is '{vm}' under libvirt"));
+        report["status"] = "completed".into();
+        report["mode"] = "instant".into();
+        report["deaths"] = self.deaths.into();
+        report["started-ms"] = self.started_ms.into();
+        report["vm"] = vm.into();
+        if let Some(report) = report.as_object_mut() {
+            report.remove("event");
+        }
+        Ok(report)
+    }
+}
