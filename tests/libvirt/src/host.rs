@@ -216,6 +216,25 @@ impl Host {
         Ok(())
     }
 
+    /// A program of this machine that has the host's folder of unix sockets at its path.
+    pub(crate) fn at_its_doors(&self, binary: &Path) -> Command {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", SERVICE, "sh"]);
+        command.args([&self.folder.join("doors"), &self.doors, binary]).stdin(Stdio::null());
+        command
+    }
+
+    /// Kills libvirtd, and starts it again.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn restart_libvirt(&self) -> Result<()> {
+        let kill = "kill -KILL $(cat /run/libvirtd.pid)";
+        let (well, said) = self.run(&["/bin/bash", "-c", kill])?;
+        ensure!(well, "libvirtd of {} is not killed: {said}", self.name);
+        self.start_libvirt()
+    }
+
     /// Starts libvirtd, and waits until it answers.
     pub(crate) fn start_libvirt(&self) -> Result<()> {
         let log = fs::File::create(self.folder.join("libvirtd.log"))?;

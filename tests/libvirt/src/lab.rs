@@ -153,6 +153,22 @@ impl Lab {
         Ok(())
     }
 
+    /// `platen virsh-restore` with these words, for the host where the guest is.
+    pub fn virsh_restore(&self, words: &[&str]) -> Command {
+        let host = self.host(self.at);
+        let socket = host.file("/run/libvirt/libvirt-sock");
+        let mut command = host.at_its_doors(&self.binary);
+        command.arg("virsh-restore").args(words);
+        command.arg("--connect").arg(format!("unix:{}", socket.display()));
+        command.arg("--socket-dir").arg(self.doors.join("restore"));
+        command
+    }
+
+    /// A folder for files of a scenario, outside of the hosts.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Starts the service of a host.
     ///
     /// # Errors

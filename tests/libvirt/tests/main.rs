@@ -8,6 +8,8 @@
 //! of `make test`. Needs what `scripts/fetch-libvirt` unpacks, root, and the binary of the same
 //! profile. `PLATEN_KEEP=1` leaves the logs.
 
+mod virsh;
+
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -46,6 +48,26 @@ const SCENARIOS: &[Scenario] = &[
         run: save_and_restore,
     },
     Scenario { name: "platen_evacuates_a_domain", quick: true, run: evacuated },
+    Scenario {
+        name: "a_saved_vm_runs_under_libvirt_before_its_ram_is_loaded",
+        quick: true,
+        run: virsh::at_once,
+    },
+    Scenario {
+        name: "a_saved_vm_under_libvirt_survives_the_death_of_players_platen_and_libvirtd",
+        quick: false,
+        run: virsh::deaths,
+    },
+    Scenario {
+        name: "a_saved_vm_under_libvirt_is_loaded_first_where_it_has_to_be",
+        quick: false,
+        run: virsh::loaded_first,
+    },
+    Scenario {
+        name: "a_damaged_or_foreign_image_starts_nothing_under_libvirt",
+        quick: true,
+        run: virsh::damaged,
+    },
     Scenario { name: "libvirt_aborts_and_the_guest_stays", quick: true, run: abort },
     Scenario {
         name: "services_killed_and_the_link_cut_in_mid_migration",
