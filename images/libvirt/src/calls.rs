@@ -15,6 +15,8 @@ const POSTCOPY_RESUME: u32 = 1 << 19;
 
 /// Time limit for libvirt to start a QEMU, with all of its disks and networks.
 const STARTS: Duration = Duration::from_secs(300);
+/// Time limit for libvirt to tell a QEMU that runs to wait for a new player.
+const RESUMES: Duration = Duration::from_secs(60);
 /// Time limit for answers that need no QEMU.
 const ANSWERS: Duration = Duration::from_secs(30);
 /// Time limit for libvirt to end a QEMU.
@@ -120,7 +122,8 @@ impl Connection {
             .parameters(&[("destination_xml", domain.xml()), ("migrate_uri", &uri)])
             .opaque(&domain.cookie())
             .number(handover.flags());
-        self.call(PREPARE, &arguments, Some(STARTS), |results| {
+        let limit = if handover == Handover::Resumed { RESUMES } else { STARTS };
+        self.call(PREPARE, &arguments, Some(limit), |results| {
             results.opaque()?;
             results.optional().map(drop)
         })

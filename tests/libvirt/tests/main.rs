@@ -337,15 +337,23 @@ fn persistent(lab: &mut Lab) -> Result<()> {
     lab.migrate(&["--persistent", "--undefinesource", "--p2p"])
 }
 
-/// QEMU's user may use userfaultfd for as long as this lives.
+/// Whether QEMU's user may use userfaultfd for as long as this lives.
 struct Userfaultfd(String);
 
 impl Userfaultfd {
     const FILE: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 
     fn allowed() -> Result<Self> {
+        Self::set("1")
+    }
+
+    fn forbidden() -> Result<Self> {
+        Self::set("0")
+    }
+
+    fn set(value: &str) -> Result<Self> {
         let before = std::fs::read_to_string(Self::FILE)?;
-        std::fs::write(Self::FILE, "1")?;
+        std::fs::write(Self::FILE, value)?;
         Ok(Self(before))
     }
 }

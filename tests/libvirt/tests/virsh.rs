@@ -15,6 +15,8 @@ use crate::Userfaultfd;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Slow enough for something to happen while RAM is loaded.
 const SLOW: [&str; 2] = ["--push-rate", "24M"];
+/// The time in which the guest has asked for what it needs to idle.
+const SETTLES: Duration = Duration::from_millis(700);
 const RUNS: &str = "the VM runs under libvirt";
 const LOADED: &str = "everything is loaded";
 
@@ -102,7 +104,11 @@ impl Restore {
     }
 
     /// Kills the player that serves now.
+    ///
+    /// Not in the VM's first moments: if a vCPU waits for a page in the middle of a device access,
+    /// QEMU's monitor is silent, and libvirt cannot bring another player.
     fn kill_player(&self) -> Result<()> {
+        std::thread::sleep(SETTLES);
         let said = self.said()?;
         let mut words = said.split_whitespace().rev();
         words.find(|word| *word == "begins").context("no player has begun")?;
@@ -209,6 +215,7 @@ pub(crate) fn deaths(lab: &mut Lab) -> Result<()> {
     let restore = saved.begin(lab, &SLOW)?;
     restore.says(RUNS, 1)?;
     let said = restore.said()?;
+    std::thread::sleep(SETTLES);
     let player = said.split("player ").nth(1).and_then(|text| text.split(' ').next());
     restore.kill()?;
     kill(player.context("no player has begun")?)?;
@@ -220,6 +227,8 @@ pub(crate) fn deaths(lab: &mut Lab) -> Result<()> {
     let restore = saved.begin(lab, &SLOW)?;
     restore.says(RUNS, 1)?;
     lab.host(lab.at).restart_libvirt()?;
+    restore.kill_player()?;
+    restore.says("the VM goes on", 1)?;
     restore.ends(true)?;
     wait_for_state(lab, "running (migrated)")?;
     lab.check_guest()?;
@@ -236,17 +245,23 @@ pub(crate) fn deaths(lab: &mut Lab) -> Result<()> {
 /// Waits until the guest's domain does not run.
 fn wait_for_end(lab: &Lab) -> Result<()> {
     let until = Instant::now() + PATIENCE;
-    while !lab.host(lab.at).virsh(&["domstate", "g1"])?.contains("shut off") {
+    loop {
+        // A domain that is not defined is gone with its QEMU.
+        let (known, said) = lab.host(lab.at).run(&["virsh", "-q", "domstate", "g1"])?;
+        if !known || said.contains("shut off") {
+            return Ok(());
+        }
         ensure!(Instant::now() < until, "g1 does not end");
         std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(())
 }
 
 pub(crate) fn loaded_first(lab: &mut Lab) -> Result<()> {
     // Neither a privilege nor a setting permits postcopy to QEMU's user.
+    let forbidden = Userfaultfd::forbidden()?;
     let saved = Saved::of(lab, &[])?;
     let report = saved.restore(lab, &[])?;
+    drop(forbidden);
     ensure!(report["mode"] == "load", "{report}");
     let reason = report["fallback"].as_str().unwrap_or_default();
     ensure!(reason.contains("Postcopy is not supported"), "{report}");

@@ -7,6 +7,7 @@
 mod daemon;
 mod fit;
 mod folder;
+mod outcome;
 mod supervisor;
 
 use crate::remote_image::RemoteOptions;
@@ -24,6 +25,7 @@ use fit::{machine_differs, refuses_postcopy};
 use folder::Folder;
 use image::Options;
 use libvirt::{Connection, Domain, Handover, LibvirtError};
+use outcome::{cancelled, refuse_unless_it_waits};
 use player::{PlainOptions, Reader};
 use relay::UnixAddress;
 use serde_json::{json, Value};
@@ -32,7 +34,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
-use supervisor::{cancelled, refuse_unless_it_waits, Supervisor};
+use supervisor::Supervisor;
 
 /// Arguments of `platen virsh-restore`.
 #[derive(Args, Debug)]

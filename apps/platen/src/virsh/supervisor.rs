@@ -2,11 +2,12 @@
 
 use super::daemon::Daemon;
 use super::folder::Folder;
+use super::outcome::{after_death, after_load, cancelled, Without, LATER, NOTICES};
 use crate::restore_player::{connect, Serve};
 use crate::restore_players::{Players, Service};
 use crate::say::say;
 use anyhow::{bail, Context};
-use libvirt::{Connection, Domain, Handover, LibvirtError, State, Why};
+use libvirt::{Connection, Domain, Handover, LibvirtError, State};
 use player::Recovery;
 use serde_json::{json, Value};
 use std::path::Path;
@@ -18,10 +19,6 @@ use std::time::{Duration, Instant};
 const AGAIN: Duration = Duration::from_millis(2);
 /// Questions about the VM's state until it runs: 10 s and the time of their answers.
 const QUESTIONS: u32 = 5000;
-/// Time limit for libvirt to notice the end of a player, or of the load.
-const NOTICES: Duration = Duration::from_secs(120);
-/// Time between two looks at a VM that libvirt has not made up its mind about.
-const LATER: Duration = Duration::from_millis(50);
 /// Players that may die before they have connected to QEMU.
 const ATTEMPTS: u32 = 3;
 /// The only VM of its players.
@@ -58,51 +55,6 @@ enum End {
     Died {
         connecting: bool,
     },
-}
-
-/// How libvirt has taken the end of a player.
-#[derive(Debug, PartialEq, Eq)]
-enum Without {
-    /// The VM waits for another one.
-    Waits,
-    /// QEMU had everything.
-    Completed,
-}
-
-/// Refuses to continue a VM that does not wait for a player.
-pub(super) fn refuse_unless_it_waits(daemon: &Daemon, domain: &Domain) -> anyhow::Result<()> {
-    let name = domain.name();
-    match daemon.state(domain)?.map(State::why) {
-        Some(Some(Why::PostcopyFailed)) => Ok(()),
-        Some(Some(Why::Postcopy)) => {
-            bail!("domain {name} is being loaded: there is nothing to recover")
-        }
-        Some(Some(_)) => bail!("domain {name} has all of its RAM: there is nothing to recover"),
-        _ => bail!("domain {name} does not run: restore it without --recover"),
-    }
-}
-
-/// Has libvirt end a VM that has not run. The error says what is left, and what QEMU has said.
-pub(super) fn cancelled(
-    mut connection: Connection,
-    daemon: &Daemon,
-    domain: &Domain,
-    how: Handover,
-) -> anyhow::Error {
-    let cancelled = connection.cancel(domain, how);
-    let state = daemon.state(domain);
-    let left = match state.map(|state| state.and_then(State::why)) {
-        Ok(None) => "libvirt has ended the domain, and the image is as good as before".into(),
-        _ => format!(
-            "the image is as good as before; end the domain: virsh destroy {}",
-            domain.name()
-        ),
-    };
-    match cancelled {
-        // QEMU's last words, if it has ended by itself.
-        Err(error) => anyhow::Error::from(error).context(left),
-        Ok(()) => anyhow::Error::msg(left),
-    }
 }
 
 impl<'a> Supervisor<'a> {
@@ -278,28 +230,17 @@ impl<'a> Supervisor<'a> {
     fn without(&mut self, why: &str) -> anyhow::Result<Without> {
         // Without this connection libvirt takes another one's attempt to continue.
         self.connection = None;
-        let answer = self.finishing.take().map(|answer| answer.recv_timeout(NOTICES));
-        let said = match answer {
-            Some(Ok(Ok(()))) => return Ok(Without::Completed),
-            Some(Ok(Err(error))) => format!(" ({error})"),
-            _ => String::new(),
+        let said = match self.answer() {
+            Some(Ok(())) => return Ok(Without::Completed),
+            Some(Err(error)) => format!(" ({error})"),
+            None => String::new(),
         };
-        let until = Instant::now() + NOTICES;
-        loop {
-            let state = self.daemon.state(self.domain)?;
-            match state.map(State::why) {
-                Some(Some(Why::PostcopyFailed)) => return Ok(Without::Waits),
-                Some(Some(Why::Postcopy)) if Instant::now() < until => thread::sleep(LATER),
-                Some(Some(Why::Postcopy)) => {
-                    bail!("{why}, and libvirt does not notice it: is a player at work still?")
-                }
-                Some(Some(_)) => return Ok(Without::Completed),
-                Some(None) | None => bail!(
-                    "{why}: the domain has ended{said}. The image is as good as before, but the VM may have run: its \
-                     disks are not those of the image any more"
-                ),
-            }
-        }
+        after_death(self.daemon, self.domain, why, &said)
+    }
+
+    /// libvirt's answer to the call to finish, if it was called and answers in time.
+    fn answer(&mut self) -> Option<Result<(), LibvirtError>> {
+        self.finishing.take()?.recv_timeout(NOTICES).ok()
     }
 
     /// Makes QEMU wait for another player.
@@ -328,6 +269,10 @@ impl<'a> Supervisor<'a> {
                 }
                 // libvirt, or QEMU, has not noticed yet that the last player is gone.
                 Err(LibvirtError::Said { .. }) if Instant::now() < until => thread::sleep(LATER),
+                Err(error @ LibvirtError::Silent { .. }) => return Err(error).context(
+                    "QEMU does not answer libvirt's monitor: a vCPU waits for a page in the middle of a device access, \
+                     and then only virsh destroy helps",
+                ),
                 Err(error) if error.is_lost() => return Err(error).context(
                     "libvirt's daemon ended as it was to continue the VM (11.3 does); QEMU outlives it: start another \
                      version of the daemon",
@@ -353,28 +298,15 @@ impl<'a> Supervisor<'a> {
 
     /// Completes the report of the player that has sent everything.
     fn done(&mut self, mut report: Value) -> anyhow::Result<Value> {
-        let answer = self.finishing.take().map(|answer| answer.recv_timeout(NOTICES));
-        match answer {
-            Some(Ok(Err(error))) if !error.is_lost() => {
+        match self.answer() {
+            Some(Err(error)) if !error.is_lost() => {
                 return Err(error)
                     .context("the VM has all of its RAM, and libvirt has not taken it over");
             }
-            Some(Ok(Err(_))) => say("libvirt's daemon was restarted meanwhile"),
+            Some(Err(_)) => say("libvirt's daemon was restarted meanwhile"),
             _ => {}
         }
-        let until = Instant::now() + NOTICES;
-        let vm = loop {
-            match self.daemon.state(self.domain)? {
-                Some(State::Running(Why::Postcopy) | State::Paused(Why::Postcopy))
-                    if Instant::now() < until =>
-                {
-                    thread::sleep(LATER);
-                }
-                Some(State::Running(_)) => break "running",
-                Some(State::Paused(_)) => break "paused",
-                _ => break "ended",
-            }
-        };
+        let vm = after_load(self.daemon, self.domain)?;
         say(&format!("the VM is '{vm}' under libvirt"));
         report["status"] = "completed".into();
         report["mode"] = "instant".into();
