@@ -102,6 +102,7 @@ mod device;
 mod dictionaries;
 #[cfg(not(loom))]
 mod dispatch;
+#[cfg(not(loom))]
 mod fetcher;
 mod flight;
 #[cfg(not(loom))]
