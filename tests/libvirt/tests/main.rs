@@ -229,7 +229,8 @@ fn save_and_restore(lab: &mut Lab) -> Result<()> {
     saved[middle] ^= 0x10;
     std::fs::write(host.file("/tmp/damaged.save"), saved)?;
     let (well, said) = host.run(&["virsh", "-q", "restore", "/tmp/damaged.save"])?;
-    ensure!(!well && !host.runs("g1")?, "a damaged image was restored: {said}");
+    ensure!(!well, "byte {middle} of {size} was changed, and libvirt restored the VM: {said}");
+    ensure!(!host.runs("g1")?, "libvirt refused a damaged image, and g1 runs: {said}");
     by_image(lab)?;
     lab.check_guest()?;
     println!("  an image of {} MiB in {members} members", size >> 20);
