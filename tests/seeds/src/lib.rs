@@ -90,6 +90,7 @@ targets! {
     filter_streams "../../../fuzz/fuzz_targets/filter_streams.rs"
     hello "../../../fuzz/fuzz_targets/hello.rs"
     image_open "../../../fuzz/fuzz_targets/image_open.rs"
+    libvirt_answers "../../../fuzz/fuzz_targets/libvirt_answers.rs"
     libvirt_head "../../../fuzz/fuzz_targets/libvirt_head.rs"
     mapped_ram "../../../fuzz/fuzz_targets/mapped_ram.rs"
     memory_map "../../../fuzz/fuzz_targets/memory_map.rs"
