@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 
 /// The test programs that list and run scenarios, and not functions.
@@ -42,6 +42,15 @@ pub(crate) fn test_programs(arguments: &[&str]) -> Result<Vec<Program>> {
     let mut programs: Vec<Program> =
         String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect();
     programs.sort_by(|a, b| a.name.cmp(&b.name));
+    // Two jobs of one name would write one log.
+    if let Some(pair) = programs.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        bail!(
+            "{} and {} are both called {}",
+            pair[0].path.display(),
+            pair[1].path.display(),
+            pair[0].name
+        );
+    }
     Ok(programs)
 }
 
@@ -63,6 +72,8 @@ fn program(line: &str) -> Option<Program> {
     let name = match message["target"]["kind"][0].as_str()? {
         "test" => format!("{package}/{target}"),
         "bin" if target != package => format!("{package}/{target}"),
+        // Its library has the crate's name.
+        "bin" if folder.join("src/lib.rs").exists() => format!("{package}/main"),
         _ => package.to_owned(),
     };
     Some(Program { name, path, folder })
