@@ -36,7 +36,7 @@ pub enum Done<'a> {
     Streams(Streams<'a>),
     /// Decompressed, and each member's CRC-32 checked.
     Plain(&'a [u8]),
-    /// A member that does not decode to what it states.
+    /// A member that does not decode to its stated bytes.
     Bad,
 }
 

@@ -59,7 +59,7 @@ const CLAIM_PAUSE_NS: (u64, u64) = (100_000_000, 5_000_000_000);
 /// The longest sleep between two polls of the device, and so the longest delay of a new piece
 /// beside a device that has work for four times as long.
 const LONGEST_PAUSE_NS: u64 = 1_000_000;
-/// An instance with less depth than this is not worth having.
+/// An instance with less depth than this is not used.
 const LEAST_DEPTH: usize = 8;
 /// An instance that has been unusable for this long is exchanged for a free one.
 const EXCHANGE_AFTER_NS: u64 = 1_000_000_000;

@@ -21,7 +21,7 @@ pub enum Op {
 #[derive(Debug, Clone, Copy)]
 pub struct Finished<'a> {
     /// The raw deflate stream, or the plain bytes. A stream can be longer than its plain bytes; the
-    /// caller decides what to do then.
+    /// caller decides on the next step.
     pub bytes: &'a [u8],
     /// CRC-32 (as in gzip) of the plain bytes, computed by this CPU.
     pub crc32: u32,

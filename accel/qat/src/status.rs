@@ -1,4 +1,4 @@
-//! The state of QAT on this host, and what is missing: the data of `platen qat status`.
+//! The state of QAT on this host, and the missing parts: the data of `platen qat status`.
 //!
 //! Reads only /sys, /proc, /dev and this process's own state, below a root that tests can set.
 //! Sources: Linux `Documentation/ABI/testing/sysfs-driver-qat` and `debugfs-driver-qat_telemetry`;

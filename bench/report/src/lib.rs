@@ -1,4 +1,5 @@
-//! The report: what the documents that platen came from claim, beside what this machine measures.
+//! The report: the claims of the documents on which platen is based, beside this machine's
+//! measurements.
 //!
 //! ```text
 //!  plan ──► run: one benchmark after the other ──► DIR/data/STEP.json    (every sample)

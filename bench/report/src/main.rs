@@ -12,7 +12,7 @@ use report::record::Record;
 use report::run::{self, Places};
 use report::{machine, plan};
 
-/// Measures what the documents claim that platen came from, and writes one page.
+/// Measures the claims of the documents on which platen is based, and writes one page.
 #[derive(Debug, Parser)]
 struct Options {
     /// Take ten minutes instead of an hour: fewer runs, less data, fewer cases

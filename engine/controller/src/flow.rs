@@ -71,7 +71,7 @@ const OFTEN: f64 = 0.05;
 const IDLE_USE: f64 = 0.4;
 /// Consecutive looks at which a QEMU must be the bottleneck before it counts as one.
 const SURE: u32 = 3;
-/// How long the fastest look counts as what a QEMU can do: its pauses do not make it slower.
+/// How long the fastest measurement counts as a QEMU's capacity: its pauses do not make it slower.
 const RECENT: Duration = Duration::from_secs(1);
 /// Until the link was the bottleneck once, it is assumed to be this much faster than the bytes sent
 /// over it.

@@ -145,7 +145,7 @@ struct Step {
     saves: f64,
 }
 
-/// A step that saves less is not worth idle CPU time.
+/// A step that saves less does not justify idle CPU time.
 const WORTH: f64 = 0.01;
 /// A class with a smaller share of the chunks counts as absent: rounding would hide the gain of its
 /// steps, and a step without gain ends the chain for all steps behind it.

@@ -1,5 +1,5 @@
-//! Orderings, fences and steps of a lock-free protocol that a loom run can take away, one at a
-//! time. A model must then fail: otherwise the ordering is not needed, or not tested.
+//! Orderings, fences and steps of a lock-free protocol that a loom run can remove, one at a time. A
+//! model must then fail: otherwise the ordering is not needed, or not tested.
 //!
 //! A crate names the places where its proof rests on one with [`sites!`], and writes each through a
 //! function of this crate:
@@ -21,7 +21,7 @@
 //! ```
 //!
 //! In a normal build a site compiles to nothing. Under `--cfg loom` the environment variable that
-//! the crate names (`WEAKEN=DoneRelease`) takes that ordering or step away, and
+//! the crate names (`WEAKEN=DoneRelease`) removes that ordering or step, and
 //! `WEAKEN=DoneReleaseAcqRel` weakens a SeqCst fence to AcqRel. Crates whose models run together
 //! have variables of their own. `scripts/loom` reads the sites from the source, tries each, and
 //! fails if no model misses one.

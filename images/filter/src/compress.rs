@@ -22,7 +22,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Low levels: a VM stands still while it is saved.
+    /// Low levels, since the VM is stopped while it is saved.
     pub fn new(format: Format, threads: usize) -> Self {
         Self { format, level: 1, threads }
     }

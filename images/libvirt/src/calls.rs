@@ -27,7 +27,7 @@ const ENDS: Duration = Duration::from_secs(120);
 pub enum Handover {
     /// It runs before its RAM is loaded.
     AtOnce,
-    /// It runs already, and a new player sends what the last one has not.
+    /// It runs already, and a new player sends the pages that the last one has not sent.
     Resumed,
     /// It runs once everything is loaded.
     Whole {

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why libvirt did not do what it was asked for.
+/// Why a call of libvirt failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibvirtError {

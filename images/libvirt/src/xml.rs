@@ -7,7 +7,7 @@ use crate::XmlError;
 /// Elements that may be open at once.
 const MOST_OPEN: usize = 256;
 
-/// An element and what it directly has.
+/// An element with its attributes and children.
 #[derive(Debug)]
 pub(crate) struct Element<'a> {
     pub(crate) name: &'a str,

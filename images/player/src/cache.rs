@@ -22,7 +22,7 @@ use image::{Damage, Image, Units};
 use crate::runs::Runs;
 use crate::PlayError;
 
-/// Buffers that are kept for the next units.
+/// Number of free buffers for the next units.
 const FREE: usize = 8;
 
 /// The plain bytes of a unit.
@@ -264,7 +264,7 @@ impl Inner {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Decodes a unit that nobody decodes, and appends it to the log.
+    /// Decodes a unit that no other thread decodes, and appends it to the log.
     fn decode(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -303,7 +303,7 @@ impl Inner {
         result
     }
 
-    /// A thread: decodes what is in the queue.
+    /// A thread: decodes the units in the queue.
     fn work(&self) {
         let mut units = Units::new();
         let mut state = self.state();

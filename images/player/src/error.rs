@@ -22,7 +22,7 @@ pub enum PlayError {
     /// QEMU closed its socket before it had everything.
     #[error("QEMU closed its socket before it had everything")]
     Closed,
-    /// QEMU did not do what the restore waits for.
+    /// QEMU did not complete the step for which the restore waits.
     #[error("QEMU has not sent {what} for {seconds} s: see its log and its monitor")]
     Silent {
         /// The awaited message.

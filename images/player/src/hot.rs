@@ -1,4 +1,4 @@
-//! The pages that earlier restores requested, read before QEMU is told anything.
+//! The pages that earlier restores requested, read before QEMU gets any command.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::ahead::Ahead;
 use crate::serve::Server;
 use crate::PlayError;
 
-/// Limits of what is sent before the guest runs, in the order of the set.
+/// Limits of the pages that are sent before the guest runs, in the order of the set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HotLimits {
     /// Bytes of the stream. One unit may exceed them.

@@ -39,7 +39,7 @@ impl From<io::Error> for DialError {
     }
 }
 
-/// Connections to one server that wait for somebody who reads.
+/// Idle connections to one server.
 pub(crate) struct Pool {
     pub(crate) host: String,
     connector: Option<Connector>,

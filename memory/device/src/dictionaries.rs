@@ -104,8 +104,8 @@ impl Dictionaries {
         }
     }
 
-    /// Installs a dictionary for good; pages are written with it from now on. `digested` must be
-    /// made from `bytes`.
+    /// Installs a dictionary, which is never removed; pages are written with it from now on.
+    /// `digested` must be made from `bytes`.
     ///
     /// # Errors
     ///

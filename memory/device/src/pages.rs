@@ -187,7 +187,7 @@ impl PageReader {
         worker.bring_back(index, &self.block, tag, bytes)
     }
 
-    /// Decodes what the store returned for a page that is in no group.
+    /// Decodes the object that the store returned for a page that is in no group.
     pub(crate) fn unpack(
         &mut self,
         index: u64,
@@ -256,7 +256,7 @@ impl std::fmt::Debug for PageReader {
     }
 }
 
-/// Decodes what the store returned.
+/// Decodes the object that the store returned.
 #[inline]
 fn unpack(
     decoder: &mut Decoder,
@@ -297,7 +297,7 @@ fn unpack(
     decoded.map_err(|error| Damage::Decode { index, error })
 }
 
-/// Decodes what a QAT device has made.
+/// Decodes the output of a QAT device.
 fn unpack_offloaded(
     decoder: &mut Decoder,
     index: u64,

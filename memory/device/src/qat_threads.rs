@@ -94,7 +94,7 @@ impl QatThread {
         Self { dispatch: Arc::clone(dispatch), pages, qat, current: None, ready: false, waiting: 0 }
     }
 
-    /// Follows invitations until it is told to stop.
+    /// Follows invitations until it is ordered to stop.
     pub(crate) fn run(mut self) {
         let path = IoPath::enter();
         self.pages.slot().begin();

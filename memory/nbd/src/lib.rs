@@ -19,7 +19,7 @@
 //!
 //! # Errors
 //!
-//! A failed request gets an error reply, and the connection goes on. A violation of the protocol
+//! A failed request gets an error reply, and the connection continues. A violation of the protocol
 //! ends the connection, with a line for the server's operator. Clients do not affect each other:
 //! each has its own thread and fixed buffers, and one that does not read its replies is not read
 //! from.

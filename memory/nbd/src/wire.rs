@@ -131,7 +131,7 @@ pub enum Parsed {
     Broken(Broken),
 }
 
-/// Why a connection cannot go on; the client is at fault.
+/// Why a connection cannot continue; the client is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Broken {

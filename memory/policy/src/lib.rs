@@ -103,8 +103,8 @@ impl Passes {
         Ok(Self { sweep, back, counters })
     }
 
-    /// One step of writeback of these pages; returns whether the pass goes on. Does nothing without
-    /// a backing device.
+    /// One step of writeback of these pages; returns whether the pass continues. Does nothing
+    /// without a backing device.
     pub fn write_back(&mut self, what: What) -> bool {
         self.back.as_mut().is_some_and(|back| back.step(writeback::Wanted::Asked(what)))
     }

@@ -38,7 +38,7 @@ pub(crate) fn gain(before: u64, after: u64) -> u64 {
     before.saturating_sub(after).saturating_mul(10_000) / before.max(1)
 }
 
-/// Whether the memory saved is worth the CPU time of writing with a dictionary: at most four per
+/// Whether the memory saved justifies the CPU time of writing with a dictionary: at most four per
 /// cent more CPU time for each per cent of memory. A few pages less must not double a client's
 /// latency.
 pub(crate) fn pays(gain: u64, before: Duration, after: Duration) -> bool {

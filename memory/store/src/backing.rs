@@ -5,11 +5,11 @@
 //!  block 1.. a page as it is, or a directory and objects (`batch.rs`)
 //! ```
 //!
-//! The header says whose device it is and nothing about the blocks: their contents are described in
-//! the slot table. So the device is worth nothing without the store, and nothing on it needs
-//! repair. Formatting takes only a device that is empty or was a backing device before. A file is
-//! empty if it consists of holes; a block device, if it has zeros wherever file systems, partition
-//! tables, arrays and the like have their signatures.
+//! The header identifies the store that owns the device, and says nothing about the blocks: their
+//! contents are described in the slot table. So the device is worth nothing without the store, and
+//! nothing on it needs repair. Formatting takes only a device that is empty or was a backing device
+//! before. A file is empty if it consists of holes; a block device, if it has zeros wherever file
+//! systems, partition tables, arrays and the like have their signatures.
 //!
 //! A write that the kernel has accepted outlives a killed server. So the superblock records which
 //! blocks are being written, and a server that finds such a record of another server never uses
@@ -152,7 +152,7 @@ impl Store {
         self.backing.get()?.disk.free()
     }
 
-    /// Resumes writing after a failure, once the user says that its cause is gone.
+    /// Resumes writing after a failure, at the request of the user, who has removed its cause.
     pub fn resume_backing(&self) {
         // The call that took the device has reported the error.
         let _ = self.retry_backing();

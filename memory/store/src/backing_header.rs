@@ -1,4 +1,4 @@
-//! The first block of a backing device, which says whose it is; and whether a device may become
+//! The first block of a backing device, which identifies its owner; and whether a device may become
 //! one.
 
 use std::io;
@@ -114,7 +114,7 @@ pub enum BackingError {
         name: String,
         /// Blocks it has.
         have: u64,
-        /// Blocks the header says.
+        /// Blocks by the header.
         need: u64,
     },
     /// It has no room for a page.

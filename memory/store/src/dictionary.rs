@@ -81,7 +81,7 @@ impl Store {
         superblock::dictionaries(self.heap.map.superblock())
     }
 
-    /// Installs a dictionary for good, and returns its place.
+    /// Installs a dictionary, which is never removed, and returns its place.
     ///
     /// # Errors
     ///

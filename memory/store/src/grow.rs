@@ -17,7 +17,7 @@ use crate::superblock;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrowError {
-    /// It has no room for so many pages.
+    /// It has no room for that many pages.
     #[error("store of {pages} pages has room for {capacity}, not for {wanted}")]
     Room {
         /// Its pages.
@@ -61,7 +61,7 @@ impl Ahead {
     }
 }
 
-/// Takes over the number of pages that the last server has left, and frees what it has allocated
+/// Takes over the number of pages of the last server, and frees the memory that it has allocated
 /// for a larger table.
 pub(crate) fn look_again(map: &mut Map) -> Result<(), StoreError> {
     let (len, _) = map::size(map.fd()).map_err(StoreError::io("examine"))?;
@@ -96,7 +96,7 @@ pub(crate) fn grow(map: &mut Map, options: &Options) -> Result<(), StoreError> {
     map.punch(behind, layout.spare_table_pages()).map_err(StoreError::io("free memory of"))
 }
 
-/// Allocates memory for what the larger table has more.
+/// Allocates memory for the additional part of the larger table.
 fn populate(map: &Map, larger: &Layout) -> Result<(), StoreError> {
     let from = map.layout().fixed_pages();
     let more = u32::try_from(larger.fixed_pages() - from).expect("tables are below 2^32 pages");

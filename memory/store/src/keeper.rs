@@ -1,4 +1,5 @@
-//! The keeper: a thread that allocates memory before it is needed, and frees what is not.
+//! The keeper: a thread that allocates memory before it is needed, and frees memory that is not
+//! needed.
 //!
 //! A worker that needs a slab takes a ready one, so that it never asks the kernel for memory: under
 //! memory pressure the kernel might find some only by writing to this very store. The keeper asks

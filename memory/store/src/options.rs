@@ -1,4 +1,4 @@
-//! The options of a store, and what they limit.
+//! The options of a store, and its limits.
 
 use std::time::Duration;
 

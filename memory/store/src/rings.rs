@@ -20,7 +20,7 @@ use rustix::io::Errno;
 /// Threads that may wait for the disk at a time: the fetch threads, the policy, and one more.
 const RINGS: usize = 6;
 
-/// The pause before a retry of what the kernel had no memory for.
+/// The pause before a retry of a request for which the kernel had no memory.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// A pool of rings.

@@ -1,4 +1,4 @@
-//! A slab's state of 24 bytes: which of its objects are in use, and who owns it.
+//! A slab's state of 24 bytes: its objects in use, and its owner.
 //!
 //! Ownership rule: only the slab's owner may *claim* a free object. The owner is the worker whose
 //! current slab it is (`Owned`), or the holder of the class's lock (`Listed`, `Full`, `Leaving`).

@@ -26,7 +26,7 @@ pub struct Stats {
     pub pages_compacted: u64,
     /// Pages stored uncompressed.
     pub huge_pages: u64,
-    /// Pages stored uncompressed since this server took the store, also those that are gone.
+    /// Pages stored uncompressed since this server took the store over, removed ones included.
     pub huge_pages_since: u64,
     /// Bytes of `mem_used_total` in ready slabs.
     pub mem_ready: u64,

@@ -14,7 +14,7 @@
 //! bytes and starts over. If the entry is the same, the block was this page's all along, unless the
 //! same bytes were written back to the same block again. In any case the bytes must match the
 //! checksum in the entry, whose seed includes the page's number. A block with another checksum is
-//! read once more before the read fails.
+//! read again before the read fails.
 
 use std::mem;
 use std::sync::Arc;

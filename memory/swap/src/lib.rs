@@ -1,5 +1,5 @@
-//! Swap on a disk that our own process serves: the precautions of that process, and its
-//! surroundings.
+//! Swap on a disk that a process of platen serves: the precautions of that process, its supervisor
+//! and its helpers.
 //!
 //! ```text
 //!  supervisor: precautions that children inherit; holds the store; starts and replaces

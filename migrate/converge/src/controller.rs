@@ -13,7 +13,8 @@ use std::time::Duration;
 /// QEMU applies a new throttle at every second synchronisation. One that it has not applied for so
 /// long is given up.
 const APPLIED: Duration = Duration::from_secs(20);
-/// A slowed guest that still does not converge after so many steps turns to postcopy, if it may.
+/// The number of steps after which a slowed guest that does not converge changes to postcopy, if
+/// that is allowed.
 const STEPS: u32 = 3;
 /// The most by which QEMU's own bandwidth is taken for too small.
 const MOST_FACTOR: u32 = 16;

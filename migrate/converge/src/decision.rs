@@ -58,7 +58,7 @@ pub enum Why {
     },
     /// The guest is slowed down.
     Throttled {
-        /// By so many per cent.
+        /// By this many per cent.
         percent: u8,
         /// Bytes of pages that it dirties per second.
         dirty: Option<f64>,
@@ -115,11 +115,11 @@ pub struct Stuck {
 pub enum Remedy {
     /// A longer downtime.
     Downtime(Duration),
-    /// A guest slowed down by about so many per cent.
+    /// A guest slowed down by about this many per cent.
     Throttle(u8),
     /// Postcopy.
     Postcopy,
-    /// Links of so many bytes per second.
+    /// Links of this many bytes per second.
     Link(f64),
 }
 

@@ -14,22 +14,22 @@
 //! sends the rest. The threshold is `downtime-limit` x bandwidth. QEMU takes the bandwidth of its
 //! last 100 ms, or `avail-switchover-bandwidth` (8.2 and later).
 //!
-//! That bandwidth is wrong where the last pages shrink less than those before, and QEMU knows
-//! nothing of the bytes that are still under way in the relays. The controller knows both: with a
-//! drain rate D of the pages sent lately and a time F that is spent in any case (bytes under way,
-//! device state) it asks for a threshold of 0.9 D (downtime - F). The tenth is for guests whose
-//! last pages shrink less still.
+//! That bandwidth is wrong where the last pages compress less than those before, and QEMU does not
+//! know the bytes in flight in the relays. The controller knows both. With a drain rate D of the
+//! latest pages, and a time F that is spent in any case (bytes in flight, device state), it sets a
+//! threshold of 0.9 D (downtime - F). The tenth is for guests whose last pages compress even less.
 //!
 //! # What it does when the migration stalls
 //!
-//! It looks at what is left right after a synchronisation. Where that falls from window to window,
-//! nothing else is needed. Where it does not, each of these follows when those before do not help:
+//! It examines the bytes that are left right after a synchronisation. If they fall from window to
+//! window, it does nothing. If they do not, it takes the next of these steps whenever the former
+//! ones do not help:
 //!
 //! 1. A longer downtime: first half of what is allowed, then more, up to all of it. The migration
 //!    so ends at a moment at which little is left.
 //! 2. Slower vCPUs (QEMU's auto-converge): as slow as the drain rate asks for, then slower.
 //! 3. Postcopy.
-//! 4. A message with the figures, and with what would end the migration.
+//! 4. A message with the figures, and with the options that would end the migration.
 //!
 //! A guest that dirties pages faster than they drain during a whole pass does so in each shorter
 //! time, too: the dirtied pages of a time t grow less than t does, since a page counts once. So one

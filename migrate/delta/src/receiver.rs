@@ -68,8 +68,8 @@ impl Receiver {
     /// Turns the differences in `plain` into pages, as `table` describes.
     ///
     /// # Errors
-    /// The table is invalid. The contents of chunk and cache are then unspecified; the
-    /// stream cannot go on.
+    /// The table is invalid. The contents of chunk and cache are then unspecified; the stream
+    /// cannot continue.
     pub fn apply(&mut self, plain: &mut [u8], table: &[u8]) -> Result<Counts, TableError> {
         let page = self.cache.page_size();
         let slots = self.cache.slots();

@@ -28,7 +28,7 @@ pub struct Joined {
     pub configuration: Option<String>,
 }
 
-/// The connection to the host of the CA, which waits to hear that the files are written.
+/// The connection to the host of the CA, which waits for the report that the files are written.
 #[must_use = "the host of the CA waits for it"]
 pub struct Reply {
     connection: ClientConnection,

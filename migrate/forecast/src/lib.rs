@@ -8,13 +8,13 @@
 //!  QEMU ──────┘
 //! ```
 //!
-//! Pure functions: no I/O, no clock. `rehearse` measures the input on a migration that goes
-//! nowhere; `advise` on samples, or takes it from the user.
+//! Pure functions: no I/O, no clock. `rehearse` measures the input on a migration whose bytes are
+//! discarded; `advise` measures it on samples, or gets it from the user.
 //!
 //! # What the forecast is
 //!
 //! A model of QEMU's passes ([`forecast`]). It is no measurement, and its errors are those of its
-//! input: a guest that writes otherwise later, a link that others use.
+//! input: a guest that writes differently later, a link with other traffic.
 //!
 //! # Limits
 //!

@@ -1,4 +1,4 @@
-//! Rights to a file for some users beside its owner: POSIX access control lists.
+//! Permissions of a file for some users beside its owner: POSIX access control lists.
 //!
 //! An owner may give them without any privilege. Modes alone would need the file's owner or group
 //! to be QEMU's, which a service with a user of its own cannot set.
@@ -11,14 +11,14 @@ use std::path::Path;
 pub(crate) const READ_WRITE: u16 = 6;
 pub(crate) const ALL: u16 = 7;
 
-/// Of which list: a file's own, or the one that files made in a folder get.
+/// The list: a file's own, or the default list of a folder, which new files there get.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum List {
     Own,
     OfNewFiles,
 }
 
-/// Gives the owner all of `rights`, each of `users` the same, and nobody else any.
+/// Gives `rights` to the owner and to each of `users`, and none to others.
 pub(crate) fn grant(path: &Path, list: List, users: &[u32], rights: u16) -> io::Result<()> {
     let name = match list {
         List::Own => "system.posix_acl_access",

@@ -1,4 +1,5 @@
-//! A carrier's end: its record, for every service that asks, and the links that services bring.
+//! A carrier's end: its record, for every service that asks, and the links that services pass to
+//! it.
 
 use crate::channel::{Channel, Post};
 use crate::error::HostError;

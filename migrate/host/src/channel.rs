@@ -49,7 +49,7 @@ impl Channel {
     /// Connects to a [`Post`].
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// No process listens there.
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

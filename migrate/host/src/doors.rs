@@ -1,5 +1,5 @@
-//! The doors: listening sockets that stand for the other hosts, and the connections there until the
-//! service knows what they are.
+//! The doors: listening sockets for migrations to the other hosts, and the connections to them
+//! until the service knows their kind.
 //!
 //! A door is *lent* while a carrier has its listening socket: then only the carrier accepts there.
 
@@ -18,21 +18,21 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use stream::Kind;
 
-/// How long a connection may be silent: QEMU writes its header as soon as it is connected.
+/// Longest silence of a connection: QEMU writes its header as soon as it is connected.
 const SPEECHLESS: Duration = Duration::from_secs(10);
-/// The same for one that was led here from elsewhere: a server may speak first there, as NBD's
-/// does, and its client waits, perhaps with a VM that waits for it.
+/// The same for an intercepted connection: its server may write first, as NBD's does, and its
+/// client waits for that, perhaps with a VM that waits for the client.
 const SPEECHLESS_ELSEWHERE: Duration = Duration::from_secs(2);
-/// How often a connection is looked at whose bytes do not tell yet what it is.
+/// Interval of checks of a connection whose bytes do not show its kind yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Connections that may wait at one door: as many as QEMU opens.
 const MAX_WAITING: usize = 264;
 /// Pause after a connection that could not be accepted.
 const BACK_OFF: Duration = Duration::from_millis(100);
-/// How often a door that could not be opened is tried again.
+/// Interval of attempts to open a door that could not be opened.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// The name of a door: a host, and the place there that stands for a VM.
+/// The name of a door: a host, and the place there of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Door {
     /// Name of the other host.
@@ -83,10 +83,10 @@ struct Gate {
 #[derive(Debug)]
 struct Waiting {
     socket: QemuSocket,
-    /// Where it wanted to go, which may be elsewhere than this door.
+    /// Its original destination, which may be another than this door.
     wanted: Option<SocketAddr>,
     since: Instant,
-    /// It has bytes that do not tell what it is: poll would return at once.
+    /// It has bytes that do not show its kind: poll would return at once.
     spoke: bool,
 }
 
@@ -94,7 +94,7 @@ struct Waiting {
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
     Migration,
-    /// A multifd channel, whose main connection has not spoken yet, or too few bytes.
+    /// A multifd channel whose main connection is still silent, or too few bytes.
     Undecided,
     Silent,
     Stranger(String),
@@ -122,8 +122,8 @@ impl Doors {
     }
 
     /// Gives the host other doors, and other users who may connect. A door that is in both keeps
-    /// its listening socket and its connections; at one that is not, connections are reset. A
-    /// carrier that has the listening socket of such a door goes on with it.
+    /// its listening socket and its connections. The connections of a removed door are reset; a
+    /// carrier that has its listening socket continues to use it.
     pub fn change(
         &mut self,
         wanted: impl IntoIterator<Item = (Door, DoorAddress)>,
@@ -155,7 +155,7 @@ impl Doors {
         self.doors.iter().filter(|gate| gate.listener.is_some()).count()
     }
 
-    /// Waits for at most `patience`, and hands what has come to `keeper`.
+    /// Waits for at most `patience`, and passes new connections to `keeper`.
     ///
     /// # Errors
     /// The kernel refuses to wait.
@@ -266,7 +266,7 @@ impl Gate {
         true
     }
 
-    /// Finds out what the waiting connections are.
+    /// Finds the kinds of the waiting connections.
     fn sort(&mut self, keeper: &mut impl Doorkeeper) {
         let mut at = 0;
         while at < self.waiting.len() {
@@ -274,7 +274,7 @@ impl Gate {
             match look(&one.socket) {
                 Look::Migration => {
                     let Some(listener) = &self.listener else { return };
-                    // Those that wanted to go elsewhere are another VM's.
+                    // Those with another destination are another VM's.
                     let wanted = one.wanted;
                     let all = self.waiting.extract_if(.., |other| other.wanted == wanted);
                     let all = all.map(|one| one.socket).collect();
@@ -299,10 +299,10 @@ impl Gate {
     }
 }
 
-/// How long a connection may leave it open what it is.
+/// Longest time for which a connection's kind may stay unknown.
 fn patience(found: &Look, one: &Waiting, door: &DoorAddress) -> Duration {
     let is_from_elsewhere = one.wanted.is_some_and(|at| DoorAddress::Tcp(at) != *door);
-    // One that speaks as a channel waits for its migration.
+    // One that has begun as a channel waits for its migration.
     match *found == Look::Silent && is_from_elsewhere {
         true => SPEECHLESS_ELSEWHERE,
         false => SPEECHLESS,

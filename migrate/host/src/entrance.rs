@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct DoorEntrance {
     listener: DoorListener,
     first: Mutex<VecDeque<QemuSocket>>,
-    /// Where the first ones wanted to go: a connection that wants to go elsewhere is another VM's.
+    /// The original destination of the first ones: a connection with another one is another VM's.
     wanted: Option<SocketAddr>,
     allowed: AllowedUsers,
 }
@@ -86,7 +86,7 @@ impl Entrance for DoorEntrance {
     }
 }
 
-/// Whether the other end has closed a connection without a byte. Its user cannot be told any more.
+/// Whether the other end has closed a connection without a byte. Its user cannot be found any more.
 pub(crate) fn has_closed(socket: &QemuSocket) -> bool {
     match recv(socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Ok((_, got)) => got == 0,

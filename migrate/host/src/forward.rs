@@ -1,4 +1,5 @@
-//! Connections that go past platen: copied to another address, in the clear, in both directions.
+//! Forwarded connections: their bytes are copied to another address, unencrypted, in both
+//! directions.
 
 use crate::entrance::reset;
 use relay::QemuSocket;
@@ -12,9 +13,9 @@ use stream::Kind;
 
 /// How long the host may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How often a door is looked at for further connections.
+/// Interval of checks of a door for further connections.
 const LOOK: Duration = Duration::from_millis(20);
-/// The mark of a connection that no rule of `platen host intercept` leads to a door ("plat").
+/// The mark of a connection that no rule of `platen host intercept` redirects to a door ("plat").
 pub const MARK: u32 = 0x706c_6174;
 /// Why a connection is refused that was silent at first.
 const LATE: &str =
@@ -103,7 +104,7 @@ fn unled(to: SocketAddr, care: Care) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Copies both directions; an end of one goes on as such.
+/// Copies both directions, and forwards the end of each.
 fn splice(
     near: &QemuSocket,
     far: &QemuSocket,

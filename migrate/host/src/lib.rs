@@ -1,6 +1,6 @@
-//! The migrations that a host carries, as its service (`platen host`) sees them.
+//! The migrations of a host, as its service (`platen host`) manages them.
 //!
-//! Each other host has a *door address* here: a loopback address that stands for it. The service
+//! Each other host has a *door address* here: a loopback address that represents it. The service
 //! listens there, on the ports from which that host's libvirt chooses one for each VM. On the other
 //! host its own QEMU listens at that same address. So the address of a connection names the host,
 //! and its port the VM. Unix sockets do the same: their folder names the host.
@@ -24,20 +24,21 @@
 //! | module | |
 //! |---|---|
 //! | [`config`](Config) | `/etc/platen/platen.toml` |
-//! | `change` | what a service that runs takes of a new configuration |
-//! | `doors`, `listener` | the listening sockets; who connects, and with what |
-//! | `place` | the place of a VM on the host that it goes to |
-//! | `wanted` | where a connection wanted to go that a rule has led to a door |
-//! | `acl` | the rights to unix sockets |
+//! | `change` | the parts of a new configuration that a running service adopts |
+//! | `doors`, `listener` | the listening sockets; the users who connect, and the kinds of connections |
+//! | `place` | the place of a VM on its destination host |
+//! | `wanted` | the original destination of an intercepted connection |
+//! | `acl` | the permissions of unix sockets |
 //! | `peer_user`, `sock_diag`, `unix_diag`, `guest` | the user and the VM behind a socket |
-//! | `channel`, `order`, `record` | what service and carriers tell each other |
+//! | `channel`, `order`, `record` | the messages between service and carriers |
 //! | `registry`, `carrier` | the service's and the carrier's end of that |
-//! | `entrance`, `forward` | a carrier's connections, and those that go past platen |
-//! | `qemu_conf` | our lines in libvirt's configuration |
+//! | `entrance`, `forward` | a carrier's connections, and forwarded ones |
+//! | `qemu_conf` | platen's lines in libvirt's configuration |
 //!
 //! **What fails.** A connection of a user who may not migrate, one that is no migration, and one to
-//! a host that cannot be reached is reset at once, or goes on in the clear, as configured. A
-//! carrier that is killed leaves its VM in the state of `docs/wire.md`, and a record that says so.
+//! a host that cannot be reached is reset at once, or forwarded unencrypted, as configured. If a
+//! carrier is killed, its VM is in a state that `docs/wire.md` promises, and its record says
+//! `failed`.
 //!
 //! **Limits.** 64 hosts, 4096 doors, 264 waiting connections at a door, 100 records of migrations
 //! that have ended.

@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 
 /// Connections that the kernel holds until they are accepted: QEMU opens up to 257 in a row.
 pub(crate) const BACKLOG: i32 = 512;
-/// Receive buffer of a TCP connection, bytes. QEMU believes to be sent what the kernel has taken,
-/// and what is there when the VM stops adds to its downtime: with the kernel's own sizes 18 MiB
-/// were on their way between two processes, with this one 5 MiB, which is QEMU's own send buffer
-/// (`tcp_wmem`).
+/// Receive buffer of a TCP connection, bytes. QEMU counts the bytes that the kernel has accepted as
+/// sent, and those in the buffer when the VM stops add to its downtime: with the kernel's own sizes
+/// 18 MiB were on their way between two processes, with this one 5 MiB, which is QEMU's own send
+/// buffer (`tcp_wmem`).
 pub(crate) const BUFFER: usize = 256 << 10;
 /// Mode of a folder that others may pass, and not read.
 const PASS: u32 = 0o711;

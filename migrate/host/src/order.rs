@@ -17,7 +17,7 @@ pub enum Order {
     Listener,
     /// With the memory of the turns of all migrations that leave this host.
     Turns,
-    /// Everything is there: carry the migration.
+    /// Everything has been sent: run the migration.
     Carry(Box<Job>),
     /// With a connection of the other host's service, and that host's address.
     Link(String),
@@ -42,9 +42,9 @@ pub struct Job {
 pub enum Task {
     /// Migrate the VM of the connections to the record's peer.
     Source,
-    /// Take a VM for the record's port.
+    /// Receive a VM for the record's port.
     Destination(SessionOrder),
-    /// Carry the connections to the record's peer in the clear.
+    /// Forward the connections to the record's peer, unencrypted.
     Forward,
 }
 

@@ -1,7 +1,7 @@
 //! The user behind a connection on this host.
 //!
-//! The kernel tells who is at the other end of a unix socket. TCP has no `SO_PEERCRED`: there the
-//! kernel tells, for each socket, the user who made it.
+//! The kernel reports the user at the other end of a unix socket. TCP has no `SO_PEERCRED`: there
+//! the kernel reports, for each socket, the user who created it.
 
 use crate::sock_diag::{tcp_socket, Found};
 use crate::wanted::wanted;

@@ -5,14 +5,14 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::str::FromStr;
 
-/// A place on the host that a VM goes to.
+/// A place on the destination host of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
     /// `door:PORT`: a port of its door address.
     Door(u16),
     /// `socket:N`: its Nth unix socket, from 1.
     Socket(u16),
-    /// `address:IP:PORT`: an address of its own, which the source QEMU was told.
+    /// `address:IP:PORT`: an address of the host, which the source QEMU was given.
     Address(SocketAddrV4),
 }
 

@@ -1,8 +1,9 @@
-//! The service's end of its carriers: which run, their links, and what became of the others.
+//! The service's end of its carriers: the running ones, their links, and the outcomes of the
+//! others.
 //!
 //! The folder holds two files per migration: `ID.json`, its record as it began or ended, and
-//! `ID.sock`, at which its carrier can be reached. A record that does not say `ended` and whose
-//! socket nobody answers is that of a carrier that was killed.
+//! `ID.sock`, at which its carrier can be reached. If a record does not say `ended` and no process
+//! answers at its socket, its carrier was killed.
 
 use crate::channel::Channel;
 use crate::doors::Door;
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 /// Records of ended migrations that are stored.
 const HISTORY: usize = 100;
-/// How long a carrier may take to say how its migration stands.
+/// Longest time in which a carrier reports the state of its migration.
 const FIRST_WORD: Duration = Duration::from_secs(2);
 /// The largest record that is read.
 const MAX_RECORD: u64 = 64 << 10;
@@ -37,7 +38,7 @@ pub struct Registry {
     watcher: Arc<dyn Watcher>,
 }
 
-/// Told of what happens to the migrations, in order for each of them.
+/// Gets the changes of the migrations, in order for each of them.
 pub trait Watcher: Send + Sync {
     /// A migration has changed, or has begun or was found again (`before` is none). It is called
     /// once with the phase `ended` for each. It must not wait.

@@ -44,7 +44,7 @@ pub(crate) struct Found {
 
 /// The TCP socket of the caller's network namespace with this own address, connected to `other`; if
 /// there is none, the one that listens there. `None` if there is neither, and for all sockets if
-/// the kernel has no module `tcp_diag`. An IPv4 address stands for a socket of IPv6 that has it,
+/// the kernel has no module `tcp_diag`. An IPv4 address also finds a socket of IPv6 that has it,
 /// too.
 ///
 /// # Errors

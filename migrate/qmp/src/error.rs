@@ -1,4 +1,4 @@
-//! Errors of the monitor's client. Each message says what to do.
+//! Errors of the monitor's client. Each message names the remedy.
 
 use std::io;
 use std::path::PathBuf;

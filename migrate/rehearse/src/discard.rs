@@ -118,7 +118,7 @@ impl Discard {
 }
 
 impl Drop for Discard {
-    /// Closes the connection: a QEMU that is still migrating fails, and its VM goes on.
+    /// Closes the connection: a QEMU that is still migrating fails, and its VM continues.
     fn drop(&mut self) {
         self.shared.set(|state| state.stop = true);
         if let Some(thread) = self.thread.take() {

@@ -1,4 +1,4 @@
-//! How long each pass is to take, and what the passes show.
+//! The length of each pass, and the results of the passes.
 
 use forecast::Pass;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The sums of the samples, and what they say of each codec.
+//! The sums of the samples, and the resulting figures of each codec.
 
 use codec::{Codec, Settings};
 use forecast::{Candidate, Sizes};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counters {
     /// Plain bytes read from the source QEMU, or written to the destination's.
     pub plain: AtomicU64,
-    /// Bytes of the VM's RAM; 0 until the stream has said.
+    /// Bytes of the VM's RAM; 0 until the stream has stated it.
     pub ram: AtomicU64,
     /// Non-zero pages seen in the stream.
     pub normal: AtomicU64,
@@ -29,7 +29,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Takes the size of the RAM from a stream that has said it: only the main one does.
+    /// Reads the size of the RAM from a stream that states it: only the main one does.
     pub(crate) fn ram_is(&self, bytes: u64) {
         self.ram.fetch_max(bytes, Ordering::Relaxed);
     }

@@ -4,7 +4,7 @@ use session::SessionError;
 use std::io;
 use std::sync::Arc;
 
-/// Why a relay could not start or a migration failed. The messages say what to do.
+/// Why a relay could not start or a migration failed. The messages name the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {
@@ -83,7 +83,7 @@ pub enum RelayError {
         /// Why the peer is lost.
         cause: Arc<SessionError>,
     },
-    /// The relay was told to end while in doubt.
+    /// The user ended the relay while it was in doubt.
     #[error("this relay was told to end while the destination QEMU may have been starting the VM; the source QEMU goes on with it. Look at the destination at once: if its VM runs, there are two copies, and one QEMU has to be quit")]
     LeftInDoubt,
     /// The destination has the VM, and the source may not know it.

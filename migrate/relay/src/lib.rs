@@ -16,9 +16,9 @@
 //! failure (`docs/wire.md`, W18 to W28) are in two places only.
 //!
 //! **What fails.** Before the commit point every failure ends with QEMU's sockets closed on both
-//! sides: the source VM goes on, and the destination QEMU gives up. After it, only the destination
-//! relay's answer or a person decides, even when the source relay is killed ([`Keeper`]). In
-//! postcopy every failure ends with both QEMUs paused, and new relays can recover the migration.
+//! sides: the source VM continues, and the destination QEMU ends. After it, only the destination
+//! relay's answer or an administrator decides, even when the source relay is killed ([`Keeper`]).
+//! In postcopy every failure ends with both QEMUs paused, and new relays can recover the migration.
 //!
 //! **Limits.** Those of the session; a chunk has at most `chunk-bytes` bytes.
 //!

@@ -267,7 +267,7 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Whether the error ends only a link, so that other links, or a new one, can go on.
+    /// Whether the error ends only a link, so that other links, or a new one, can continue.
     pub(crate) fn is_of_link(&self) -> bool {
         matches!(self, Self::LinkLost { .. } | Self::Silent { .. } | Self::Tls(_))
     }

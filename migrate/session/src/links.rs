@@ -99,7 +99,7 @@ const UNWANTED: u64 = u64::MAX;
 pub(crate) enum Role {
     /// It empties the outbox; without a priority link, the priority queue first.
     First,
-    /// It carries frames with priority, and nothing else of any stream.
+    /// It carries frames with priority, and no other frame of a stream.
     Priority,
     /// It carries the overflow of the first link.
     Other,

@@ -194,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Acknowledges everything written to QEMU once more.
+    /// Acknowledges everything written to QEMU again.
     pub(crate) fn acknowledge_again(&self) {
         if self.inbound.acknowledge_again() {
             self.send(Outgoing::Acks);

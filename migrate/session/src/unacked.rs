@@ -82,7 +82,7 @@ impl Unacked {
     }
 
     /// Removes everything of `stream` below `seq`, which the peer has written; returns whether that
-    /// is new. The caller has checked that so many frames were sent.
+    /// is new. The caller has checked that this many frames were sent.
     pub(crate) fn release(&self, stream: u16, seq: u64) -> bool {
         let stream = &self.0[usize::from(stream)];
         let mut frames = lock(&stream.frames);

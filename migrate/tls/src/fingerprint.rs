@@ -1,4 +1,4 @@
-//! The number by which a certificate's key is told from every other, and by which it is revoked.
+//! The number that identifies a certificate's key, and by which it is revoked.
 
 use aws_lc_rs::digest::{digest, SHA256};
 use rustls::pki_types::pem::PemObject;

@@ -14,9 +14,9 @@
 //! one that is first writes a slice in proportion to its priority. A session that has nothing to
 //! write leaves its share to the others.
 //!
-//! **The VM that has stopped goes first.** Its session says so ([`Turns::hurry`]). For up to 2 s
-//! the other sessions pause before each slice, for half a second at most, so that their links do
-//! not fall silent.
+//! **A stopped VM has priority.** Its session announces it ([`Turns::hurry`]). For up to 2 s the
+//! other sessions pause before each slice, for half a second at most, so that their links do not
+//! become silent.
 //!
 //! **What fails.** Nothing, once the memory is mapped. A process that dies leaves a number behind
 //! that is seconds ahead at most, and an announcement that ends by itself.

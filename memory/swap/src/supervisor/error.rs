@@ -22,7 +22,7 @@ pub enum SuperviseError {
     /// The helper after the first start failed.
     #[error("what follows the start has failed: {0}")]
     Up(ExitStatus),
-    /// The server did not end when it was told to. Its contents are given up.
+    /// The server did not end when it was ordered to. Its contents are lost.
     #[error("the server did not end in {limit:?} and was killed{}", if *gone { "" } else { "; the kernel keeps it until a disk answers" })]
     Stuck {
         /// How long the supervisor waited.

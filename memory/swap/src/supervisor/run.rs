@@ -65,7 +65,7 @@ pub(super) struct Supervisor<'a> {
     up_failed: Option<ExitStatus>,
     /// The supervisor was asked to end.
     stopping: bool,
-    /// The server was told to end.
+    /// The server was ordered to end.
     ending: bool,
 }
 

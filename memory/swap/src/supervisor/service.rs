@@ -75,7 +75,7 @@ pub trait Service {
         Duration::from_secs(60)
     }
 
-    /// How long a server may take to end when it is told to.
+    /// Longest time in which a server ends when it is ordered to.
     fn end_limit(&self) -> Duration {
         Duration::from_secs(30)
     }

@@ -1,4 +1,4 @@
-//! The thread that measures the flow, and gives the controller what it measures.
+//! The thread that measures the flow for the controller.
 
 use super::{lock, Auto};
 use crate::counters::Counters;

@@ -18,7 +18,7 @@ pub struct ServerConfig {
     pub acceptor: Option<Acceptor>,
     /// Codec threads, at least 1.
     pub decompress_threads: usize,
-    /// A device for units of codec qatzip. Software does what it does not do.
+    /// A device for units of codec qatzip. Software decodes the others.
     pub qat: Option<Arc<Qat>>,
     /// Page size of the guests, bytes.
     pub page_size: u32,

@@ -55,7 +55,7 @@ pub(super) fn read_pass(
     pass.map(Some).ok_or_else(|| bad("it begins with neither a pass nor a handshake".into()))
 }
 
-/// Runs the TLS handshake, unless this end was told to do without.
+/// Runs the TLS handshake, unless this end was started without TLS.
 pub(super) fn secure(
     acceptor: Option<&Acceptor>,
     socket: TcpStream,

@@ -1,4 +1,4 @@
-//! The receiver's part in a measurement of the link (W4c): takes bytes, says how fast they came.
+//! The receiver's part in a measurement of the link (W4c): reads bytes, and reports their rate.
 
 use super::greeting::refuse;
 use crate::link_rate::{Measured, MOST_TIME, TARGET};
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// How long the peer wants to send, if its hello asks for a measurement, or a message for the peer.
+/// The duration of the measurement, if the peer's hello asks for one, or a message for the peer.
 pub(super) fn wanted(hello: &Hello) -> Option<Result<Duration, String>> {
     let time = hello.name.as_deref()?.strip_prefix(TARGET)?;
     let time = time.parse().ok().map(Duration::from_millis).filter(|time| *time <= MOST_TIME);

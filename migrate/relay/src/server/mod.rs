@@ -1,7 +1,7 @@
 //! The listening end: accepts links and groups them into sessions, each with its target.
 //!
 //! A [`Server`] has the sessions in this process. A [`Front`] has each in a process of its own: it
-//! opens the sessions and hands on their links, and a `Server` there carries the session.
+//! opens the sessions and passes their links on, and a `Server` in that process runs the session.
 
 mod config;
 mod front;

@@ -1,4 +1,4 @@
-//! Accepts links until the receiver is told to end.
+//! Accepts links until the receiver is ordered to end.
 
 use super::config::{Host, ServerConfig};
 use super::state::{Active, Promise, Server};
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Connections that the kernel holds until they are accepted.
 pub(super) const BACKLOG: i32 = 1024;
-/// How long a source that was told to open link 0 again may take: as long as it may take for a
-/// first link, and its peer for the answer.
+/// Longest time in which a source opens link 0 again after it was asked to: as long as it may take
+/// for a first link, and its peer for the answer.
 const FIRST_LINK: Duration = Duration::from_secs(30);
 
 impl Server {
@@ -185,9 +185,9 @@ impl Server {
         ended.iter().any(|ended| ended.unasked_until.is_some_and(|until| Instant::now() < until))
     }
 
-    /// Ends the sessions of a receiver that was told to stop. A session whose QEMU may be starting
-    /// the VM ends only at the second stop: its source would be in doubt for good, with no relay
-    /// left to ask (W28).
+    /// Ends the sessions of a receiver that was ordered to stop. A session whose QEMU may be
+    /// starting the VM ends only at the second stop: its source would be in doubt for good, with no
+    /// relay left to ask (W28).
     fn end_sessions(&self, told: &mut bool) {
         let stops = self.stops.load(Ordering::Acquire);
         if stops == 0 {

@@ -54,7 +54,7 @@ impl Active {
     }
 }
 
-/// A session that a [`Front`](super::Front) has opened, for the process that carries it.
+/// A session that a [`Front`](super::Front) has opened, for the process that runs it.
 #[derive(Debug, Clone)]
 pub struct Promise {
     /// The source's hello.
@@ -99,7 +99,7 @@ pub struct Server {
     pub(super) served: AtomicU64,
     /// How often [`Server::stop`] was called.
     pub(super) stops: AtomicU64,
-    /// No new sessions; existing ones go on to their end.
+    /// No new sessions; existing ones continue to their end.
     pub(super) closing: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! The connections whose hello has not been read: how many may wait, and which gives way.
+//! The connections whose hello has not been read: their limit, and the one to close beyond it.
 //!
 //! Any host can open connections, also from a peer's own address, and faster than an honest peer
 //! finishes its handshake. So a link of a session that exists begins with a pass (W5a), which is

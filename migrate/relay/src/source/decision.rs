@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Whether the migration goes on after an event.
+/// Whether the migration continues after an event.
 enum Course {
     On,
     /// It has ended in success.

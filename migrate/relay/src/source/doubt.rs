@@ -73,7 +73,7 @@ pub(super) fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
     None
 }
 
-/// Whether the peer has said that it has not written bytes that start the VM, and never will.
+/// Whether the peer has answered that it has not written bytes that start the VM, and never will.
 pub(super) fn says_never(error: &SessionError) -> bool {
     matches!(
         error,

@@ -37,7 +37,8 @@ pub struct Progress {
 }
 
 impl SourceHandle {
-    /// Asks the relay to end, at the user's request. Before the commit point the source VM goes on.
+    /// Asks the relay to end, at the user's request. Before the commit point the source VM
+    /// continues.
     pub fn stop(&self) {
         let _ = self.0.events.send(Event::Stop(None));
     }
@@ -47,7 +48,7 @@ impl SourceHandle {
         let _ = self.0.events.send(Event::Stop(Some(reason.to_string())));
     }
 
-    /// Call this before the source QEMU is told to cancel, which starts its VM again. True: no
+    /// Call this before the source QEMU is ordered to cancel, which starts its VM again. True: no
     /// bytes that start the destination's VM have been sent, and none will be. False: they may have
     /// been sent, and a cancel could make two copies run.
     pub fn forbid_commit(&self) -> bool {

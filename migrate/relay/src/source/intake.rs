@@ -30,7 +30,7 @@ const ANSWER: Duration = Duration::from_millis(5);
 /// Reads a stream to its end.
 ///
 /// # Errors
-/// The reason why the session cannot go on.
+/// The reason why the session cannot continue.
 pub(super) fn run(shared: &Arc<Shared>, stream: &SourceStream) -> Result<(), SessionError> {
     Intake::new(shared, stream).run()
 }

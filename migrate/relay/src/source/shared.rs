@@ -48,7 +48,7 @@ pub(super) enum Event {
     Notice(String),
     /// The relay has to end: at the user's request, or for the reason given.
     Stop(Option<String>),
-    /// The relay cannot go on, for this reason.
+    /// The relay cannot continue, for this reason.
     Fatal(RelayError),
 }
 

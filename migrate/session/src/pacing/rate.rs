@@ -56,8 +56,8 @@ impl Rate {
         self.is_limited = true;
     }
 
-    /// The mean of the last samples, bytes per second: what the path carries of bytes like those
-    /// sent lately, whatever pauses the source makes. 0 while unknown.
+    /// The mean of the last samples, bytes per second: the path's rate for bytes like those sent
+    /// lately, whatever pauses the source makes. 0 while unknown.
     pub(super) fn recent(&self) -> f64 {
         let last = (0..RECENT).map(|back| self.samples[(self.at + SAMPLES - back) % SAMPLES]);
         let known: Vec<f64> = last.filter(|rate| *rate > 0.0).collect();

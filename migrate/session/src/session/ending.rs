@@ -1,4 +1,5 @@
-//! A session ends: early, with an ABORT that tells the peer why, or with the reports of both.
+//! The end of a session: early, with an ABORT that gives the peer the reason, or with the reports
+//! of both.
 
 use super::Session;
 use crate::error::SessionError;

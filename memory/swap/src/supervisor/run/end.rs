@@ -130,7 +130,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Ends the server for good, by SIGKILL if it does not obey.
+    /// Ends the server without a replacement, by SIGKILL if it does not obey.
     pub(super) fn end_server(&mut self) {
         self.tell_to_end();
         let Some(server) = self.server.take() else { return };

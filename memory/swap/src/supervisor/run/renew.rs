@@ -100,7 +100,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Handles what the server says of its client's connections.
+    /// Handles the server's reports on its client's connections.
     pub(super) fn connected(&mut self, taken: bool) {
         if let Some(server) = &mut self.server {
             server.connected = Some(taken);

@@ -1,4 +1,5 @@
-//! Whether the destination may run the VM: bytes that start it are sent, or QEMU is told to cancel.
+//! Whether the destination may run the VM: bytes that start it are sent, or QEMU is ordered to
+//! cancel.
 
 use super::{Event, Shared, SourceStream};
 use crate::postcopy::Switchover;
@@ -20,8 +21,9 @@ impl Shared {
         self.has_switched() || self.still_open_sent.load(Ordering::Acquire) && complete()
     }
 
-    /// Called before the source QEMU is told to cancel, which starts its VM again: from here on no
-    /// bytes that start the destination's VM are sent. False when they may have been sent already.
+    /// Called before the source QEMU is ordered to cancel, which starts its VM again: from here on
+    /// no bytes that start the destination's VM are sent. False when they may have been sent
+    /// already.
     pub(in crate::source) fn forbid_commit(&self) -> bool {
         let mut cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
         if self.may_run_there() {
