@@ -14,10 +14,11 @@ use relay::{AutoConfig, UnixAddress};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Seconds to wait for a lost peer: a switch that restarts a port, or a spanning tree that
 /// converges, takes up to 30 s.
-pub(crate) const RESUME: u64 = 30;
+const RESUME: u64 = 30;
 
 /// QEMU's on and off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -124,6 +125,36 @@ impl TlsOptions {
     }
 }
 
+/// Options of a relay at either end.
+#[derive(Args, Debug)]
+pub(crate) struct RelayOptions {
+    /// CPUs on which the relay may run, in the kernel's list format, for example 0-3,8 [default:
+    /// the CPUs of the calling process]
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<Cpus>,
+    /// Page size of the guests in bytes: 4096, 16384 or 65536. Both ends need the same
+    #[arg(long, default_value = "4096", value_parser = page_size)]
+    pub(crate) page_size: u32,
+    /// Seconds to wait for the other end after every link to it is lost, 0 to 3600. With 0 the
+    /// first lost link ends the migration
+    #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
+    resume_timeout: u64,
+    #[command(flatten)]
+    pub(crate) tls: TlsOptions,
+}
+
+impl RelayOptions {
+    /// Restricts this process to its CPUs. Call it before there are threads.
+    pub(crate) fn apply_cpus(&self) -> anyhow::Result<()> {
+        self.cpus.as_ref().map_or(Ok(()), Cpus::apply)
+    }
+
+    /// The wait for the other end after every link to it is lost.
+    pub(crate) fn resume(&self) -> Duration {
+        Duration::from_secs(self.resume_timeout)
+    }
+}
+
 /// Options of both commands that send: the receiver, compression, links, and the report.
 #[derive(Args, Debug)]
 pub(crate) struct SourceOptions {
@@ -162,10 +193,6 @@ pub(crate) struct SourceOptions {
     /// named codec the limit sets only the number of compression threads [default: no limit]
     #[arg(long, value_name = "CORES", value_parser = cores)]
     pub(crate) max_cpu: Option<f64>,
-    /// CPUs on which the relay may run, in the kernel's list format, for example 0-3,8 [default:
-    /// the CPUs of the calling process]
-    #[arg(long, value_name = "LIST")]
-    pub(crate) cpus: Option<Cpus>,
     /// Print each decision of --codec auto, and with `platen migrate` each one about the end of the
     /// migration, with the measurements that led to it
     #[arg(long)]
@@ -173,10 +200,10 @@ pub(crate) struct SourceOptions {
     /// Wait for a compression thread when all are busy (on), or send the page uncompressed (off)
     #[arg(long, value_enum, default_value = "on")]
     pub(crate) compress_wait_thread: OnOff,
-    /// The most that the migration sends per second, headers of Ethernet, IP and TCP included, over
-    /// all its connections together: bytes per second, perhaps with K, M or G (powers of 1024), or
-    /// bits per second with kbit, mbit or gbit (powers of 1000). Unlike QEMU's max-bandwidth it
-    /// holds with multifd, in postcopy and while the VM is stopped [default: no limit]
+    /// Largest rate of the migration, over all its connections together and with the headers of
+    /// Ethernet, IP and TCP: bytes per second, perhaps with K, M or G (powers of 1024), or bits per
+    /// second with kbit, mbit or gbit (powers of 1000). Unlike QEMU's max-bandwidth it holds with
+    /// multifd, in postcopy and while the VM is stopped [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub(crate) max_bandwidth: Option<Rate>,
     /// Memory of the turns among other migrations
@@ -195,18 +222,11 @@ pub(crate) struct SourceOptions {
     // copies cost more than they save.
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
-    /// Page size of the guest in bytes: 4096, 16384 or 65536. Both ends need the same
-    #[arg(long, default_value = "4096", value_parser = page_size)]
-    pub(crate) page_size: u32,
     /// Name or address that the receiver's certificate must contain [default: HOST of --peer]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Option<String>,
-    /// Seconds to wait for the receiver after every link to it is lost, 0 to 3600. With 0 the first
-    /// lost link ends the migration
-    #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub(crate) resume_timeout: u64,
     #[command(flatten)]
-    pub(crate) tls: TlsOptions,
+    pub(crate) relay: RelayOptions,
     /// Write the report to this file as one line of JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -244,11 +264,6 @@ impl SourceOptions {
             None if self.codec == CodecChoice::Auto => delta_cache_default(),
             None => 0,
         }
-    }
-
-    /// Restricts this process to its CPUs. Call it before there are threads.
-    pub(crate) fn keep_to_cpus(&self) -> anyhow::Result<()> {
-        self.cpus.as_ref().map_or(Ok(()), Cpus::apply)
     }
 
     /// The configuration of `--codec auto`; `None` for a named codec.

@@ -28,7 +28,7 @@ pub(crate) enum Throttle {
 /// Options on the end of a migration.
 #[derive(Args, Debug)]
 pub(crate) struct EndingOptions {
-    /// Longest time for which the VM may stand still at the end of the migration, 1 to 2000000
+    /// Longest time for which the VM may be stopped at the end of the migration, 1 to 2000000
     /// milliseconds. platen stops the VM when the rest takes no longer than that, by the rate at
     /// which such pages drain [default: QEMU's downtime-limit, which is 300 unless it was set]
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..=LONGEST))]
@@ -41,7 +41,7 @@ pub(crate) struct EndingOptions {
     /// converge otherwise
     #[arg(long, value_enum, default_value = "off")]
     pub(crate) throttle: Throttle,
-    /// Whether the VM may go on at the destination before its memory is there: never; when-needed,
+    /// Whether the VM may run at the destination before its memory has arrived: never; when-needed,
     /// if nothing else ends the migration; or after SECONDS. In postcopy the loss of a host loses
     /// the VM. Needs QEMU below 10.2 and a single stream; a receiver without --qmp needs
     /// postcopy-ram on in its QEMU

@@ -30,7 +30,7 @@ pub(crate) struct ImageArgs {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Show what an image holds
+    /// Show the contents of an image
     Info(InfoArgs),
     /// Read every byte of an image and compare all checksums
     Verify(VerifyArgs),

@@ -91,15 +91,15 @@ struct Cli {
 enum Command {
     /// Migrate the VM of a QEMU, controlled by its monitor, to a host that runs `platen receive`
     Migrate(args::MigrateArgs),
-    /// Migrate the VMs of this host to hosts that run `platen receive`: those first that converge
-    /// soonest, several at once while the link has room. A failure of one stops no other
+    /// Migrate the VMs of this host to hosts that run `platen receive`: first those that converge
+    /// soonest, and several at once while the link has capacity. A failure of one stops no other
     #[command(after_help = evacuate::EXIT_STATUS)]
     Evacuate(evacuate::EvacuateArgs),
-    /// Rehearse a migration: measure a running VM under a migration that goes nowhere, and forecast
-    /// real ones. The VM stays
+    /// Rehearse a migration: measure a running VM under a migration whose bytes are discarded, and
+    /// forecast real ones. The VM stays
     Rehearse(rehearse::RehearseArgs),
-    /// Advise how to migrate the VMs of this host, or of machines that are not here, and what to
-    /// store in compressed memory. Nothing is changed
+    /// Advise how to migrate the VMs of this host, or of other machines, and how to set up
+    /// compressed memory. Nothing is changed
     Advise(advise::AdviseArgs),
     /// Forward a migration that QEMU or libvirt starts to a host that runs `platen receive`
     #[command(after_help = source_end::EXIT_STATUS)]
@@ -107,7 +107,7 @@ enum Command {
     /// Receive migrations from `platen migrate` and `platen relay`, and deliver them to QEMU
     #[command(after_help = source_end::EXIT_STATUS)]
     Receive(receive_args::ReceiveArgs),
-    /// Carry the migrations of this host: the service, and what it does
+    /// Run the service for the migrations of this host, or use its commands
     Host(host::HostArgs),
     /// List the migrations that this host carries now
     List(host::ListArgs),
@@ -117,7 +117,7 @@ enum Command {
     /// Follow the migrations of this host: a line for each change of a migration's phase, until
     /// interrupted
     Events(host::EventsArgs),
-    /// Check this host before its first migration, and say what to do. The exit status is 1 if
+    /// Check this host before its first migration, and print the remedies. The exit status is 1 if
     /// migrations would fail
     Doctor(host::DoctorArgs),
     /// Check the configuration of `platen host`
@@ -125,13 +125,13 @@ enum Command {
     /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one
     /// file. Images in one store share their pages
     Save(save::SaveArgs),
-    /// Give a saved VM to a QEMU that waits with -incoming defer. The VM runs before its RAM is
-    /// loaded
+    /// Restore a saved VM into a QEMU that was started with -incoming defer. The VM runs before its
+    /// RAM is loaded
     Restore(restore::RestoreArgs),
     /// Serve the images of a folder to `platen restore` on other hosts
     ServeImages(serve_images::ServeImagesArgs),
-    /// Give a saved VM to libvirt, which has it under control from then on. The VM runs before its
-    /// RAM is loaded
+    /// Restore a saved VM under libvirt, which controls it from then on. The VM runs before its RAM
+    /// is loaded
     VirshRestore(virsh::VirshRestoreArgs),
     /// Inspect, verify and convert images of saved VMs, and manage stores of them
     Image(image_command::ImageArgs),

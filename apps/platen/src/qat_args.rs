@@ -43,7 +43,7 @@ pub(crate) struct QatArgs {
 /// The commands of `platen qat`.
 #[derive(clap::Subcommand, Debug)]
 pub(crate) enum QatCommand {
-    /// Show the QAT devices, libraries and instances of this host, and what a device still needs
+    /// Show the QAT devices, libraries and instances of this host, and the parts that are missing
     Status(StatusArgs),
     /// Run a command on a simulated QAT device
     Sim(SimArgs),

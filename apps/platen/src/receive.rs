@@ -1,6 +1,5 @@
 //! `platen receive`: accepts migrations and delivers each to its QEMU.
 
-use crate::cpus::Cpus;
 use crate::monitor::open_monitor;
 use crate::network;
 use crate::qat_command;
@@ -197,7 +196,7 @@ fn vm_state(monitor: &UnixAddress, expect_loaded: bool) -> VmState {
 }
 
 pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
-    args.cpus.as_ref().map_or(Ok(()), Cpus::apply)?;
+    args.relay.apply_cpus()?;
     args.check()?;
     let of = |named: &[Named]| -> Vec<_> {
         named.iter().map(|named| (named.name.clone(), named.address.clone())).collect()
@@ -216,7 +215,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
     for (_, monitor) in &receiver.monitors {
         open_monitor(monitor)?;
     }
-    let acceptor = network::acceptor(&args.tls, &args.peer_name)?;
+    let acceptor = network::acceptor(&args.relay.tls, &args.peer_name)?;
     let listener = network::listen(&args.listen)?;
     // After `listen`, so that the reports of a receiver that has the port already are not
     // overwritten.
@@ -232,9 +231,9 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
             .collect(),
         acceptor,
         decompress_threads: args.threads(),
-        page_size: args.page_size,
+        page_size: args.relay.page_size,
         grants: Grants::default(),
-        resume: Duration::from_secs(args.resume_timeout),
+        resume: args.relay.resume(),
         delta_cache: args.delta_cache(),
     };
     let server = Server::new(config, receiver.clone())?;

@@ -1,9 +1,6 @@
 //! The arguments of `platen receive`.
 
-use crate::args::{
-    default_threads, delta_cache_default, delta_cache_size, page_size, TlsOptions, RESUME,
-};
-use crate::cpus::Cpus;
+use crate::args::{default_threads, delta_cache_default, delta_cache_size, RelayOptions};
 use crate::qat_args::{Accelerator, QatLibraries};
 use crate::size::Size;
 use crate::source_end::MAX_NAME;
@@ -70,28 +67,17 @@ pub(crate) struct ReceiveArgs {
     pub(crate) accelerator: Accelerator,
     #[command(flatten)]
     pub(crate) qat: QatLibraries,
-    /// CPUs on which the relay may run, in the kernel's list format, for example 0-3,8 [default:
-    /// the CPUs of the calling process]
-    #[arg(long, value_name = "LIST")]
-    pub(crate) cpus: Option<Cpus>,
     /// Largest memory that one migration may use here for copies of sent pages (--delta-cache of
     /// `platen migrate`); 0 refuses it, 64G at most [default: 256M or 1/16 of the memory that is
     /// available at the start, the smaller]
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
-    /// Page size of the guests in bytes: 4096, 16384 or 65536. Both ends need the same
-    #[arg(long, default_value = "4096", value_parser = page_size)]
-    pub(crate) page_size: u32,
     /// Accept only sources with a certificate for this name. Repeatable [default: every certificate
     /// that a trusted CA has signed]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Vec<String>,
-    /// Seconds to wait for a source after every link to it is lost, 0 to 3600. With 0 the first
-    /// lost link ends its migration
-    #[arg(long, value_name = "SECONDS", default_value_t = RESUME, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub(crate) resume_timeout: u64,
     #[command(flatten)]
-    pub(crate) tls: TlsOptions,
+    pub(crate) relay: RelayOptions,
     /// Write the report of each migration to this file, one line of JSON each
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

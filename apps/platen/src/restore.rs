@@ -52,8 +52,8 @@ pub(crate) struct RestoreArgs {
     /// Another copy of the image, used if IMAGE is damaged. Repeatable
     #[arg(long, value_name = "IMAGE")]
     copy: Vec<PathBuf>,
-    /// Load everything before the VM runs. Without this option the VM runs at once, where its QEMU
-    /// can do that, and its RAM is loaded while it runs
+    /// Load everything before the VM runs. Without this option the VM runs at once, if its QEMU
+    /// supports that, and its RAM is loaded while it runs
     #[arg(long)]
     load: bool,
     /// Continue with a VM that runs at this QEMU already and lacks pages, because `platen restore`
@@ -79,7 +79,7 @@ pub(crate) struct RestoreArgs {
     #[arg(long, value_name = "SIZE", default_value = "0")]
     push_rate: Size,
     /// Neither send the pages that earlier restores of this image asked for before the VM runs, nor
-    /// note those that this one asks for
+    /// record those that this one asks for
     #[arg(long)]
     no_hot_set: bool,
     #[command(flatten)]

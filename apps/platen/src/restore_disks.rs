@@ -23,7 +23,7 @@ pub(crate) enum Place {
     Device(u64),
     /// QEMU's own name, for what is not a file here.
     Name(String),
-    /// A descriptor that QEMU was given: nobody can tell.
+    /// A descriptor that QEMU was given: its file is unknown.
     Unknown,
 }
 

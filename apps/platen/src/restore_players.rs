@@ -145,7 +145,7 @@ struct Heard {
 #[derive(Default)]
 struct Vms {
     events: HashMap<usize, Sender<Value>>,
-    /// The player serves nobody any more.
+    /// The player serves no VM any more.
     is_over: bool,
 }
 
@@ -220,7 +220,7 @@ impl Player {
         Ok(Some(events))
     }
 
-    /// Whether it ends within `limit`. One that does not goes on without this process.
+    /// Whether it ends within `limit`. Otherwise it continues without this process.
     fn ends_within(&self, limit: Duration) -> bool {
         lock(&self.ended).recv_timeout(limit) != Err(RecvTimeoutError::Timeout)
     }

@@ -279,7 +279,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Says what the VM does, once.
+    /// Prints the VM's state, once.
     fn say_state(&mut self, state: &str) {
         if std::mem::replace(&mut self.is_known, true) {
             return;

@@ -36,7 +36,7 @@ pub(crate) struct SaveArgs {
     /// Let the VM run while its RAM is saved, and stop it for the rest. This is the default
     #[arg(long)]
     live: bool,
-    /// Seconds after which a VM is stopped that dirties pages faster than they are saved, 0 to 3600
+    /// Seconds after which a VM that dirties pages faster than they are saved is stopped, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
     live_limit: u64,
     /// State of the VM after the save

@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(monitor.join().unwrap().last().unwrap(), "query-migrate");
     }
 
-    /// Somebody else has begun a migration meanwhile, and sets capabilities of its own.
+    /// Another client has started a migration meanwhile, and sets capabilities of its own.
     #[test]
     fn capabilities_that_were_never_changed_are_not_restored() {
         let (ours, theirs) = UnixStream::pair().unwrap();

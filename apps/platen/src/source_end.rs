@@ -47,9 +47,9 @@ impl Plan {
             bail!("--name has {} bytes, allowed are {MAX_NAME}", name.len());
         }
         let settings = options.settings()?;
-        options.keep_to_cpus()?;
+        options.relay.apply_cpus()?;
         let connector =
-            network::connector(&options.tls, &options.peer, options.peer_name.as_deref())?;
+            network::connector(&options.relay.tls, &options.peer, options.peer_name.as_deref())?;
         let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
         let config = SourceConfig {
             peer: options.peer.clone(),
@@ -61,10 +61,10 @@ impl Plan {
             max_bandwidth: options.max_bandwidth.map(|rate| rate.0),
             turns: options.turns.as_ref().map(TurnsOption::open).transpose()?,
             links: options.links,
-            page_size: options.page_size,
+            page_size: options.relay.page_size,
             name: options.name.clone(),
             setup,
-            resume: Duration::from_secs(options.resume_timeout),
+            resume: options.relay.resume(),
             connect_timeout: Duration::from_secs(connect.connect_timeout),
             delta_cache: options.delta_cache(),
         };

@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 
 #[derive(Args, Debug)]
 pub(crate) struct InitArgs {
-    /// Folder; it is made if it does not exist
+    /// Folder, which is created if it does not exist
     #[arg(value_name = "STORE")]
     store: PathBuf,
 }
@@ -77,7 +77,7 @@ pub(crate) fn begin_image(
     Ok(Writer::create_in(&store, &name, parent.as_deref(), options)?)
 }
 
-/// Says what a user of a store should know about a save.
+/// Prints the facts about a save that a user of a store should know.
 pub(crate) fn say_shared(summary: &Summary) {
     if summary.shared > 0 {
         say(&format!(

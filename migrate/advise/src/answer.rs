@@ -26,7 +26,7 @@ const THREADS: f64 = 8.0;
 pub enum Destination {
     /// Both ends are this host, and share its cores.
     Here,
-    /// Another host with so many cores free.
+    /// Another host with this many free cores.
     Cores(f64),
 }
 

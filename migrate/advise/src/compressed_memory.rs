@@ -21,7 +21,7 @@ const PAGE: f64 = 4096.0;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct MemoryAdvice {
-    /// Whether it is worth while.
+    /// Whether compressed memory is useful on this host.
     pub worth_while: bool,
     /// ublk, nbd or fuse; `None`: the kernel has none of them.
     pub transport: Option<&'static str>,
@@ -31,11 +31,11 @@ pub struct MemoryAdvice {
     pub size: u64,
     /// Bytes of memory that it may take.
     pub limit: u64,
-    /// Plain bytes by the byte of memory, by the pages measured.
+    /// Plain bytes per byte of memory, for the measured pages.
     pub ratio: f64,
     /// CPU time of a page written and read, µs.
     pub page_cost: [f64; 2],
-    /// Commands to run; the first may be one that is needed once.
+    /// Commands to run; the first one may be needed only once.
     pub commands: Vec<String>,
     /// The reasons.
     pub because: Vec<String>,

@@ -4,7 +4,7 @@ use forecast::{DirtyCurve, Pass};
 
 /// Times of the curve's points, seconds.
 const TIMES: [f64; 12] = [0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
-/// The curve goes on for this many times the longest time that was measured.
+/// The curve extends to this many times the longest time that was measured.
 const BEYOND: f64 = 4.0;
 /// The rates, by the working set and second, between which the curve's bend is looked for.
 const RATES: (f64, f64) = (1e-4, 30.0);

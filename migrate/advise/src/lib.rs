@@ -1,4 +1,4 @@
-//! Advice: how to migrate a VM, and what to store in compressed memory, from figures.
+//! Advice from figures: how to migrate a VM, and how to set up compressed memory.
 //!
 //! ```text
 //!  /sys, /proc ─► Host ──────────────────────────────────┬─► rules, compressed_memory
@@ -6,12 +6,12 @@
 //!  the user, a peer ──────────────────────────────────┴─► Figures ─► answer ─► Answer
 //! ```
 //!
-//! [`Host`] and [`vm`] look and change nothing; [`measure()`] runs the codecs; [`Figures::answer`]
-//! is a pure function: crate `forecast`'s model for each method, and a choice.
+//! [`Host`] and [`vm`] only read; [`measure()`] runs the codecs; [`Figures::answer`] is a pure
+//! function: crate `forecast`'s model for each method, and a choice.
 //!
 //! # What fails
 //!
-//! A host that shows nothing is a host with nothing. A monitor that answers nonsense is an error
+//! A device that the host does not show counts as absent. A monitor's impossible answer is an error
 //! that names the command and the answer. Every read is bounded: 64 KiB of a file of /sys or /proc,
 //! 8 MiB of a list of modules, 32 MiB of a guest's memory.
 //!

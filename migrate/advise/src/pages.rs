@@ -1,6 +1,5 @@
-//! Pages for measurements where no guest's are at hand. They are labelled as such wherever a figure
-//! of theirs is shown: they shrink about as much as a Linux guest's memory, and have not its
-//! texture.
+//! Pages for measurements without a guest's pages. They are labelled as such wherever a figure of
+//! theirs is shown: they shrink about as much as a Linux guest's memory, and have not its texture.
 
 const PAGE: usize = 4096;
 /// Pages in all: 8 MiB.

@@ -14,7 +14,7 @@ pub struct Rule {
     pub applies: bool,
     /// Why, or why not.
     pub because: String,
-    /// Our measurements of it.
+    /// Measurements of it.
     pub measured: &'static str,
 }
 

@@ -40,27 +40,27 @@ pub struct Config {
     pub socket_dir: PathBuf,
     /// Folder with this host's ca.pem, cert.pem and key.pem, which `platen cert` makes.
     pub tls_dir: PathBuf,
-    /// SHA-256 fingerprints of the keys of certificates that are revoked: no link to their owner
-    /// comes about. `issued` in the folder of the CA lists those of all hosts; `platen doctor`
-    /// prints that of its host. Take the fingerprint out when the certificate has expired.
+    /// SHA-256 fingerprints of the keys of certificates that are revoked: no link to their owner is
+    /// accepted. `issued` in the folder of the CA lists those of all hosts; `platen doctor` prints
+    /// that of its host. Remove the fingerprint when the certificate has expired.
     pub revoked: Vec<String>,
     /// Codec: none, lz4, zlib, zstd, qatzip or auto.
     pub codec: String,
     /// Compression level of a named codec.
     pub level: Option<i32>,
     /// Number of compression threads of a migration, 1 to 255; the number of CPUs, at most 8, if it
-    /// is left out.
+    /// is omitted.
     pub compress_threads: Option<u16>,
     /// Number of decompression threads of a migration, 1 to 255; the number of CPUs, at most 8, if
-    /// it is left out.
+    /// it is omitted.
     pub decompress_threads: Option<u16>,
     /// CPU time that the source end of a migration may use on average, in CPUs, with codec auto.
     pub max_cpu: Option<f64>,
     /// Bytes that a migration sends per second at most, 131072 or more; as many as the link takes
-    /// if it is left out.
+    /// if it is omitted.
     pub max_bandwidth: Option<u64>,
     /// Bytes that all migrations of a host together send per second at most, 131072 or more; as
-    /// many as the link takes if it is left out. A change holds for migrations that begin later.
+    /// many as the link takes if it is omitted. A change holds for migrations that begin later.
     pub max_bandwidth_host: Option<u64>,
     /// Number of TCP connections of a migration between the hosts, 1 to 64.
     pub links: u16,
@@ -69,7 +69,7 @@ pub struct Config {
     /// Page size of the guests in bytes: 4096, 16384 or 65536.
     pub page_size: u32,
     /// Where the service serves its metrics in Prometheus's text format: a loopback address with a
-    /// port, as 127.0.0.1:9464, or unix:PATH; nowhere if it is left out.
+    /// port, as 127.0.0.1:9464, or unix:PATH; nowhere if it is omitted.
     pub metrics: Option<String>,
     /// The hosts.
     pub host: Vec<HostEntry>,
@@ -81,26 +81,25 @@ pub struct Config {
 pub struct HostEntry {
     /// Name of the host: its host name, and a name in its certificate.
     pub name: String,
-    /// Name or address at which the other hosts reach it; `name` if it is left out.
+    /// Name or address at which the other hosts reach it; `name` if it is omitted.
     #[serde(default)]
     pub address: Option<String>,
     /// Its door address: a loopback address other than 127.0.0.1 that no other host has.
     pub door: Ipv4Addr,
-    /// Ports from which its libvirt chooses one for each VM that comes, FIRST-LAST; no two hosts
-    /// may share one. `platen host doors on` tells libvirt. The other hosts' services listen on
-    /// them at `door`.
-    // libvirt takes no port on which anything listens on its own host, at whatever address. So the
-    // doors to other hosts must not be on the ports of this one.
+    /// Ports from which its libvirt chooses one for each incoming VM, FIRST-LAST; no two hosts may
+    /// share one. `platen host doors on` tells libvirt. The other hosts' services listen on them at
+    /// `door`. libvirt takes no port on which anything listens on its own host, at whatever
+    /// address. So the doors to other hosts must not be on the ports of this one.
     pub ports: PortRange,
     /// Ports at which its QEMUs await migrations at `address`, FIRST-LAST, for migrations by tools
-    /// that know no doors; none if it is left out. `platen host intercept on` leads QEMU's
-    /// connections there to its door: the first port to the first of `ports`, and so on.
+    /// that know no doors; none if it is omitted. `platen host intercept on` redirects QEMU's
+    /// connections to these ports to its door: the first port to the first of `ports`, and so on.
     #[serde(default)]
     pub intercept: Option<PortRange>,
-    /// Address on which its service listens for other hosts; all its addresses if it is left out.
+    /// Address on which its service listens for other hosts; all its addresses if it is omitted.
     #[serde(default)]
     pub listen: Option<IpAddr>,
-    /// Loopback address at which its own QEMUs listen; `door` if it is left out.
+    /// Loopback address at which its own QEMUs listen; `door` if it is omitted.
     #[serde(default)]
     pub deliver: Option<Ipv4Addr>,
 }
@@ -108,7 +107,7 @@ pub struct HostEntry {
 /// Where metrics are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MetricsAddress {
-    /// A loopback address: the endpoint asks nobody who they are.
+    /// A loopback address: the endpoint authenticates no client.
     Tcp(SocketAddr),
     /// A socket that only its user and group may open.
     Unix(PathBuf),
@@ -144,7 +143,7 @@ impl MetricsAddress {
 pub enum Policy {
     /// It is reset.
     Refuse,
-    /// It goes to the host in the clear.
+    /// It is forwarded to the host unencrypted.
     Forward,
 }
 

@@ -24,7 +24,7 @@ pub enum Phase {
     Opening,
     /// Bytes of the VM go over.
     Active,
-    /// The outcome is certain; the other host may still have to hear of it.
+    /// The outcome is certain; the other host may still have to be informed.
     Ending,
     /// It is over.
     Ended,
@@ -36,10 +36,10 @@ pub enum Phase {
 pub enum Status {
     /// The destination has confirmed it.
     Completed,
-    /// The whole stream was delivered, and without a return path nobody has heard whether the
+    /// The whole stream was delivered, and without a return path it is unknown whether the
     /// destination runs the VM.
     Unconfirmed,
-    /// It went past platen in the clear, as configured.
+    /// It was forwarded unencrypted, as configured.
     Forwarded,
     /// It failed.
     Failed,

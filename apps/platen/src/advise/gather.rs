@@ -39,7 +39,7 @@ pub(super) struct Gathered {
 pub(super) struct Machine {
     pub(super) over: Over,
     pub(super) figures: Figures,
-    /// Assumptions, where nobody said and nothing showed it.
+    /// Assumed values: those that were neither given nor measured.
     pub(super) assumed: Vec<String>,
 }
 

@@ -1,10 +1,10 @@
-//! `platen advise`: what to do with the VMs and the memory of this host, or of machines that are
-//! not here.
+//! `platen advise`: advice for the VMs and the memory of this host, or of machines that are not
+//! here.
 //!
 //! ```text
 //!  what_if  --what-if
 //!  gather   this host, its QEMU, a peer
-//!  command  what to run for a method
+//!  command the command line of a method
 //!  report   the answer as JSON;  text: for people
 //! ```
 //!
@@ -30,11 +30,11 @@ use what_if::WhatIf;
 /// Arguments of `platen advise`.
 #[derive(Args, Debug)]
 pub(crate) struct AdviseArgs {
-    /// Monitor socket of a running QEMU, whose VM the advice is for. platen only asks it
+    /// Monitor socket of the running QEMU of the VM to advise on. platen only reads from it
     #[arg(long, value_name = "unix:PATH")]
     qmp: Option<UnixAddress>,
     /// Let QEMU measure for 6 seconds how much the guest writes (calc-dirty-rate). The guest runs
-    /// on
+    /// meanwhile
     #[arg(long, requires = "qmp")]
     sample: bool,
     /// Read up to 32 MiB of the guest's memory, twice, to measure the codecs on (pmemsave). QEMU
@@ -42,8 +42,8 @@ pub(crate) struct AdviseArgs {
     /// once
     #[arg(long, requires = "qmp")]
     sample_memory: bool,
-    /// Address on which `platen receive` or `platen host` listens: measure what the links to it
-    /// carry, for two seconds. No VM goes there
+    /// Address on which `platen receive` or `platen host` listens: measure the throughput of the
+    /// links to it for two seconds. No VM migrates there
     #[arg(long, value_name = "HOST:PORT")]
     peer: Option<String>,
     /// Name or address that the receiver's certificate must contain [default: HOST of --peer]
@@ -51,9 +51,9 @@ pub(crate) struct AdviseArgs {
     peer_name: Option<String>,
     /// Answer for another machine: KEY=VALUE with commas between. link (25g, 200m: bits per
     /// second), rtt (milliseconds), cores, there (cores of the destination), ram, data (bytes of
-    /// RAM that are not zeros), dirty (bytes per second, 500M/s), qat (devices). Keys that are left
-    /// out are as here. Repeat it for more machines [default: the link to --peer, or the fastest
-    /// interface with a known speed, or 1 and 10 Gbit/s]
+    /// RAM that are not zeros), dirty (bytes per second, 500M/s), qat (devices). Omitted keys have
+    /// the values of this host. Repeat it for more machines [default: the link to --peer, or the
+    /// fastest interface with a known speed, or 1 and 10 Gbit/s]
     #[arg(long, value_name = "KEY=VALUE,...")]
     what_if: Vec<WhatIf>,
     /// Both ends are this host, and share its cores

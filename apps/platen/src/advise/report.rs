@@ -39,7 +39,7 @@ pub(super) struct Choice {
     /// Milliseconds from its start to its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) total_time: Option<u64>,
-    /// Milliseconds for which the VM stands still; of a migration that does not converge, those
+    /// Milliseconds for which the VM is stopped; for a migration that does not converge, the time
     /// that the rest after a pass would take.
     pub(super) downtime: u64,
     /// Bytes on the network.
@@ -51,7 +51,7 @@ pub(super) struct Choice {
     /// CPU seconds at the destination, QEMU's part included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cpu_destination: Option<f64>,
-    /// Why it does not converge, or may not, and what would make it.
+    /// Why it does not converge, or may not, and the options that would make it converge.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) not_converging: Option<String>,
 }
@@ -80,7 +80,7 @@ pub(super) struct Advice {
     pub(super) free_cores: f64,
     /// Longest downtime, milliseconds.
     pub(super) max_downtime: u64,
-    /// Assumptions, where nobody said and nothing showed it.
+    /// Assumed values: those that were neither given nor measured.
     pub(super) assumed: Vec<String>,
     /// Forecasts of all methods, by a model and not measured.
     pub(super) alternatives: Vec<Choice>,

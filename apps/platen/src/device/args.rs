@@ -27,14 +27,14 @@ pub(crate) enum DeviceCommand {
     Stat(StatArgs),
     /// Write pages of a device to its backing device now, and wait until they are written
     Writeback(WritebackArgs),
-    /// Change settings of a device that is served. The server is replaced by one with the new
-    /// settings, which takes what is stored over; later servers keep them
+    /// Change settings of a device that is served. A server with the new settings replaces the
+    /// present one and takes over its stored pages; later servers have the same settings
     Set(SetArgs),
-    /// Have this program serve a device that another version of it serves: store, disk, name and
-    /// sockets stay. Refused, and nothing is changed, if this version cannot take them over
+    /// Let this version of platen take over a device that another version serves: store, disk, name
+    /// and sockets stay. If this version cannot, the command is refused and nothing is changed
     Upgrade(UpgradeArgs),
-    /// Check the precautions that prevent a server of swap from waiting for its own swap device.
-    /// The exit status is 0 if every required one is met
+    /// Check the precautions that prevent a swap server from waiting for its own swap device. The
+    /// exit status is 0 if every required one is met
     Check(CheckArgs),
     /// Train a dictionary for a server. `serve` starts this process; its standard output is the
     /// socket to the server
@@ -226,7 +226,8 @@ pub(crate) struct WritebackArgs {
     /// (recompression made them no smaller)
     #[arg(value_parser = str::parse::<policy::What>)]
     pub(crate) what: policy::What,
-    /// Seconds to wait for the end of the writeback. After that the server continues alone
+    /// Seconds to wait for the end of the writeback. After that the command ends and the writeback
+    /// continues
     #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
     pub(crate) timeout: u64,
     #[command(flatten)]

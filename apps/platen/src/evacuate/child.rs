@@ -50,7 +50,8 @@ pub(super) struct Migration {
 }
 
 impl Migration {
-    /// Starts `platen migrate` with these words. `tell` gets what it says, with the VM's number.
+    /// Starts `platen migrate` with these arguments. `tell` gets its messages, with the VM's
+    /// number.
     ///
     /// # Errors
     /// The system has no more processes, threads or descriptors.

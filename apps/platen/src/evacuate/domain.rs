@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// The interval between two looks at a command, and at the figures of a migration.
 const TICK: Duration = Duration::from_millis(20);
 const FIGURES: Duration = Duration::from_secs(1);
-/// How long libvirt may take to let a VM go on when its migration has failed.
+/// Longest time in which libvirt continues a VM whose migration has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Seconds for which the guest's writes are measured.
 const MEASURED: u64 = 5;

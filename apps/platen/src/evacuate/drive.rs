@@ -145,7 +145,7 @@ impl Drive<'_> {
         }
     }
 
-    /// Takes what the migrations tell within a tick.
+    /// Handles the messages of the migrations within a tick.
     fn listen(
         &mut self,
         told: &Receiver<(usize, Told)>,
@@ -236,7 +236,7 @@ impl Drive<'_> {
         }
     }
 
-    /// Asks the source QEMU where the VM is, on a thread: the others go on.
+    /// Asks the source QEMU where the VM is, on a thread, so that the others continue.
     fn ask(&mut self, vm: usize) {
         let turn = &self.turns[vm];
         let (entry, before) = (turn.entry.clone(), turn.found.state.clone());

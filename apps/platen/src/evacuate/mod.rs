@@ -64,12 +64,11 @@ pub(crate) struct EvacuateArgs {
     /// an address of its own does not need it
     #[arg(long, value_name = "HOST:PORT")]
     to: Option<String>,
-    /// A VM: its name, which is also that of its target at the receiver, and the monitor socket of
-    /// its QEMU; behind a comma the address of a receiver of its own. Repeat it for each VM, 256 at
-    /// most
+    /// A VM: its name, which is also that of its target at the receiver, the monitor socket of its
+    /// QEMU, and after a comma the address of another receiver. Repeat it for each VM, 256 at most
     #[arg(long, required_unless_present = "domain", value_name = "NAME=unix:PATH[,HOST:PORT]")]
     vm: Vec<Entry>,
-    /// A VM under libvirt, by the name of its domain: it moves by `virsh migrate --live`. With
+    /// A VM under libvirt, by the name of its domain: `virsh migrate --live` migrates it. With
     /// doors (`platen host doors on`) its memory goes through platen, by the settings of
     /// platen.toml. Repeatable
     #[arg(long, value_name = "NAME", value_parser = Entry::domain, requires = "libvirt")]
@@ -81,12 +80,12 @@ pub(crate) struct EvacuateArgs {
     /// Repeatable
     #[arg(long, value_name = "OPTION", requires = "domain", allow_hyphen_values = true)]
     virsh_option: Vec<String>,
-    /// Number of VMs that move at once, 1 to 64 [default: one more as long as that raises the rate
-    /// on the network by a tenth, 8 at most; 1 with --max-bandwidth and a --domain]
+    /// Number of VMs that migrate at once, 1 to 64 [default: one more as long as that raises the
+    /// rate on the network by a tenth, 8 at most; 1 with --max-bandwidth and a --domain]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     at_once: Option<u16>,
-    /// The most that all migrations together send per second, as for `migrate`. Each --domain gets
-    /// an Nth of it with --at-once N [default: no limit]
+    /// Largest rate of all migrations together, as for `migrate`. Each --domain gets an Nth of it
+    /// with --at-once N [default: no limit]
     #[arg(long, value_name = "RATE")]
     max_bandwidth: Option<Rate>,
     /// Share of a --vm in --max-bandwidth, 1 to 8: a VM of 8 sends twice as fast as one of 4
@@ -257,7 +256,7 @@ fn check<'a>(all: impl Iterator<Item = &'a MigrateArgs>) -> anyhow::Result<()> {
         source.refuse_explain()?;
         options.ending.postcopy()?;
         if peers.insert(&source.peer) {
-            network::connector(&source.tls, &source.peer, source.peer_name.as_deref())?;
+            network::connector(&source.relay.tls, &source.peer, source.peer_name.as_deref())?;
         }
     }
     Ok(())

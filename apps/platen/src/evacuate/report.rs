@@ -44,7 +44,7 @@ pub(super) struct VmReport {
     pub(super) name: String,
     /// moved; stayed (its migration has failed or was cancelled, and it is here as before); refused
     /// (it could not move, and nothing was started); not-started (interrupted before its turn);
-    /// in-doubt (nobody has confirmed where it runs).
+    /// in-doubt (its source QEMU has not confirmed that it runs).
     pub(super) outcome: Outcome,
     /// Why it has not moved.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,11 +102,11 @@ impl VmReport {
 pub(super) struct Evacuation {
     /// VMs that are at the destination.
     pub(super) moved: usize,
-    /// All others.
+    /// All other VMs.
     pub(super) not_moved: usize,
     /// Duration from the first look at the VMs to the last end, ms.
     pub(super) total_time: u64,
-    /// The most VMs that moved at once.
+    /// Largest number of VMs that migrated at once.
     pub(super) at_once: usize,
     /// The VMs, in the order of their turns.
     pub(super) vms: Vec<VmReport>,

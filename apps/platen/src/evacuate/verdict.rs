@@ -5,7 +5,7 @@ use qmp::Qmp;
 use relay::UnixAddress;
 use std::time::{Duration, Instant};
 
-/// How long a source QEMU may take to let its VM go on when its migration has failed.
+/// Longest time in which a source QEMU continues its VM when the migration has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The time limit of one answer.
 const MONITOR: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use host::{Event, Phase, Record, Role, Status, Watcher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Counters of a service since its start, and those who follow its events.
+/// Counters of a service since its start, and the followers of its events.
 #[derive(Debug)]
 pub(super) struct Activity {
     pub(super) since: Instant,

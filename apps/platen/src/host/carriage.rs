@@ -1,5 +1,4 @@
-//! Parts of a carrier that both ends of a migration, and connections that go past platen, have in
-//! common.
+//! Parts of a carrier that both ends of a migration and forwarded connections share.
 
 use super::journal::say_of;
 use super::settings::Settings;
@@ -9,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use turns::Turns;
 
-/// How often services hear of a migration's progress.
+/// Interval of a migration's progress reports to services.
 const PROGRESS: Duration = Duration::from_millis(200);
 
 /// How a migration has ended.
@@ -25,7 +24,7 @@ impl Outcome {
     }
 }
 
-/// Ends the migration, at the request of whoever ends this process.
+/// Ends the migration, at the request of the user who ends this process.
 pub(super) type Stop = Box<dyn Fn() + Send>;
 
 /// The migration of this process, for signals and messages.
@@ -49,7 +48,7 @@ impl Carriage {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(stop));
     }
 
-    /// Runs `body` while services hear every 200 ms what `progress` has changed.
+    /// Runs `body`; meanwhile services get the changes of `progress` every 200 ms.
     pub(super) fn while_telling<T>(
         &self,
         progress: impl Fn(&mut Record) + Sync,

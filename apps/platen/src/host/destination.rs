@@ -17,7 +17,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Takes the VM of the promised session, from the links that the service hands over.
+/// Receives the VM of the promised session, over the links that the service passes.
 pub(super) fn run(
     carriage: Carriage,
     promise: &Promise,
@@ -136,7 +136,7 @@ impl Host for Receiving {
 }
 
 /// Refuses a path that a second QEMU has taken from a first one, which still waits there: the VM is
-/// for one of them, and nobody can say for which.
+/// for one of them, and there is no telling for which.
 fn is_of_one_vm(path: &Path) -> Result<(), String> {
     let found = unix_listeners(path).map_err(|error| {
         format!("the kernel does not tell who listens at {}: {error}", path.display())

@@ -256,7 +256,7 @@ fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the configuration, unless this host has one with hosts. Says what it has done.
+/// Writes the configuration, unless this host has one with hosts. Prints the result.
 fn configure(text: Option<&str>, path: &Path) -> anyhow::Result<String> {
     let shown = path.display();
     let Some(text) = text else { return Ok(format!("{shown} is as it was.")) };
@@ -283,7 +283,7 @@ fn configure(text: Option<&str>, path: &Path) -> anyhow::Result<String> {
     Ok(format!("{shown} is that of the other host."))
 }
 
-/// Whether this is a configuration that nobody has filled in, as a package brings it.
+/// Whether this is the unchanged example configuration of a package.
 fn is_without_hosts(text: &str) -> bool {
     matches!(Config::parse(text), Err(HostError::Value { key, .. }) if key == "[[host]]")
         && !text.lines().any(|line| line.trim_start().starts_with("[[host]]"))

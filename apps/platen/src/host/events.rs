@@ -1,9 +1,8 @@
-//! The events of a service: its socket for those who follow them, and `platen events`.
+//! The events of a service: its socket for followers, and `platen events`.
 //!
-//! A follower gets one line of JSON for each event, after a greeting. A follower that does not read
-//! is dropped: the service waits for nobody. `platen events` connects first and asks for the status
-//! after that, so that it misses nothing; an event that the status has told already is not told
-//! again.
+//! A follower gets one line of JSON for each event, after a greeting. The service waits for no
+//! follower: it drops one that does not read. `platen events` first connects and then asks for the
+//! status, so that it misses no event; it does not print an event again that the status contained.
 
 use super::feed::{GREETING, MAX_FOLLOWERS};
 use super::status::{self, HostStatus};
@@ -39,7 +38,7 @@ pub(super) fn listen(run_dir: &Path) -> anyhow::Result<Listening> {
     Ok(address(run_dir).listen()?)
 }
 
-/// Takes followers until the endpoint is dropped.
+/// Accepts followers until the endpoint is dropped.
 pub(super) fn start(
     listener: UnixListener,
     follow: impl Fn(UnixStream) + Send + 'static,
@@ -120,12 +119,12 @@ fn next(reader: &mut BufReader<UnixStream>) -> anyhow::Result<Option<Event>> {
     serde_json::from_slice(&line).map(Some).context("an event of the service")
 }
 
-/// The last phase that was told of each migration.
+/// The last phase that was printed of each migration.
 #[derive(Default)]
 struct Known(BTreeMap<String, Phase>);
 
 impl Known {
-    /// Whether this event was not told yet.
+    /// Whether this event was not printed yet.
     fn is_new(&mut self, event: &Event) -> bool {
         let is_new = match self.0.insert(event.id.clone(), event.phase) {
             Some(told) if told as u8 >= event.phase as u8 => {
@@ -141,7 +140,8 @@ impl Known {
         is_new
     }
 
-    /// The events in a status that were not told yet. Of the `first` status those that run.
+    /// The events in a status that were not printed yet. Of the `first` status, those of running
+    /// migrations.
     fn of_status(&mut self, status: &HostStatus, first: bool) -> Vec<Event> {
         let all = status.history.iter().chain(&status.running).map(Event::from);
         let new = all.filter(|event| self.is_new(event));

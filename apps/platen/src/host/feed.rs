@@ -1,4 +1,4 @@
-//! Those who follow the events of a service.
+//! The followers of the events of a service.
 
 use host::Event;
 use rustix::net::{send, SendFlags};
@@ -6,11 +6,11 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 
-/// The most that follow the events at a time.
+/// Largest number of followers at a time.
 pub(super) const MAX_FOLLOWERS: usize = 16;
 /// The first line.
 pub(super) const GREETING: &[u8] = b"{\"platen-events\":1}\n";
-/// Those who follow the events.
+/// The followers.
 #[derive(Debug, Default)]
 pub(super) struct Feed(Mutex<Vec<UnixStream>>);
 

@@ -1,8 +1,8 @@
-//! `platen host intercept`: QEMU's connections to the migration ports of the other hosts are led to
-//! their doors, by rules of nftables in a table of our own.
+//! `platen host intercept`: redirects QEMU's connections to the migration ports of the other hosts
+//! to their doors, by rules of nftables in a table of platen's own.
 //!
-//! The kernel tells the service where a connection wanted to go. The service's own connections are
-//! led nowhere: its user is in no rule, and where it is root it marks them.
+//! The service learns the original destination of a connection from the kernel. The service's own
+//! connections are not redirected: its user is in no rule, and as root it marks them.
 
 use super::settings::Settings;
 use super::status::{self, HostStatus};
@@ -17,20 +17,20 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where nftables' program may be. Not PATH: root runs what is found.
+/// Possible paths of nftables' program. PATH is not used, since root runs the program.
 const PROGRAMS: [&str; 4] = ["/usr/sbin/nft", "/usr/bin/nft", "/sbin/nft", "/usr/local/sbin/nft"];
-/// Makes the table and its chains where they are missing, and takes all rules out: the beginning of
-/// each transaction. The table is never deleted. With the last chain of type nat the kernel takes
-/// its hooks away, and then translates no packet of the connections that run: a VM whose source has
-/// sent everything, and waits for no answer, would be lost.
+/// Creates the table and its chains if they are missing, and removes all rules: the beginning of
+/// each transaction. The table is never deleted. With the last chain of type nat the kernel removes
+/// its hooks, and then translates no packet of running connections: a VM whose source has sent
+/// everything, and waits for no answer, would be lost.
 const EMPTY: &str = "add table ip platen\n\
     add chain ip platen intercept { type nat hook output priority -100; policy accept; }\n\
     add chain ip platen when_stopped\n\
     flush table ip platen\n";
-/// Leads no connection anywhere, and has the kernel track those that run.
+/// Redirects no connection, and lets the kernel track the running ones.
 const HOLD: &str = "add rule ip platen intercept ct state new accept\n";
-/// From now on the rules of `when_stopped` are in force, and no others. Without the service anybody
-/// may listen where the other rules lead.
+/// From now on only the rules of `when_stopped` are in force. Without the service any process may
+/// listen at the ports to which the other rules redirect.
 const STOP: &str = "flush chain ip platen intercept\n\
     add chain ip platen stopped { type filter hook output priority 0; policy accept; }\n\
     flush chain ip platen stopped\n\
@@ -43,9 +43,9 @@ const ASK: Duration = Duration::from_millis(100);
 /// Operation on the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// Put them in place
+    /// Install them
     On,
-    /// Take them away
+    /// Remove them
     Off,
     /// As `intercept_stopped` says: for the service's unit, when the service has ended
     Stopped,
@@ -53,8 +53,8 @@ enum What {
 
 #[derive(Args)]
 pub(super) struct InterceptArgs {
-    /// Put the rules in place (on), take them away (off), or do what intercept_stopped says
-    /// (stopped: for the service's unit, when the service has ended)
+    /// Install the rules (on), remove them (off), or apply intercept_stopped (stopped: for the
+    /// service's unit, when the service has ended)
     #[arg(value_enum, value_name = "on|off|stopped", hide_possible_values = true)]
     what: What,
     #[command(flatten)]
@@ -99,7 +99,7 @@ fn adopted(status: &HostStatus, settings: &Settings) -> anyhow::Result<()> {
 }
 
 /// Waits until the service has adopted the configuration and has all of its doors: a rule that
-/// leads to another's port would hand VMs to that other.
+/// redirects to another process's port would deliver VMs to that process.
 fn opened(service: &ServiceArgs, settings: &Settings) -> anyhow::Result<()> {
     let doors = settings.doors().count() as u64;
     let until = Instant::now() + OPENS;
@@ -209,7 +209,7 @@ fn program() -> Option<&'static Path> {
     PROGRAMS.iter().map(Path::new).find(|path| path.is_file())
 }
 
-/// Runs nft; what it has printed.
+/// Runs nft, and returns its output.
 fn nft(words: &[&str], text: &str) -> anyhow::Result<String> {
     let program = program().context("there is no nft here: install the package nftables")?;
     let mut child = Command::new(program)
@@ -230,7 +230,7 @@ fn nft(words: &[&str], text: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// The doors that the rules do not lead to, by the names of their hosts; none if nothing is to be
+/// The doors to which no rule redirects, by the names of their hosts; none if nothing is to be
 /// intercepted.
 pub(super) fn missing(settings: &Settings) -> Option<anyhow::Result<Vec<String>>> {
     let wanted: Vec<_> = settings.intercepted().collect();

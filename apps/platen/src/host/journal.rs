@@ -18,7 +18,7 @@ const MOST: usize = 16 << 10;
 /// `LOG_INFO`.
 const PRIORITY: &str = "6";
 
-/// Says something about a migration.
+/// Prints a message about a migration.
 pub(super) fn say_of(record: &Record, text: &str) {
     let stream = std::env::var("JOURNAL_STREAM").ok();
     let stderr = rustix::stdio::stderr();

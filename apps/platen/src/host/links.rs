@@ -56,8 +56,8 @@ impl Links {
         })
     }
 
-    /// Accepts with these certificates from now on. Connections that have been accepted before go
-    /// on with the former ones.
+    /// Accepts with these certificates from now on. Connections that were accepted before continue
+    /// with the former ones.
     pub(super) fn serve(&mut self, acceptor: Acceptor, page_size: u32) -> anyhow::Result<()> {
         let config = FrontConfig {
             acceptor,

@@ -1,7 +1,7 @@
-//! `platen host`: the service that carries this host's migrations, and the commands about it.
+//! `platen host`: the service for this host's migrations, and its commands.
 //!
 //! The service ([`service`]) starts a process for each migration ([`carry`](fn@carry)), which
-//! outlives it. Crate `host` has what they share.
+//! outlives it. Crate `host` has the parts that both use.
 
 mod activity;
 mod carriage;
@@ -49,14 +49,13 @@ enum HostCommand {
     /// Enrol another host: wait until it has joined with the one-time token that this prints, or
     /// let it join over ssh. Run this on the host of the CA
     Add(enrol::AddArgs),
-    /// Join the hosts of a CA with a one-time token of `platen host add`. The key is made here and
-    /// stays here
+    /// Join the hosts of a CA with a one-time token of `platen host add`. The key is generated here
+    /// and stays here
     Join(enrol::JoinArgs),
-    /// Lead QEMU's connections to the migration ports of the other hosts (`intercept`) to their
-    /// doors, by rules of nftables, or take the rules away
+    /// Redirect QEMU's connections to the migration ports of the other hosts (`intercept`) to their
+    /// doors, by rules of nftables, or remove the rules
     Intercept(intercept::InterceptArgs),
-    /// Write the lines of libvirt's qemu.conf that make this host known by its door address, or
-    /// take them out again
+    /// Write the lines of libvirt's qemu.conf that give this host its door address, or remove them
     Doors(DoorsArgs),
 }
 
@@ -116,7 +115,7 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Args)]
 struct DoorsArgs {
-    /// Write the lines (on), or take them out (off)
+    /// Write the lines (on), or remove them (off)
     #[arg(value_enum, value_name = "on|off")]
     what: OnOff,
     #[command(flatten)]

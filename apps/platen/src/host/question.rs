@@ -1,7 +1,7 @@
 //! The question of another host's `platen doctor`, and its answer.
 //!
-//! A service is asked by a hello for a target of this name, which opens nothing: the reason of the
-//! refusal has the answer.
+//! The question is a hello for a target of this name, which opens nothing; the reason of the
+//! refusal is the answer.
 
 use host::now;
 use serde::{Deserialize, Serialize};

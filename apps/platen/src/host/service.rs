@@ -23,11 +23,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use swap::Notify;
 
-/// How often the doors are looked at for ports that carriers have given back.
+/// Interval of checks of the doors for ports that carriers have returned.
 const TURN: Duration = Duration::from_millis(100);
-/// The service manager's time-out is at least this; it hears twice as often.
+/// The service manager's time-out is at least this; it is notified twice as often.
 const HEARTBEAT: Duration = Duration::from_millis(500);
-/// Refusals that are said in a minute: any local user can cause any number.
+/// Number of refusals that are printed in a minute: any local user can cause any number.
 const SAID: u32 = 10;
 
 pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
@@ -79,7 +79,7 @@ struct Service<'a> {
 }
 
 impl Service<'_> {
-    /// Serves until it is told to stop, or cannot take links any more.
+    /// Serves until it is ordered to stop, or cannot accept links any more.
     fn serve(mut self, stop: &AtomicBool, hangups: &Hangups) -> anyhow::Result<ExitCode> {
         let mut heart = (Instant::now(), u64::MAX);
         while !stop.load(Ordering::Acquire) && !self.links.are_broken() {
@@ -115,7 +115,7 @@ impl Service<'_> {
         format!("{} doors to {to}", self.doors.open())
     }
 
-    /// Takes a new configuration for new migrations, or leaves everything as it is and says why.
+    /// Adopts a new configuration for new migrations, or changes nothing and prints the reason.
     fn reload(&mut self) {
         self.notify.say(&reload::reloading());
         let activity = self.keeper.activity.clone();
@@ -174,8 +174,8 @@ impl Sockets {
     }
 }
 
-/// Allows as many descriptors as may be: each door is one. If there are too few, some doors stay
-/// shut, which is said.
+/// Raises the limit of descriptors as far as possible: each door needs one. If there are too few,
+/// some doors stay closed, and a message says so.
 fn raise_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -56,7 +56,7 @@ impl Settings {
         Ok(Self { config, me })
     }
 
-    /// This configuration, changed in what a service that runs can change.
+    /// This configuration with the changes that a running service can adopt.
     pub(super) fn with(&self, change: &Change) -> Self {
         Self { config: change.config.clone(), me: self.me.clone() }
     }
@@ -147,8 +147,8 @@ impl Settings {
         credentials.refusing(self.config.revoked()).context("revoked")
     }
 
-    /// Takes links of hosts whose certificate of the same CA names a host of the configuration.
-    /// With the end of this host's own certificate, in seconds since 1970.
+    /// Accepts links of hosts whose certificate of the same CA names a host of the configuration.
+    /// Also returns the end of this host's own certificate, in seconds since 1970.
     pub(super) fn acceptor(&self) -> anyhow::Result<(Acceptor, u64)> {
         let credentials = self.credentials()?;
         let names = self.config.host.iter().flat_map(|host| [&host.name[..], host.address()]);
@@ -162,7 +162,7 @@ impl Settings {
         Ok((Acceptor::new(&credentials, &names)?, credentials.valid_until()?))
     }
 
-    /// The source end of a migration to `peer`, for the VM that `place` stands for there.
+    /// The source end of a migration to `peer`, for the VM of `place` there.
     pub(super) fn source(&self, peer: &HostEntry, place: Place) -> anyhow::Result<SourceConfig> {
         let config = &self.config;
         let codec = codec(config)?;

@@ -76,7 +76,7 @@ pub(super) fn run(
     }
 }
 
-/// Carries connections that are no migration in the clear.
+/// Forwards connections that are no migration, unencrypted.
 pub(super) fn forward_strangers(
     carriage: &Carriage,
     connections: Vec<QemuSocket>,

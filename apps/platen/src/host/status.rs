@@ -1,4 +1,4 @@
-//! The control socket, and the commands that show what the service does.
+//! The control socket, and the commands that show the service's status.
 
 use super::activity::Activity;
 use super::settings::Settings;

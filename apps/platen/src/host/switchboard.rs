@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use turns::Turns;
 
-/// How long the last migration with a port may take to give it back: its end is under way when the
-/// next one begins.
+/// Longest time in which the last migration with a port returns it: that migration is ending when
+/// the next one begins.
 const PORT_FREE: Duration = Duration::from_secs(2);
 /// Carriers of this host at a time, those included whose migration is over and whose source may
 /// still ask about it.
@@ -37,7 +37,7 @@ pub(super) struct Carriers {
     /// For new migrations; replaced when the configuration is read again.
     settings: Mutex<Arc<Settings>>,
     pub(super) registry: Arc<Registry>,
-    /// Held from the look whether a port is free until it is taken.
+    /// Locked from the check whether a port is free until it is in use.
     opening: Mutex<()>,
     activity: Arc<Activity>,
     /// The turns of all migrations that leave this host.
@@ -69,7 +69,7 @@ impl Carriers {
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 
-    /// Starts the carrier of a migration that leaves this host, or of one that goes past platen.
+    /// Starts the carrier of a migration that leaves this host, or of a forwarded one.
     pub(super) fn leave(
         &self,
         door: &Door,

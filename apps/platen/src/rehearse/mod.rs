@@ -1,4 +1,4 @@
-//! `platen rehearse`: a migration that goes nowhere, and forecasts of real ones.
+//! `platen rehearse`: a migration whose bytes are discarded, and forecasts of real ones.
 //!
 //! ```text
 //!  link     --what-if
@@ -13,7 +13,7 @@
 //!    the VM before the destination allows it, which this end never does.
 //! 2. `pause-before-switchover`: any other QEMU stops the VM once it has converged, and waits for
 //!    `migrate-continue`. This program cancels at once, and sends `migrate-continue` only for a
-//!    migration in `cancelling`, which cannot go on any more.
+//!    migration in `cancelling`, which cannot complete any more.
 //! 3. `return-path`: QEMU completes a migration only when the destination has answered, and nothing
 //!    is ever written to the socket. Its end makes QEMU resume the VM.
 //! 4. The helper process that restores the settings cancels a migration that waits in
@@ -46,8 +46,8 @@ pub(crate) struct RehearseArgs {
     /// Monitor socket of the QEMU; start QEMU with -qmp unix:PATH,server=on,wait=off
     #[arg(long, value_name = "unix:PATH")]
     qmp: UnixAddress,
-    /// Address on which `platen receive` or `platen host` listens: measure what the links to it
-    /// carry, for two seconds. No VM goes there
+    /// Address on which `platen receive` or `platen host` listens: measure the throughput of the
+    /// links to it for two seconds. No VM migrates there
     #[arg(long, value_name = "HOST:PORT")]
     peer: Option<String>,
     /// Name or address that the receiver's certificate must contain [default: HOST of --peer]
@@ -59,7 +59,7 @@ pub(crate) struct RehearseArgs {
     #[arg(long, value_name = "link=RATE")]
     what_if: Vec<WhatIf>,
     /// Seconds that the rehearsal takes, 5 to 600. It takes longer if QEMU needs more than 40 % of
-    /// that to write the RAM once. Longer rehearsals know more of a guest that changes
+    /// that to write the RAM once. A longer rehearsal measures more of a guest that changes
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(5..=600))]
     seconds: u64,
     /// Longest downtime of the migrations that are forecast, milliseconds [default: QEMU's

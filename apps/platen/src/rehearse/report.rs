@@ -52,7 +52,7 @@ pub(super) struct Forecast {
     /// Milliseconds from its start to its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     total_time: Option<u64>,
-    /// Milliseconds for which the VM stands still; of a migration that does not converge, those
+    /// Milliseconds for which the VM is stopped; for a migration that does not converge, the time
     /// that the rest after a pass would take.
     downtime: u64,
     /// Bytes on the network.
@@ -61,7 +61,7 @@ pub(super) struct Forecast {
     /// CPU seconds of the source relay, or of QEMU's compression.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu_seconds: Option<f64>,
-    /// Why the migration does not converge, and what would make it.
+    /// Why the migration does not converge, and the options that would make it converge.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_converging: Option<String>,
 }
@@ -78,7 +78,7 @@ pub(super) struct Report {
     qemu: String,
     /// Run state of the VM afterwards, at the source.
     vm: String,
-    /// Milliseconds for which the VM stood still, by QEMU's clock.
+    /// Milliseconds for which the VM was stopped, by QEMU's clock.
     pause: f64,
     /// Bytes of RAM.
     ram: u64,

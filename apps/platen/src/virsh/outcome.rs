@@ -31,7 +31,7 @@ pub(super) fn refuse_unless_it_waits(daemon: &Daemon, domain: &Domain) -> anyhow
     }
 }
 
-/// Has libvirt end a VM that has not run. The error says what is left, and what QEMU has said.
+/// Lets libvirt end a VM that has not run. The error names what is left, and quotes QEMU.
 pub(super) fn cancelled(
     mut connection: Connection,
     daemon: &Daemon,
@@ -72,7 +72,7 @@ pub(super) fn after_death(
     }
 }
 
-/// Waits until libvirt knows that the VM has all of its RAM; returns what the VM does.
+/// Waits until libvirt knows that the VM has all of its RAM; returns the VM's state.
 pub(super) fn after_load(daemon: &Daemon, domain: &Domain) -> anyhow::Result<&'static str> {
     let until = Instant::now() + NOTICES;
     loop {

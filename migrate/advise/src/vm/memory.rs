@@ -114,7 +114,7 @@ impl Saved {
 
 const PAGE_LEN: usize = 4096;
 
-/// A folder that nobody else may enter: QEMU's file in it has the mode that its umask leaves.
+/// A folder that no other user may enter: QEMU's file in it has the mode that its umask leaves.
 fn private_folder() -> std::io::Result<tempfile::TempDir> {
     let mine = std::fs::Permissions::from_mode(0o700);
     tempfile::Builder::new().prefix("platen-").permissions(mine).tempdir()

@@ -1,4 +1,4 @@
-//! `platen doctor`: checks this host before its first migration, and says what to do.
+//! `platen doctor`: checks this host before its first migration, and prints the remedies.
 //!
 //! | module | checks |
 //! |---|---|

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Folders of programs. Not PATH: root runs what is found.
+/// Folders of programs. PATH is not used, since root runs the programs.
 const FOLDERS: [&str; 5] =
     ["/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/local/bin", "/usr/local/sbin"];
 /// Names of QEMU's program for x86-64 and Arm.

@@ -1,6 +1,6 @@
 //! `platen top`: the migrations of this host, live, on a terminal.
 //!
-//! Once a second it asks the service for what `platen list --json` shows, and draws what has come
+//! Once a second it asks the service for the data of `platen list --json`, and draws what has come
 //! ([`view`]). A migration that is not there any more has ended: its outcome comes from the
 //! history.
 

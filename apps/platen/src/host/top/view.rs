@@ -123,8 +123,8 @@ fn line(record: &Record, rate: Option<Rate>, total: f64, now: u64) -> String {
     )
 }
 
-/// Seconds until all of the RAM has been sent once, at the rate of now. `None` where nobody knows:
-/// what the VM writes meanwhile is sent again.
+/// Seconds until all of the RAM has been sent once, at the present rate. `None` if that is unknown:
+/// pages that the VM writes meanwhile are sent again.
 fn left(record: &Record, rate: Option<Rate>) -> Option<u64> {
     let rate = rate?.ram;
     let bytes = record.ram.checked_sub(record.ram_sent).filter(|left| *left > 0)?;
