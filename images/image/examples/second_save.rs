@@ -71,14 +71,14 @@ fn main() {
     let before = std::fs::read(before).expect("BEFORE can be read");
     let after = std::fs::read(after).expect("AFTER can be read");
     let folder = tempfile::tempdir().expect("a folder");
-    let options = Options::default();
+    let options = Options::default;
     let store = Store::create(&folder.path().join("store")).expect("a store");
     let alone = folder.path().join("image");
-    let (alone, alone_cpu) = save(Writer::create(&alone, options).expect("a writer"), &before);
-    let one = Writer::create_in(&store, "one", None, options).expect("a writer");
+    let (alone, alone_cpu) = save(Writer::create(&alone, options()).expect("a writer"), &before);
+    let one = Writer::create_in(&store, "one", None, options()).expect("a writer");
     let (one, one_cpu) = save(one, &before);
     let begin = cpu(ClockId::ProcessCPUTime);
-    let two = Writer::create_in(&store, "two", Some("one"), options).expect("a writer");
+    let two = Writer::create_in(&store, "two", Some("one"), options()).expect("a writer");
     let opening = cpu(ClockId::ProcessCPUTime) - begin;
     let (two, two_cpu) = save(two, &after);
     println!("| | bytes | of the first | pages | shared | differences | CPU, s |");

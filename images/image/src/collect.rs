@@ -60,7 +60,7 @@ impl Store {
             if !packs.iter().any(|id| sparse.contains(id)) {
                 continue;
             }
-            match self.rewrite(&name, &sparse, options)? {
+            match self.rewrite(&name, &sparse, options.clone())? {
                 Rewrite::Done => done.rewritten.push(name),
                 Rewrite::InUse => done.in_use.push(name),
                 Rewrite::Left(why) => {

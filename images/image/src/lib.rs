@@ -38,6 +38,7 @@
 //! guest page and about `2 * (threads * 5 + 3)` units in memory, and in a store at most 1.3 GiB of
 //! hashes (`docs/image.md`, "Memory of a writer"); an open image holds its index and state.
 
+mod adapt;
 mod collect;
 mod compress;
 mod damage;

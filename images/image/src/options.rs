@@ -3,13 +3,21 @@
 use std::io;
 use std::path::PathBuf;
 
+use std::sync::Arc;
+
 use codec::{DecodeError, Settings, SettingsError};
+use qat::Qat;
 
 /// Options for writing an image.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Codec and level for the units.
     pub settings: Settings,
+    /// Raises and lowers zstd's level, from that of `settings` on, so that compression keeps up
+    /// with the pages that arrive. Other codecs keep their level.
+    pub adapt: bool,
+    /// Device that compresses units of codec qatzip.
+    pub device: Option<Arc<Qat>>,
     /// Plain bytes in a full unit.
     pub unit_bytes: usize,
     /// Compression threads.
@@ -22,7 +30,8 @@ const UNIT_BYTES: usize = 128 << 10;
 impl Default for Options {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
-        Self { settings: Settings::default(), unit_bytes: UNIT_BYTES, threads }
+        let settings = Settings::default();
+        Self { settings, adapt: false, device: None, unit_bytes: UNIT_BYTES, threads }
     }
 }
 

@@ -4,11 +4,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use codec::checksum;
+use codec::{checksum, Codec, Settings};
 use pages::{Arena, Slot};
 use pipeline::{Pool, PoolConfig, Popped, Reorder, Results};
+use qat::Counters;
 use twox_hash::xxhash3_128::Hasher;
 
+use crate::adapt::Adapt;
 use crate::compress::{room, Context, Encode, Encoded};
 use crate::file::NewFile;
 use crate::layout::{header, Form, Part, Trailer, TRAILER_LEN};
@@ -29,25 +31,33 @@ pub(crate) struct UnitFile {
     submitted: u64,
     before: u64,
     units: Vec<UnitEntry>,
+    settings: Settings,
+    adapt: Option<Adapt>,
+    accelerators: Vec<Arc<Counters>>,
 }
 
 impl UnitFile {
     /// Begins a file; `path` is for errors.
     pub(crate) fn new(new: NewFile, path: &Path, options: Options) -> Result<Self, WriteError> {
-        let (settings, unit_bytes) = (options.settings, options.unit_bytes);
+        let Options { settings, unit_bytes, device, .. } = options;
         let threads = options.threads.max(1);
         let mut contexts = Vec::with_capacity(threads);
         for _ in 0..threads {
-            contexts.push(Context::new(settings, unit_bytes)?);
+            contexts.push(Context::new(settings, unit_bytes, device.as_ref())?);
         }
+        let accelerators = contexts.iter().filter_map(Context::accelerator).collect();
         let config = PoolConfig { threads, name: "image", ..PoolConfig::default() };
         let pool = Pool::new(config, |_| contexts.pop().expect("one for each thread"))
             .map_err(WriteError::SetUp)?;
         // The depth of the pool, the units that are being filled, and one that waits for room.
         let slots = pool.depth() + FILLING + 1;
+        let adapts = options.adapt && settings.codec() == Codec::Zstd;
         let arena = |bytes| Arena::new(slots, bytes).map_err(WriteError::SetUp);
         Ok(Self {
             out: Sealing::new(new, path),
+            adapt: adapts.then(|| Adapt::new(settings, threads, pool.depth())),
+            settings,
+            accelerators,
             pool,
             results: Results::new(slots),
             order: Reorder::new(slots),
@@ -62,6 +72,11 @@ impl UnitFile {
     /// Length so far, bytes.
     pub(crate) fn len(&self) -> u64 {
         self.out.at
+    }
+
+    /// Counters of the threads' devices.
+    pub(crate) fn accelerators(&self) -> &[Arc<Counters>] {
+        &self.accelerators
     }
 
     /// Writes the header, before the first unit.
@@ -84,7 +99,11 @@ impl UnitFile {
         let stored = self.free(|this| this.stored.take())?;
         let number = self.submitted;
         let pages = u32::try_from(len / page_size).expect("a unit has few pages");
-        let mut job = Encode { number, pages, plain, plain_len: len, stored };
+        let settings = match &mut self.adapt {
+            Some(adapt) => adapt.next(number - self.before - self.units.len() as u64),
+            None => self.settings,
+        };
+        let mut job = Encode { number, pages, plain, plain_len: len, stored, settings };
         self.submitted += 1;
         while let Err(back) = self.pool.try_submit(job, &self.results) {
             job = back;

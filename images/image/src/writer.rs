@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use codec::checksum;
 use pages::Slot;
@@ -340,6 +341,11 @@ impl Writer {
         }
         self.places[number] = (file, nth);
         Ok(())
+    }
+
+    /// Counters of the devices of all compression threads; none without [`Options::device`].
+    pub fn accelerators(&self) -> &[Arc<qat::Counters>] {
+        self.file.accelerators()
     }
 
     /// Counts so far. `file_bytes` covers only the units that are written.

@@ -16,7 +16,8 @@ use proptest::prelude::*;
 const PAGE: usize = 4096;
 
 fn options(codec: Codec) -> Options {
-    Options { settings: Settings::new(codec, None).unwrap(), unit_bytes: 64 << 10, threads: 2 }
+    let settings = Settings::new(codec, None).unwrap();
+    Options { settings, unit_bytes: 64 << 10, threads: 2, ..Options::default() }
 }
 
 fn state() -> State {
@@ -104,6 +105,24 @@ fn small(path: &Path, codec: Codec) -> Oracle {
     assert_eq!((summary.zero, summary.filled, summary.unsent), (2, 1, 4 + 2));
     assert_eq!(summary.file_bytes, path.metadata().unwrap().len());
     oracle
+}
+
+/// Units of one image may have levels of their own.
+#[test]
+fn an_image_with_adapted_levels_has_every_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("i");
+    let options = Options { adapt: true, ..options(Codec::Zstd) };
+    let mut writer = Writer::create(&path, options).unwrap();
+    writer.blocks(PAGE, &blocks(&[4000])).unwrap();
+    let mut oracle = Oracle::new();
+    for at in 0..4000 {
+        oracle.insert((0, at), page(at));
+        writer.page(0, at, &oracle[&(0, at)]).unwrap();
+    }
+    writer.finish(&state()).unwrap().link().unwrap();
+    assert!(verify(&path).findings.is_empty());
+    compare(&Image::open(&path).unwrap(), &oracle);
 }
 
 #[test]

@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 
 fn options() -> Options {
     let settings = Settings::new(Codec::Zstd, None).unwrap();
-    Options { settings, unit_bytes: 64 << 10, threads: 2 }
+    Options { settings, unit_bytes: 64 << 10, threads: 2, ..Options::default() }
 }
 
 fn state(text: &str) -> State {
