@@ -1,18 +1,28 @@
 //! Options of the commands that write an image.
 
+use crate::args::CodecChoice;
+use crate::qat_args::{Accelerator, QatLibraries};
+use crate::qat_command;
+use anyhow::ensure;
 use clap::Args;
-use codec::{Codec, Settings};
+use codec::Codec;
 use image::Options;
 
 /// How the units of an image are compressed.
 #[derive(Args, Debug)]
 pub(crate) struct CompressionArgs {
-    /// Codec: none, lz4, zlib, zstd or qatzip
+    /// Codec: none, lz4, zlib, zstd, qatzip or auto. auto is zstd with the highest level, 1 to 9,
+    /// with which the compression threads keep up with QEMU and the disk
     #[arg(long, default_value = "zstd")]
-    codec: Codec,
+    codec: CodecChoice,
     /// Compression level: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
     #[arg(long, allow_negative_numbers = true)]
     level: Option<i32>,
+    /// Compressor for codec qatzip
+    #[arg(long, value_enum, default_value = "auto")]
+    accelerator: Accelerator,
+    #[command(flatten)]
+    qat: QatLibraries,
     /// Number of compression threads, 1 to 255 [default: the number of CPUs, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
     compress_threads: Option<u16>,
@@ -22,8 +32,17 @@ impl CompressionArgs {
     /// The options for an image's writer.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
         let default = Options::default();
-        let settings = Settings::new(self.codec, self.level)?;
+        let named = self.codec.settings(self.level)?;
+        let settings = named.unwrap_or(default.settings);
+        let software = matches!(self.accelerator, Accelerator::Auto | Accelerator::None);
+        ensure!(
+            software || settings.codec() == Codec::DeflateQz,
+            "--accelerator {} goes with --codec qatzip, not with {}",
+            self.accelerator.name(),
+            self.codec
+        );
+        let device = qat_command::accelerator(self.accelerator, &self.qat, Some(settings))?;
         let threads = self.compress_threads.map_or(default.threads, usize::from);
-        Ok(Options { settings, threads, ..default })
+        Ok(Options { settings, adapt: named.is_none(), device, threads, ..default })
     }
 }

@@ -56,6 +56,7 @@ mod restore_source;
 mod restore_supervisor;
 mod restore_vm;
 mod save;
+mod save_check;
 mod save_intake;
 mod saved_vm;
 mod say;
@@ -65,6 +66,7 @@ mod settings_keeper;
 mod size;
 mod source_end;
 mod store_command;
+mod stream_keeper;
 mod turns_option;
 mod virsh;
 
@@ -155,6 +157,9 @@ enum Command {
     /// Helper process of `save` and `migrate` that restores QEMU's settings
     #[command(hide = true)]
     KeepSettings(settings_keeper::KeepSettingsArgs),
+    /// Helper process of `save` that reads QEMU's stream to the end
+    #[command(hide = true)]
+    KeepStream,
 }
 
 /// Makes a write beyond the file size limit (`ulimit -f`) return an error. The signal would end the
@@ -196,6 +201,7 @@ pub fn platen() -> ExitCode {
         Command::Image(args) => return finish(image_command::run(&args)),
         Command::Filter(args) => filter_command::run(&args),
         Command::KeepSettings(args) => settings_keeper::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::KeepStream => stream_keeper::run().map(|()| ExitCode::SUCCESS),
         Command::Play(args) => return finish(restore_player::run(&args)),
         Command::Device(args) => {
             device::use_small_one(&args);

@@ -326,7 +326,7 @@ fn ratio(plain: u64, size: u64) -> f64 {
 }
 
 /// One line about an accelerator.
-fn summary(accelerator: &qat::Snapshot) -> String {
+pub(crate) fn summary(accelerator: &qat::Snapshot) -> String {
     let reasons: Vec<String> = accelerator
         .by_software
         .iter()

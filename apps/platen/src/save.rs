@@ -1,16 +1,18 @@
 //! `platen save`: makes a QEMU migrate into an image.
 
 use crate::compression::CompressionArgs;
-use crate::monitor::{open_monitor, refuse_in_progress};
+use crate::monitor::open_monitor;
+use crate::report::summary as summary_of;
+use crate::save_check;
 use crate::save_intake::Intake;
 use crate::saved_vm::{bytes, write_json, PLAIN};
 use crate::say::say;
-use crate::settings::{capabilities, Before};
+use crate::settings::Before;
 use crate::store_command::{begin_image, say_shared};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
 use image::{Finished, State, Summary, Writer};
-use qmp::{Qmp, RunStatus};
+use qmp::Qmp;
 use recorder::Recorded;
 use relay::UnixAddress;
 use serde_json::json;
@@ -36,6 +38,10 @@ pub(crate) struct SaveArgs {
     /// Let the VM run while its RAM is saved, and stop it for the rest. This is the default
     #[arg(long)]
     live: bool,
+    /// Save the VM as it is at the beginning, and let it run meanwhile (QEMU's
+    /// background-snapshot): each page is saved once, before the VM changes it
+    #[arg(long, conflicts_with_all = ["live", "stop"])]
+    snapshot: bool,
     /// Seconds after which a VM that dirties pages faster than they are saved is stopped, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
     live_limit: u64,
@@ -71,17 +77,23 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let options = args.compression.options()?;
     let mut qmp = open_monitor(&args.qmp)?;
     let monitor = || format!("monitor {}", args.qmp);
-    let before = check(&mut qmp).with_context(monitor)?;
+    let before = save_check::vm(&mut qmp).with_context(monitor)?;
+    if args.snapshot {
+        save_check::snapshot(args.then == Then::Continue, &before).with_context(monitor)?;
+    }
     let uuid = qmp.query_uuid().with_context(monitor)?;
     let writer = begin_image(&args.image, options, Some(&uuid))?;
+    let accelerators = writer.accelerators().to_vec();
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
     ctrlc::set_handler(move || flag.store(true, Ordering::Release))
         .context("cannot handle signals")?;
     let mut settings = Before::with_keeper(&args.qmp)?;
     let begin = Instant::now();
-    let mut saving = Saving { args, qmp: &mut qmp, interrupted, was_running: before.running };
+    let was_running = before.running;
+    let mut saving = Saving { args, qmp: &mut qmp, interrupted, was_running, stopped: None };
     let result = saving.save(writer, &mut settings).with_context(monitor);
+    let stopped = saving.stopped;
     let put_back = match &result {
         Ok(_) if args.then == Then::Quit => {
             settings.discard();
@@ -96,6 +108,8 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
             "superseded": summary.superseded, "zero": summary.zero, "filled": summary.filled,
             "unsent": summary.unsent, "shared": summary.shared,
             "differences": summary.differences, "damaged": summary.damaged,
+            "stopped-ms": stopped,
+            "accelerators": accelerators.iter().map(|of| of.snapshot()).collect::<Vec<_>>(),
         }),
         Err(error) => json!({ "status": "failed", "error": format!("{error:#}") }),
     };
@@ -115,6 +129,12 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
         summary.zero,
         summary.filled,
     ));
+    if let Some(stopped) = stopped {
+        say(&format!("the VM was stopped for {stopped} ms"));
+    }
+    for (number, accelerator) in accelerators.iter().enumerate() {
+        say(&format!("accelerator of thread {number}: {}", summary_of(&accelerator.snapshot())));
+    }
     say_shared(&summary);
     put_back?;
     Ok(ExitCode::SUCCESS)
@@ -124,31 +144,13 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Refuses a VM that cannot be saved, before anything is changed.
-fn check(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
-    refuse_in_progress(qmp, "this QEMU")?;
-    let vm = qmp.query_status()?;
-    if !vm.running && !["paused", "suspended", "shutdown"].contains(&vm.status.as_str()) {
-        bail!("the VM is '{}', and QEMU migrates no such VM: let it go on first (cont)", vm.status);
-    }
-    let on = capabilities(qmp)?;
-    for name in ["x-colo", "x-ignore-shared", "dirty-bitmaps"] {
-        if on.get(name) == Some(&true) {
-            bail!("this QEMU has {name} on, which an image cannot hold: turn it off (migrate-set-capabilities)");
-        }
-    }
-    let creds = qmp.query_parameters()?.get("tls-creds").cloned().unwrap_or_default();
-    if creds.as_str().is_some_and(|creds| !creds.is_empty()) {
-        bail!("this QEMU has tls-creds set, which hides the stream: clear it (migrate-set-parameters tls-creds \"\")");
-    }
-    Ok(vm)
-}
-
 struct Saving<'a> {
     args: &'a SaveArgs,
     qmp: &'a mut Qmp,
     interrupted: Arc<AtomicBool>,
     was_running: bool,
+    /// Milliseconds for which a snapshot has stopped the VM.
+    stopped: Option<u64>,
 }
 
 impl Saving<'_> {
@@ -160,12 +162,19 @@ impl Saving<'_> {
         settings: &mut Before,
     ) -> anyhow::Result<(Summary, &'static str)> {
         let facts = self.facts()?;
-        settings.set(self.qmp, &PLAIN)?;
+        let snapshot = self.args.snapshot;
+        if snapshot {
+            settings.set(self.qmp, &save_check::snapshot_capabilities()).context(
+                "this VM cannot be saved by --snapshot (background-snapshot): use --live or --stop",
+            )?;
+        } else {
+            settings.set(self.qmp, &PLAIN)?;
+        }
         settings.set_parameter(self.qmp, "max-bandwidth", json!(0))?;
         if self.args.stop {
             settings.set_parameter(self.qmp, "downtime-limit", json!(STOP_NOW))?;
         }
-        let mut intake = Intake::listen(writer)?;
+        let mut intake = Intake::listen(writer, snapshot)?;
         self.qmp.migrate(intake.uri())?;
         let result = self.watch(&mut intake, settings);
         let recorded = match result {
@@ -174,6 +183,7 @@ impl Saving<'_> {
         };
         let state = State { facts: facts.to_string().into_bytes(), ..recorded.state };
         match self.args.then {
+            _ if snapshot => self.finish_snapshot(intake, &state),
             Then::Continue => self.go_on(intake, &state),
             Then::Pause | Then::Quit => self.leave(intake, &state),
         }
@@ -195,7 +205,7 @@ impl Saving<'_> {
     /// Waits until the whole stream is recorded.
     fn watch(&mut self, intake: &mut Intake, settings: &mut Before) -> anyhow::Result<Recorded> {
         let limit = Instant::now() + Duration::from_secs(self.args.live_limit);
-        let mut limited = !self.args.stop;
+        let mut limited = !self.args.stop && !self.args.snapshot;
         loop {
             if let Some(recorded) = intake.recorded(ASK)? {
                 return Ok(recorded);
@@ -224,6 +234,23 @@ impl Saving<'_> {
                     return recorded.context(ended);
                 }
             }
+        }
+    }
+
+    /// Finishes the image of a snapshot, whose VM runs.
+    fn finish_snapshot(
+        &mut self,
+        mut intake: Intake,
+        state: &State,
+    ) -> anyhow::Result<(Summary, &'static str)> {
+        let made = self.left().and_then(|()| {
+            intake.dismiss_keeper();
+            self.stopped = self.qmp.query_migrate()?.downtime;
+            Ok(intake.take_writer()?.finish(state)?.link()?)
+        });
+        match made {
+            Ok(summary) => Ok((summary, "running")),
+            Err(error) => Err(self.undo(intake, error)),
         }
     }
 
@@ -267,10 +294,11 @@ impl Saving<'_> {
         Ok((summary, "paused"))
     }
 
-    /// Ends the save, and makes QEMU continue its VM.
+    /// Ends the save, and makes QEMU continue its VM. A snapshot is not cancelled: that could leave
+    /// a thread of QEMU waiting for ever (see `stream_keeper`).
     fn undo(&mut self, mut intake: Intake, error: anyhow::Error) -> anyhow::Error {
         intake.end();
-        match self.settle(true) {
+        match self.settle(!self.args.snapshot) {
             Ok(()) => error,
             Err(stuck) => error.context(format!("{stuck:#}")),
         }

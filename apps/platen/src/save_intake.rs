@@ -1,5 +1,6 @@
 //! The socket that a QEMU migrates to, and the thread that records its stream.
 
+use crate::stream_keeper::StreamKeeper;
 use anyhow::{bail, ensure, Context};
 use image::Writer;
 use recorder::{record, Ending, Recorded};
@@ -31,14 +32,17 @@ pub(crate) struct Intake {
     stop: Arc<AtomicBool>,
     outcomes: mpsc::Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
+    /// Of a snapshot.
+    keeper: Option<Arc<StreamKeeper>>,
     /// Set when the stream is recorded, as is `stream`.
     writer: Option<Writer>,
     stream: Option<UnixStream>,
 }
 
 impl Intake {
-    /// Listens in a private directory, and records the stream of the first client.
-    pub(crate) fn listen(mut writer: Writer) -> anyhow::Result<Self> {
+    /// Listens in a private directory, and records the stream of the first client. That of a
+    /// `snapshot` has no return path, and is read to its end in any case.
+    pub(crate) fn listen(mut writer: Writer, snapshot: bool) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("platen-")
             .tempdir()
@@ -51,18 +55,27 @@ impl Intake {
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, outcomes) = mpsc::channel();
         let ended = Arc::clone(&stop);
+        let keeper = snapshot.then(|| StreamKeeper::start(&listener).map(Arc::new)).transpose()?;
+        let reads_on = keeper.clone();
         let body = move || {
-            let outcome = accept(&listener, &ended).and_then(|stream| {
+            let stream = match &reads_on {
+                Some(keeper) => accept_from(keeper, &ended),
+                None => accept(&listener, &ended),
+            };
+            let ending = if snapshot { Ending::Closed } else { Ending::Described };
+            let outcome = stream.and_then(|stream| {
                 let reader = Patient { stream: &stream, stop: &ended };
-                let recorded = record(reader, &mut writer, Ending::Described)?;
-                ensure!(recorded.return_path, "QEMU saves without a return path");
+                let recorded = record(reader, &mut writer, ending)?;
+                let answered = recorded.return_path || snapshot;
+                ensure!(answered, "QEMU saves without a return path");
                 Ok((recorded, writer, stream))
             });
+            drop(reads_on);
             let _ = sender.send(outcome);
         };
         let thread = thread::Builder::new().name("intake".into()).spawn(body);
         let thread = Some(thread.context("cannot start a thread")?);
-        Ok(Self { uri, _dir: dir, stop, outcomes, thread, writer: None, stream: None })
+        Ok(Self { uri, _dir: dir, stop, outcomes, thread, keeper, writer: None, stream: None })
     }
 
     /// The URI for QEMU's `migrate`.
@@ -131,7 +144,15 @@ impl Intake {
         Ok((writer, more))
     }
 
-    /// Ends the connection and the thread: QEMU's migration fails, and its VM continues.
+    /// Ends a snapshot: QEMU has sent everything.
+    pub(crate) fn dismiss_keeper(&mut self) {
+        if let Some(keeper) = self.keeper.take().and_then(Arc::into_inner) {
+            keeper.dismiss();
+        }
+    }
+
+    /// Ends the connection and the thread: QEMU's migration fails, and its VM continues. That of a
+    /// snapshot does not fail: its keeper reads on.
     pub(crate) fn end(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.stream = None;
@@ -142,6 +163,18 @@ impl Intake {
             let _ = thread.join();
             while self.outcomes.try_recv().is_ok() {}
         }
+        self.keeper = None;
+    }
+}
+
+/// QEMU's connection, from the helper that has accepted it.
+fn accept_from(keeper: &StreamKeeper, stop: &AtomicBool) -> anyhow::Result<UnixStream> {
+    loop {
+        if let Some(stream) = keeper.accepted(LOOK)? {
+            stream.set_read_timeout(Some(LOOK)).context("QEMU's socket")?;
+            return Ok(stream);
+        }
+        ensure!(!stop.load(Ordering::Acquire), "QEMU did not connect");
     }
 }
 

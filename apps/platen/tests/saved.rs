@@ -19,6 +19,8 @@ use serde_json::{json, Value};
 mod access;
 #[path = "saved/clones.rs"]
 mod clones;
+#[path = "saved/codecs.rs"]
+mod codecs;
 #[path = "saved/disk.rs"]
 mod disk;
 #[path = "saved/hot.rs"]
@@ -31,6 +33,8 @@ mod mapped;
 mod remote;
 #[path = "saved/shared.rs"]
 mod shared;
+#[path = "saved/snapshot.rs"]
+mod snapshot;
 #[path = "saved/store.rs"]
 mod store;
 

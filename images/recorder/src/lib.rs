@@ -13,6 +13,9 @@
 //! therefore strict: unknown bytes end the recording with an offset and a reason. The tokeniser
 //! parses the stream as well, and both have to count the same pages.
 //!
+//! QEMU's background-snapshot sends each page once and no end of RAM. Its device state follows the
+//! last page; a stream that lacks a page is refused.
+//!
 //! Device sections carry no length. The state ends where QEMU's vmdescription ends: `00 06`, a
 //! length that fits, and JSON. Each device that the description lists has to be found in the state,
 //! in order.

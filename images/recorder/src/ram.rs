@@ -64,6 +64,14 @@ impl Ram {
         mapped::pages(file, self.page_size, &self.blocks, regions, sink)
     }
 
+    /// Whether as many pages were received as the block table has: QEMU's background-snapshot sends
+    /// each page once.
+    pub(crate) fn is_complete(&self) -> bool {
+        let page = self.page_size as u64;
+        let total: u64 = self.blocks.iter().map(|block| block.len / page).sum();
+        total > 0 && self.pages + self.zeros == total
+    }
+
     /// Whether the block table was read.
     pub(crate) fn has_blocks(&self) -> bool {
         !self.blocks.is_empty()

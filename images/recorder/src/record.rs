@@ -104,7 +104,7 @@ fn parse<R: Read, S: Sink>(
         return_path: false,
     };
     while this.element(source, sink)? {}
-    if !this.ended {
+    if !this.ended && !this.ram.is_complete() {
         return Err(unknown(source.at(), "device state before the end of RAM"));
     }
     if !this.ram.has_blocks() {
@@ -197,7 +197,8 @@ impl Recording {
                 footer(source, section)?;
                 self.ended = tag == END;
             }
-            FULL if self.ended => return Ok(false),
+            // A background-snapshot has no end of RAM: device state follows the last page.
+            FULL if self.ended || self.ram.is_complete() => return Ok(false),
             FULL => self.early(source)?,
             END_OF_STREAM if self.ended => return Ok(false),
             tag => return Err(unknown(at, format!("an element with tag {tag:#x}"))),

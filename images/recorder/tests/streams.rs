@@ -171,6 +171,28 @@ fn blocks_early_sections_and_pages_that_come_again_are_kept() {
     assert!(at.is_some() && state.early.starts_with(b"\x04\0\0\0\x09"));
 }
 
+/// QEMU's background-snapshot sends each page once, and no end of RAM.
+#[test]
+fn a_background_snapshot_is_whole_once_each_page_has_come() {
+    let stream = |pages: u64| {
+        let mut main = begun();
+        main.section(Section::Start).block_table(&[("pc.ram", 4 * 4096)]).end_of_section();
+        main.section(Section::Part);
+        for page in 0..pages {
+            let bytes = vec![u8::try_from(page).unwrap(); PAGE];
+            main.zero_or_page("pc.ram", page * 4096, &bytes);
+        }
+        main.end_of_section().device_tail(400);
+        main.take()
+    };
+    let (outcome, memory) = recorded(&stream(4), Ending::Closed);
+    let recorded_all = outcome.unwrap();
+    assert_eq!((recorded_all.pages, recorded_all.zeros, memory.pages.len()), (3, 1, 4));
+    assert!(!recorded_all.return_path);
+    let error = recorded(&stream(3), Ending::Closed).0.unwrap_err().to_string();
+    assert!(error.contains("before the end of RAM"), "{error}");
+}
+
 #[test]
 fn capabilities_that_a_save_must_not_have_are_refused_with_a_remedy() {
     let said = |change: fn(&mut MainStream) -> &mut MainStream| {

@@ -54,8 +54,10 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ] {
         let spec = VmSpec::tiny(qemu, machine);
         type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
-        let kinds: [(&str, Run); 5] = [
+        let kinds: [(&str, Run); 7] = [
             ("qemu_killed_while_it_loads", qemu_killed),
+            ("snapshot_holds_one_moment", snapshot),
+            ("snapshot_killed_leaves_the_vm", snapshot_killed),
             ("goes_on_with_its_settings", goes_on),
             ("save_killed_leaves_the_vm_and_no_image", save_killed),
             ("save_of_a_full_disk_leaves_the_vm", disk_full),
@@ -361,6 +363,54 @@ fn goes_on(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     Ok(())
 }
 
+/// A guest writes while it is saved with --snapshot, which a slow codec holds open. It runs on, and
+/// the image holds its state at one moment.
+fn snapshot(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let mut vm = stage.vm_of(spec)?;
+    let before = settings(&mut vm)?;
+    vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    let loops = vm.guest.work("loops")?;
+    let image = stage.lab.scratch("image");
+    let slow = ["--snapshot", "--level", "12", "--compress-threads", "1"];
+    let mut save = start_save(stage, &vm, &image, &slow)?;
+    save.succeed(LIMIT)?;
+    let report = save.report()?;
+    ensure!(report["unsent"] == 0 && report["superseded"] == 0, "a page came twice: {report}");
+    ensure!(vm.guest.work("loops")? > loops, "the guest did not run while it was saved");
+    ensure!(settings(&mut vm)? == before, "the settings are not as before");
+    image_command(stage, &vm, &["verify", &image.display().to_string()])?;
+    let destination = stage.lab.incoming_for(&vm)?;
+    is_whole(stage, vm)?;
+    start_restore(stage, &destination, &image, &[])?.succeed(LIMIT)?;
+    is_whole(stage, destination)?;
+    // `is_whole` has parked both source and destination.
+    stage.discard();
+    Ok(())
+}
+
+/// A save with --snapshot is stopped while the guest writes, and killed. QEMU's thread that waits
+/// for a page then needs the rest of the stream to be read.
+fn snapshot_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let mut vm = stage.vm_of(spec)?;
+    let before = settings(&mut vm)?;
+    vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
+    let image = stage.lab.scratch("image");
+    let slow = ["--snapshot", "--level", "19", "--compress-threads", "1"];
+    let mut save = start_save(stage, &vm, &image, &slow)?;
+    vm.wait_active(&mut save.process)?;
+    save.process.signal(Signal::STOP)?;
+    save.process.signal(Signal::KILL)?;
+    save.process.wait(NOTICE)?;
+    vm.wait_back(&["completed"], LIMIT)?;
+    ensure!(!image.exists(), "a save that was killed left an image");
+    let deadline = Instant::now() + LIMIT;
+    while settings(&mut vm)? != before {
+        ensure!(Instant::now() < deadline, "the settings are not as before");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    is_whole(stage, vm)
+}
+
 /// A save is slowed down, so that it stays in progress, and killed. Its VM continues, and QEMU gets
 /// its former settings back.
 fn save_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
@@ -389,6 +439,13 @@ fn save_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
 }
 
 fn disk_full(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    for flags in [&["--live"][..], &["--snapshot"]] {
+        full(stage, spec, flags)?;
+    }
+    Ok(())
+}
+
+fn full(stage: &mut Stage, spec: &VmSpec, flags: &[&str]) -> Result<()> {
     let mut vm = stage.vm_of(spec)?;
     vm.let_migrate()?;
     vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
@@ -403,7 +460,7 @@ fn disk_full(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     )
     .context("a small disk")?;
     let image = folder.join("image");
-    let outcome = start_save(stage, &vm, &image, &[]).and_then(|mut save| save.fail(LIMIT));
+    let outcome = start_save(stage, &vm, &image, flags).and_then(|mut save| save.fail(LIMIT));
     let left = image.exists();
     rustix::mount::unmount(&folder, rustix::mount::UnmountFlags::DETACH)?;
     names_the_cause(&outcome?, &["No space"])?;

@@ -1,0 +1,60 @@
+//! The checks and the settings of `platen save` before a save.
+
+use crate::monitor::refuse_in_progress;
+use crate::saved_vm::PLAIN;
+use crate::settings::capabilities;
+use anyhow::{bail, ensure};
+use qmp::{Qmp, RunStatus};
+
+/// Refuses a VM that cannot be saved, before anything is changed.
+pub(crate) fn vm(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
+    refuse_in_progress(qmp, "this QEMU")?;
+    let vm = qmp.query_status()?;
+    if !vm.running && !["paused", "suspended", "shutdown"].contains(&vm.status.as_str()) {
+        bail!("the VM is '{}', and QEMU migrates no such VM: let it go on first (cont)", vm.status);
+    }
+    let on = capabilities(qmp)?;
+    for name in ["x-colo", "x-ignore-shared", "dirty-bitmaps"] {
+        if on.get(name) == Some(&true) {
+            bail!("this QEMU has {name} on, which an image cannot hold: turn it off (migrate-set-capabilities)");
+        }
+    }
+    let creds = qmp.query_parameters()?.get("tls-creds").cloned().unwrap_or_default();
+    if creds.as_str().is_some_and(|creds| !creds.is_empty()) {
+        bail!("this QEMU has tls-creds set, which hides the stream: clear it (migrate-set-parameters tls-creds \"\")");
+    }
+    Ok(vm)
+}
+
+/// Refuses a snapshot of a VM that does not run, or that does not continue (`continues`) after it.
+pub(crate) fn snapshot(continues: bool, vm: &RunStatus) -> anyhow::Result<()> {
+    ensure!(
+        continues,
+        "--snapshot saves the VM as it is at the beginning, and the VM goes on: for --then pause or quit, leave --snapshot out"
+    );
+    ensure!(
+        vm.running,
+        "the VM is '{}': leave --snapshot out, which a VM that does not run does not need",
+        vm.status
+    );
+    Ok(())
+}
+
+/// Capability settings for a snapshot, where QEMU has the capability. QEMU permits
+/// background-snapshot with none of the others.
+pub(crate) fn snapshot_capabilities() -> Vec<(&'static str, bool)> {
+    let plain = PLAIN.into_iter().map(|(name, on)| match name {
+        "background-snapshot" => (name, true),
+        "return-path" => (name, false),
+        _ => (name, on),
+    });
+    let others = [
+        "auto-converge",
+        "late-block-activate",
+        "postcopy-blocktime",
+        "rdma-pin-all",
+        "release-ram",
+        "validate-uuid",
+    ];
+    plain.chain(others.map(|name| (name, false))).collect()
+}

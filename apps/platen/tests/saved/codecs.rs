@@ -1,0 +1,43 @@
+//! Saves with `--codec auto`, and with a simulated QAT device.
+
+use super::*;
+
+#[test]
+fn a_vm_saved_with_adapted_levels_or_by_a_device_is_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    for (name, flags) in [
+        ("auto", &["--codec", "auto"][..]),
+        ("device", &["--codec", "qatzip", "--accelerator", "qat"]),
+    ] {
+        let image = folder.join(name).display().to_string();
+        let json = folder.join("report");
+        let address = source.address();
+        let words = [&["save", &image, "--qmp", &address][..], flags].concat();
+        let output = Command::new(env!("CARGO_BIN_EXE_platen"))
+            .args(["qat", "sim", "--libraries"])
+            .arg(qat_sim::libraries())
+            .arg("--")
+            .arg(env!("CARGO_BIN_EXE_platen"))
+            .args(words)
+            .arg("--json")
+            .arg(&json)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{name}: {}", said(&output));
+        let report: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+        let counts = report["accelerators"].as_array().unwrap();
+        let by_device: u64 = counts.iter().filter_map(|of| of["by_device"].as_u64()).sum();
+        assert_eq!(by_device > 0, name == "device", "{report}");
+        assert!(works(folder, &["image", "verify", &image]).0.contains("sound"));
+        let waiting =
+            Qemu::start(folder, &format!("{name}-waits"), &[&MACHINE[..], &WAITS].concat());
+        let words = ["restore", &image, "--qmp", &waiting.as_ref().unwrap().address()];
+        let (_, report) = works(folder, &words);
+        assert_eq!((&report["mode"], &report["vm"]), (&json!("instant"), &json!("running")));
+    }
+    let image = folder.join("none").display().to_string();
+    let words = ["save", &image, "--qmp", &source.address(), "--codec", "auto"];
+    fails(folder, &[&words[..], &["--accelerator", "qat"]].concat(), "goes with --codec qatzip");
+}

@@ -1,0 +1,96 @@
+//! `save --snapshot`: the VM at the beginning of the save, while the VM runs on.
+
+use super::*;
+
+/// The image is whole, and the VM goes on with its former settings.
+#[test]
+fn a_snapshot_is_restored_and_its_vm_runs_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    // QEMU permits none of these beside background-snapshot.
+    let others = [("multifd", true), ("xbzrle", true), ("auto-converge", true)];
+    source.monitor().set_capabilities(&others).unwrap();
+    let before = settings(&source);
+    let image = folder.join("image").display().to_string();
+    let words = ["save", &image, "--qmp", &source.address(), "--snapshot"];
+    let (_, report) = works(folder, &words);
+    assert_eq!((&report["vm"], &report["superseded"]), (&json!("running"), &json!(0)), "{report}");
+    assert!(report["unsent"] == 0 && report["stopped-ms"].is_u64(), "{report}");
+    assert_eq!(comes_to(&source, &["running"]), "running");
+    assert_eq!(settings(&source), before);
+    assert!(works(folder, &["image", "verify", &image]).0.contains("sound"));
+    for (mode, flags) in [("load", &["--load"][..]), ("instant", &[])] {
+        let waiting = Qemu::start(folder, mode, &[&MACHINE[..], &WAITS].concat()).unwrap();
+        let address = waiting.address();
+        let words = [&["restore", &image, "--qmp", &address][..], flags].concat();
+        let (_, report) = works(folder, &words);
+        assert_eq!((&report["mode"], &report["vm"]), (&json!(mode), &json!("running")));
+    }
+}
+
+/// The settings do not change for a save that is refused.
+#[test]
+fn a_snapshot_that_cannot_be_is_refused_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    let before = settings(&source);
+    let image = folder.join("image").display().to_string();
+    let (path, address) = (&image[..], &source.address()[..]);
+    let save = |then| ["save", path, "--qmp", address, "--snapshot", "--then", then];
+    fails(folder, &save("pause"), "leave --snapshot out");
+    fails(folder, &save("quit"), "leave --snapshot out");
+    source.stop();
+    fails(folder, &save("continue"), "the VM is 'paused': leave --snapshot out");
+    assert_eq!(settings(&source), before);
+    assert!(!Path::new(path).exists());
+}
+
+/// Whenever the save is killed, the VM runs, QEMU's settings come back, and a file at the image's
+/// path is complete.
+#[test]
+fn a_snapshot_killed_at_any_moment_leaves_the_vm_running() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    let before = settings(&source);
+    let mut whole = 0;
+    for step in 0..24_u64 {
+        let image = folder.join(format!("image{step}")).display().to_string();
+        let mut save = Command::new(env!("CARGO_BIN_EXE_platen"))
+            .args(["save", &image, "--qmp", &source.address(), "--snapshot"])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        thread::sleep(Duration::from_micros(step * 2500));
+        let _ = save.kill();
+        save.wait().unwrap();
+        comes_to(&source, &["running"]);
+        settings_come_back(&source, &before);
+        if Path::new(&image).exists() {
+            works(folder, &["image", "verify", &image]);
+            whole += 1;
+        }
+    }
+    println!("{whole} of 24 saves were finished");
+}
+
+/// A stream that QEMU itself has written with background-snapshot on becomes an image.
+#[test]
+fn a_stream_of_qemus_own_background_snapshot_is_imported() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    let mut monitor = source.monitor();
+    monitor.set_capabilities(&[("background-snapshot", true)]).unwrap();
+    let stream = folder.join("stream").display().to_string();
+    monitor.migrate(&format!("exec:cat > {stream}")).unwrap();
+    drop(monitor);
+    comes_to(&source, &["running"]);
+    let image = folder.join("image").display().to_string();
+    works(folder, &["image", "import", &stream, &image]);
+    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let (_, report) = works(folder, &["restore", &image, "--qmp", &waiting.address()]);
+    assert_eq!((&report["mode"], &report["vm"]), (&json!("instant"), &json!("running")));
+}
