@@ -53,7 +53,6 @@ mod back;
 mod cache;
 mod error;
 mod hot;
-mod lanes;
 mod mapped;
 mod opening;
 mod pending;
@@ -63,6 +62,7 @@ mod runs;
 mod serve;
 mod socket;
 mod source;
+mod units_in_order;
 mod wire;
 
 pub use back::{Message, ReturnPath};

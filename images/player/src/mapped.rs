@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use image::{Block, Content, Extent, Image};
 
-use crate::lanes::Ahead;
 use crate::runs::Runs;
+use crate::units_in_order::UnitsInOrder;
 use crate::{wire, PlayError};
 
 /// The version of a block's header.
@@ -78,7 +78,7 @@ fn pages(
 ) -> Result<(), PlayError> {
     let page_size = image.shape().page_size();
     let runs = Runs::new(image);
-    let mut ahead = Ahead::new(image, threads)?;
+    let mut ahead = UnitsInOrder::new(image, threads)?;
     while let Some(unit) = ahead.next(|number| !runs.of(number).is_empty())? {
         for run in runs.of(unit.number) {
             let count = |pages: u64| usize::try_from(pages).expect("in a unit") * page_size;

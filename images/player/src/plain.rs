@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use image::{Content, Extent, Image};
 
-use crate::lanes::Ahead;
 use crate::opening::can_play;
 use crate::runs::Runs;
+use crate::units_in_order::UnitsInOrder;
 use crate::{wire, PlayError};
 
 /// How a plain stream is written.
@@ -67,7 +67,7 @@ pub fn plain(
     out.put(&mut buffer)?;
     let page_size = image.shape().page_size();
     let runs = Runs::new(image);
-    let mut ahead = Ahead::new(image, how.threads)?;
+    let mut ahead = UnitsInOrder::new(image, how.threads)?;
     while let Some(unit) = ahead.next(|number| !runs.of(number).is_empty())? {
         wire::part(&mut buffer, state.ram_section);
         let mut last = None;

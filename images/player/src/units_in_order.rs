@@ -48,9 +48,9 @@ impl Unit {
 }
 
 /// Reads units ahead, in order, each once.
-pub(crate) struct Ahead {
+pub(crate) struct UnitsInOrder {
     image: Arc<Image>,
-    lanes: Arc<Pool<Decode>>,
+    workers: Arc<Pool<Decode>>,
     results: Arc<Results<Decoded>>,
     order: Reorder<Decoded>,
     arena: Arc<Arena>,
@@ -61,17 +61,17 @@ pub(crate) struct Ahead {
     given: u64,
 }
 
-impl Ahead {
+impl UnitsInOrder {
     /// Starts `threads` threads for all units of `image`.
     pub(crate) fn new(image: &Arc<Image>, threads: usize) -> Result<Self, PlayError> {
         let config = PoolConfig { threads, name: "restore", ..PoolConfig::default() };
-        let lanes = Pool::new(config, |_| Units::new()).map_err(PlayError::SetUp)?;
+        let workers = Pool::new(config, |_| Units::new()).map_err(PlayError::SetUp)?;
         // The caller holds one more.
-        let slots = lanes.depth() + 1;
+        let slots = workers.depth() + 1;
         let arena = Arena::new(slots, image.shape().unit_bytes()).map_err(PlayError::SetUp)?;
         Ok(Self {
             image: Arc::clone(image),
-            lanes,
+            workers,
             results: Results::new(slots),
             order: Reorder::new(slots),
             arena,
@@ -93,7 +93,10 @@ impl Ahead {
                 }
                 let Some(slot) = self.arena.take() else { break };
                 let (image, seq) = (Arc::clone(&self.image), self.asked);
-                if self.lanes.try_submit(Decode { image, unit, seq, slot }, &self.results).is_err()
+                if self
+                    .workers
+                    .try_submit(Decode { image, unit, seq, slot }, &self.results)
+                    .is_err()
                 {
                     break;
                 }
