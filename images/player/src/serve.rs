@@ -14,8 +14,8 @@ use crate::{wire, PlayError};
 
 /// Maximum number of background pages per section. Requests are read between two sections.
 const BATCH: usize = 16;
-/// Number of units of the last requests that are kept.
-const KEPT: usize = 32;
+/// Number of decoded units of the last requests in memory.
+const MAX_REQUESTED: usize = 32;
 /// Maximum number of response times in the report.
 const MOST_TIMES: usize = 1 << 16;
 
@@ -41,8 +41,8 @@ pub(crate) struct Server {
     pub(crate) pending: Pending,
     units: Units,
     /// The units of the last requests, the newest last.
-    kept: VecDeque<(u64, Arc<Plain>)>,
-    /// Kept units with pages that may still be pending.
+    requested: VecDeque<(u64, Arc<Plain>)>,
+    /// Units in `requested` with pages that may still be pending.
     near: VecDeque<u64>,
     /// The block of the last request, for requests without a name.
     last: Option<usize>,
@@ -64,7 +64,7 @@ impl Server {
             names,
             pending: Pending::all(image),
             units: Units::new(),
-            kept: VecDeque::new(),
+            requested: VecDeque::new(),
             near: VecDeque::new(),
             last: None,
             buffer: Vec::new(),
@@ -138,7 +138,7 @@ impl Server {
             Content::Zero | Content::Filled(_) => None,
         };
         if let Some(unit) = unit {
-            self.keep(unit)?;
+            self.hold(unit)?;
             if !self.near.contains(&unit) {
                 self.near.push_back(unit);
             }
@@ -150,17 +150,17 @@ impl Server {
         Ok(true)
     }
 
-    /// Takes `unit` from the cache, or decodes it, and keeps it.
-    fn keep(&mut self, unit: u64) -> Result<(), PlayError> {
-        if self.kept.iter().any(|(kept, _)| *kept == unit) {
+    /// Gets `unit` from the cache, or decodes it, and holds it in `requested`.
+    fn hold(&mut self, unit: u64) -> Result<(), PlayError> {
+        if self.requested.iter().any(|(held, _)| *held == unit) {
             return Ok(());
         }
-        if self.kept.len() == KEPT {
-            let (old, _) = self.kept.pop_front().expect("KEPT is not 0");
+        if self.requested.len() == MAX_REQUESTED {
+            let (old, _) = self.requested.pop_front().expect("MAX_REQUESTED is not 0");
             // Its other pages are sent in the background.
             self.near.retain(|near| *near != old);
         }
-        self.kept.push_back((unit, self.cache.get(unit, &mut self.units)?));
+        self.requested.push_back((unit, self.cache.get(unit, &mut self.units)?));
         Ok(())
     }
 
@@ -190,7 +190,7 @@ impl Server {
         self.send_some(unit.number, Some(unit.bytes()), socket)
     }
 
-    /// Sends the next pending pages of `unit`, from `plain` or from the kept ones; false if none is
+    /// Sends the next pending pages of `unit`, from `plain` or from `requested`; false if none is
     /// pending.
     fn send_some(
         &mut self,
@@ -316,7 +316,7 @@ impl Server {
         wire::part(&mut self.buffer, self.image.state().ram_section);
     }
 
-    /// Appends a page of a kept unit, or one without a slot.
+    /// Appends a page of a unit in `requested`, or one without a slot.
     fn record(&mut self, block: usize, page: u64, content: Content, named: bool) {
         let size = self.image.shape().page_size();
         let name = &self.image.index().blocks[block].name;
@@ -332,8 +332,8 @@ impl Server {
             }
             Content::Slot(slot) => {
                 let unit = slot / self.image.shape().unit_pages();
-                let kept = self.kept.iter().find(|(kept, _)| *kept == unit);
-                let (_, plain) = kept.expect("kept before its pages are sent");
+                let held = self.requested.iter().find(|(held, _)| *held == unit);
+                let (_, plain) = held.expect("held before its pages are sent");
                 let bytes = page_of(&self.image, slot, plain.bytes());
                 wire::page(&mut self.buffer, address, name, bytes);
             }
