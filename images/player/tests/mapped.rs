@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
-use std::sync::Arc;
 
-use image::{Image, Options, RamBlock, Writer};
+use image::RamBlock;
 use player::{mapped_ram, PlayError};
 use recorder::{record, record_file, Ending, Sink};
 use stream::synth::{Configuration, MainStream, Section};
+
+mod common;
+
+use common::{page, saved};
 
 const PAGE: usize = 4096;
 /// Pages of the large block: more than a block with zero pages in the file has, and than a piece of
@@ -49,9 +51,6 @@ impl Sink for Memory {
 
 /// The stream of a save of two blocks: pages of every kind, in runs, some sent twice.
 fn save() -> Vec<u8> {
-    let page = |seed: u64| -> Vec<u8> {
-        (0..512_u64).flat_map(|at| (at * at * (seed | 1)).to_le_bytes()).collect()
-    };
     let mut main = MainStream::new(PAGE);
     main.file_header();
     main.configuration(&Configuration { machine: "pc-q35-9.0", ..Configuration::default() });
@@ -79,13 +78,6 @@ fn save() -> Vec<u8> {
     main.end_of_section();
     main.section(Section::End).end_of_section().device_tail(9000);
     main.take()
-}
-
-fn saved(path: &Path, stream: &[u8]) -> Arc<Image> {
-    let mut writer = Writer::create(path, Options::default()).unwrap();
-    let recorded = record(stream, &mut writer, Ending::Closed).unwrap();
-    writer.finish(&recorded.state).unwrap().link().unwrap();
-    Arc::new(Image::open(path).unwrap())
 }
 
 #[test]

@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::Arc;
 
-use image::{Image, Options, RamBlock, Writer};
+use image::RamBlock;
 use player::{plain, PlainOptions, PlayError, Reader};
 use recorder::{record, Ending, Sink};
 use stream::synth::{Configuration, MainStream, Section};
+
+mod common;
+
+use common::{page, saved};
 
 const PAGE: usize = 4096;
 const HOW: PlainOptions = PlainOptions { threads: 2, reader: Reader::Qemu };
@@ -39,10 +41,6 @@ impl Sink for Memory {
     }
 }
 
-fn page(seed: u64) -> Vec<u8> {
-    (0..512_u64).flat_map(|at| (at * at * (seed | 1)).to_le_bytes()).collect()
-}
-
 /// The stream of a live save of two blocks: pages of every kind, some of them sent twice.
 fn save() -> Vec<u8> {
     let mut main = MainStream::new(PAGE);
@@ -69,13 +67,6 @@ fn save() -> Vec<u8> {
     main.zero("pc.rom", 3 * 4096).end_of_section();
     main.section(Section::End).end_of_section().device_tail(9000);
     main.take()
-}
-
-fn saved(path: &Path, stream: &[u8]) -> Arc<Image> {
-    let mut writer = Writer::create(path, Options::default()).unwrap();
-    let recorded = record(stream, &mut writer, Ending::Closed).unwrap();
-    writer.finish(&recorded.state).unwrap().link().unwrap();
-    Arc::new(Image::open(path).unwrap())
 }
 
 #[test]
