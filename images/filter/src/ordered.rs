@@ -22,7 +22,7 @@ impl<J: Job> Job for Numbered<J> {
 
 /// Runs jobs, and returns their outputs in order. A bounded number is in flight.
 pub(crate) struct Ordered<J: Job> {
-    lanes: Arc<Pool<Numbered<J>>>,
+    workers: Arc<Pool<Numbered<J>>>,
     results: Arc<Results<(u64, J::Output)>>,
     order: Reorder<(u64, J::Output)>,
     next: u64,
@@ -38,10 +38,10 @@ impl<J: Job> Ordered<J> {
     ) -> io::Result<Self> {
         // Units take milliseconds: one that waits is enough.
         let config = PoolConfig { threads, ring_capacity: 2, name };
-        let lanes = Pool::new(config, context)?;
+        let workers = Pool::new(config, context)?;
         let most = 3 * threads;
         Ok(Self {
-            lanes,
+            workers,
             results: Results::new(most),
             order: Reorder::new(most),
             next: 0,
@@ -59,7 +59,7 @@ impl<J: Job> Ordered<J> {
     pub(crate) fn push(&mut self, job: J) {
         debug_assert!(!self.is_full());
         let numbered = Numbered { seq: self.next, job };
-        let accepted = self.lanes.submit_wait(numbered, &self.results);
+        let accepted = self.workers.submit_wait(numbered, &self.results);
         assert!(accepted.is_ok(), "the threads end when this is dropped");
         self.next += 1;
     }
@@ -88,7 +88,7 @@ impl<J: Job> Ordered<J> {
 impl<J: Job> Drop for Ordered<J> {
     fn drop(&mut self) {
         self.results.close();
-        self.lanes.close();
-        self.lanes.join();
+        self.workers.close();
+        self.workers.join();
     }
 }
