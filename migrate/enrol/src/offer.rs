@@ -1,9 +1,9 @@
-//! The end of the host of the CA: the offer, and those who come to it.
+//! The end of the host of the CA: the offer, and the connections to it.
 
+use crate::connections::Connections;
 use crate::error::EnrolError;
 use crate::message::encode;
 use crate::pinned::NAME;
-use crate::room::Room;
 use crate::token::Token;
 use rustls::crypto::aws_lc_rs as provider;
 use rustls::pki_types::pem::PemObject;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tls::{Authority, Fingerprint};
 
-/// Refusals that are named; anybody can cause any number.
+/// Number of refusals that are reported; any host can cause any number.
 const NOTICES: usize = 20;
 /// Bytes by which two certificates with the same names may differ.
 const SLACK: usize = 64;
@@ -140,7 +140,7 @@ impl Offer {
         self.progress().issued
     }
 
-    /// Waits until the host has joined. `notice` is told of refusals.
+    /// Waits until the host has joined. `notice` gets the refusals.
     ///
     /// # Errors
     /// The offer has expired, or the host that has the certificate does not say that it has written
@@ -159,8 +159,8 @@ impl Offer {
         go_on: impl Fn() -> bool,
         notice: impl Fn(&str) + Sync,
     ) -> Result<bool, EnrolError> {
-        let (room, refusals) = (Room::default(), AtomicUsize::new(0));
-        let (room, notice) = (&room, &notice);
+        let (connections, refusals) = (Connections::default(), AtomicUsize::new(0));
+        let (connections, notice) = (&connections, &notice);
         let refused = |from: SocketAddr, error: &EnrolError| {
             let said = refusals.fetch_add(1, Ordering::Relaxed);
             if said < NOTICES {
@@ -175,7 +175,7 @@ impl Offer {
                 let (socket, from) = loop {
                     if !self.is_open() || !go_on() {
                         // Nobody else is waited for.
-                        room.clear();
+                        connections.close_unproven();
                         return;
                     }
                     match self.listener.accept() {
@@ -183,18 +183,18 @@ impl Offer {
                         Err(_) => std::thread::sleep(LOOK),
                     }
                 };
-                if room.enter(number, from.ip(), &socket).is_err() {
+                if connections.add(number, from.ip(), &socket).is_err() {
                     continue;
                 }
                 let serve = move || {
-                    if let Err(error) = self.serve(socket, room, number) {
+                    if let Err(error) = self.serve(socket, connections, number) {
                         refused(from, &error);
                     }
-                    room.leave(number);
+                    connections.remove(number);
                 };
                 // Without a thread the connection ends, and the next one may have more luck.
                 if std::thread::Builder::new().spawn_scoped(scope, serve).is_err() {
-                    room.leave(number);
+                    connections.remove(number);
                 }
             }
         });

@@ -1,11 +1,11 @@
-//! One connection to an offer: the request, the certificate, and what has become of it.
+//! One connection to an offer: the request, the certificate, and the outcome.
 
+use crate::connections::Connections;
 use crate::error::EnrolError;
 use crate::message::{
     quoted, receive, send, unhex, Answer, Bounded, Outcome, Request, SIGNED, WRITING,
 };
 use crate::offer::{End, Offer};
-use crate::room::Room;
 use aws_lc_rs::signature::{UnparsedPublicKey, ECDSA_P256_SHA256_ASN1};
 use rcgen::{PublicKeyData, SignatureAlgorithm, PKCS_ECDSA_P256_SHA256};
 use rustls::{ServerConnection, Stream};
@@ -34,7 +34,7 @@ impl Offer {
     pub(crate) fn serve(
         &self,
         socket: TcpStream,
-        room: &Room,
+        connections: &Connections,
         number: u64,
     ) -> Result<(), EnrolError> {
         let failed = || EnrolError::connection("the connection was lost");
@@ -44,11 +44,11 @@ impl Offer {
             ServerConnection::new(self.config.clone()).map_err(EnrolError::certificate)?;
         let mut stream = Stream::new(&mut connection, &mut socket);
         let request: Request = receive(&mut stream)?;
-        let answer = match self.answer(&request, || room.prove(number)) {
+        let answer = match self.answer(&request, || connections.set_proven(number)) {
             Ok(answer) => answer,
             Err(refusal) => {
                 if matches!(refusal, Refusal::Secret) {
-                    room.pause(number, WRONG);
+                    connections.pause(number, WRONG);
                 }
                 let error = EnrolError::from(refusal);
                 let refused = Answer { error: Some(error.to_string()), ..Answer::default() };
@@ -69,8 +69,8 @@ impl Offer {
         Ok(())
     }
 
-    /// Signs the certificate, once. `prove` is told that the secret is right; the connection was
-    /// closed if it says no.
+    /// Signs the certificate, once. `prove` records that the secret is right; it returns false if
+    /// the connection was closed.
     fn answer(&self, request: &Request, prove: impl FnOnce() -> bool) -> Result<Answer, Refusal> {
         // Held until the certificate is signed, so that no two are.
         let mut progress = self.progress();
