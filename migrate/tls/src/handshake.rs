@@ -101,17 +101,7 @@ impl Handshake for UnbufferedServerConnection {
     }
 }
 
-impl KeySource for KernelConnection<ClientConnectionData> {
-    fn next_tx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error> {
-        self.update_tx_secret()
-    }
-
-    fn next_rx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error> {
-        self.update_rx_secret()
-    }
-}
-
-impl KeySource for KernelConnection<ServerConnectionData> {
+impl<Side: Send> KeySource for KernelConnection<Side> {
     fn next_tx(&mut self) -> Result<(u64, ConnectionTrafficSecrets), Error> {
         self.update_tx_secret()
     }
