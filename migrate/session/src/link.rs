@@ -99,28 +99,16 @@ mod tests {
     use crate::frame::{Header, HEADER_BYTES};
     use crate::frame_type::FrameType;
     use crate::outgoing::Outgoing;
-    use crate::sink::{Incoming, Sink};
+    use crate::sink::Discard;
     use std::io::Read;
     use std::net::TcpListener;
     use std::time::Instant;
-
-    struct Nobody;
-
-    impl Sink for Nobody {
-        fn frame(&self, _: Incoming) -> Result<(), SessionError> {
-            Ok(())
-        }
-
-        fn finish(&self, _: &[u8]) {}
-
-        fn closed(&self, _: &Arc<SessionError>) {}
-    }
 
     #[test]
     fn frames_of_lost_links_are_sent_by_the_next_link() {
         let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
         let links = (2, Duration::from_secs(20));
-        let session = Session::new("x".into(), grants, 8, links, Arc::new(Nobody)).unwrap();
+        let session = Session::new("x".into(), grants, 8, links, Arc::new(Discard)).unwrap();
         let header = Header { stream: 7, ..Header::free(FrameType::Open, 0) };
         assert!(session.outbound.overflow.push(Outgoing::Bare(header)).is_ok());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -145,7 +133,7 @@ mod tests {
     fn of_two_concurrent_hellos_for_one_number_the_last_gets_the_link() {
         let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
         let links = (1, Duration::from_secs(20));
-        let session = Session::new("x".into(), grants, 8, links, Arc::new(Nobody)).unwrap();
+        let session = Session::new("x".into(), grants, 8, links, Arc::new(Discard)).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ends: Vec<_> = (0..8)
             .map(|_| {

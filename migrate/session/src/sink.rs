@@ -48,3 +48,18 @@ pub trait Sink: Send + Sync + 'static {
         let _ = text;
     }
 }
+
+/// Discards everything.
+#[cfg(test)]
+pub(crate) struct Discard;
+
+#[cfg(test)]
+impl Sink for Discard {
+    fn frame(&self, _: Incoming) -> Result<(), SessionError> {
+        Ok(())
+    }
+
+    fn finish(&self, _: &[u8]) {}
+
+    fn closed(&self, _: &Arc<SessionError>) {}
+}
