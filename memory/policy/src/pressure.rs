@@ -68,7 +68,7 @@ impl Gauge {
     }
 
     /// Handles the events that poll returned.
-    pub(crate) fn heard(&mut self, flags: PollFlags) {
+    pub(crate) fn handle_events(&mut self, flags: PollFlags) {
         if flags.contains(PollFlags::ERR) {
             self.lose();
         } else if flags.contains(PollFlags::PRI) {
@@ -161,11 +161,11 @@ mod tests {
         let missing = Pressure { file: "/nonexistent/pressure".into(), ..settings };
         let mut gauge = Gauge::new(&missing);
         assert_eq!((gauge.describe(), gauge.is_pressed()), ("none", false));
-        gauge.heard(PollFlags::PRI);
+        gauge.handle_events(PollFlags::PRI);
         assert!(gauge.is_pressed());
         let lost = gauge.lost();
         assert!(!lost.load(Ordering::Acquire));
-        gauge.heard(PollFlags::ERR);
+        gauge.handle_events(PollFlags::ERR);
         assert!(lost.load(Ordering::Acquire));
         // A directory can be opened, but not read.
         let mut gauge = Gauge::new(&missing);

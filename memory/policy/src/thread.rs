@@ -164,7 +164,7 @@ impl Drop for Policy {
     }
 }
 
-/// The thread was told to stop.
+/// The thread was ordered to stop.
 struct Stopped;
 
 struct Turns {
@@ -313,8 +313,8 @@ impl Turns {
             PollFd::from_borrowed_fd(gauge, flags),
         ];
         let _ = poll(&mut fds, Some(&timeout));
-        let (stopped, heard) = (fds[0].revents(), fds[2].revents());
-        self.gauge.heard(heard);
+        let (stopped, pressed) = (fds[0].revents(), fds[2].revents());
+        self.gauge.handle_events(pressed);
         if stopped.is_empty() {
             Ok(())
         } else {
