@@ -31,7 +31,7 @@ impl DestinationSink {
         let _ = self.shared.set(Arc::downgrade(shared));
     }
 
-    fn tell(&self, event: Event) {
+    fn send(&self, event: Event) {
         let _ = self.events.send(event);
     }
 }
@@ -43,7 +43,7 @@ impl Sink for DestinationSink {
     }
 
     fn finish(&self, report: &[u8]) {
-        self.tell(Event::Finished(report.to_vec()));
+        self.send(Event::Finished(report.to_vec()));
     }
 
     fn answers_finish(&self) -> bool {
@@ -54,7 +54,7 @@ impl Sink for DestinationSink {
         if let Some(shared) = self.shared.get().and_then(Weak::upgrade) {
             shared.wake();
         }
-        self.tell(Event::Closed(error.clone()));
+        self.send(Event::Closed(error.clone()));
     }
 
     fn notice(&self, text: &str) {

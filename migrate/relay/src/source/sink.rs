@@ -25,7 +25,7 @@ impl SourceSink {
         let _ = self.shared.set(Arc::downgrade(shared));
     }
 
-    fn tell(&self, event: Event) {
+    fn send(&self, event: Event) {
         let _ = self.events.send(event);
     }
 }
@@ -55,11 +55,11 @@ impl Sink for SourceSink {
     }
 
     fn finish(&self, report: &[u8]) {
-        self.tell(Event::Finished(report.to_vec()));
+        self.send(Event::Finished(report.to_vec()));
     }
 
     fn closed(&self, error: &Arc<SessionError>) {
-        self.tell(Event::Closed(error.clone()));
+        self.send(Event::Closed(error.clone()));
     }
 
     /// W20, W25: STILL_OPEN may be sent long after QEMU's socket was checked, and again after an
@@ -70,7 +70,7 @@ impl Sink for SourceSink {
         // Without a return path the source closes when it has written all bytes, and EOF shows
         // that.
         if !open && shared.return_path.load(Ordering::Acquire) {
-            self.tell(Event::SourceEof { is_main: true });
+            self.send(Event::SourceEof { is_main: true });
             return false;
         }
         // Sets the flag first, then reads the session's state; `decision` does both in the other
@@ -96,6 +96,6 @@ impl Sink for SourceSink {
     }
 
     fn notice(&self, text: &str) {
-        self.tell(Event::Notice(text.into()));
+        self.send(Event::Notice(text.into()));
     }
 }
