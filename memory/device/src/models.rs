@@ -63,10 +63,15 @@ impl Model {
 
     /// The queue's part: starts a request of two pages in the flight, with one invitation.
     fn begin(&self, tag: u64) {
+        self.invite(tag, 1);
+    }
+
+    /// The same with more invitations.
+    fn invite(&self, tag: u64, invitations: u32) {
         let request = Request { op: Op::Write, page: tag, pages: 2, buffer: Buffer::NONE };
         // SAFETY: the model's queue starts it when it is free and not under way; loom checks just
         // that.
-        unsafe { self.station.flights[0].begin(tag, request, 1) };
+        unsafe { self.station.flights[0].begin(tag, request, invitations) };
     }
 
     /// Writes the request's number into pages until none is left; returns whether they included the
@@ -164,15 +169,18 @@ impl Model {
     }
 }
 
+/// Starts a thread for a part of the request.
+fn spawn(model: &Arc<Model>, part: fn(&Model)) -> thread::JoinHandle<()> {
+    let model = Arc::clone(model);
+    thread::spawn(move || part(&model))
+}
+
 #[test]
 fn a_request_is_over_when_all_of_its_pages_are_and_its_queue_is_woken() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);
-        let helper = {
-            let model = Arc::clone(&model);
-            thread::spawn(move || model.follow())
-        };
+        let helper = spawn(&model, Model::follow);
         if !model.work() {
             model.wait();
         }
@@ -186,10 +194,7 @@ fn a_flight_is_used_again_when_its_helper_has_released_it() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);
-        let helper = {
-            let model = Arc::clone(&model);
-            thread::spawn(move || model.follow())
-        };
+        let helper = spawn(&model, Model::follow);
         if !model.work() {
             model.wait();
         }
@@ -206,13 +211,8 @@ fn a_flight_is_used_again_when_its_helper_has_released_it() {
 fn two_helpers_finish_a_request_that_its_queue_sleeps_for() {
     explore(2, || {
         let model = Model::new();
-        let request = Request { op: Op::Write, page: 1, pages: 2, buffer: Buffer::NONE };
-        // SAFETY: the flight is free and not under way.
-        unsafe { model.station.flights[0].begin(1, request, 2) };
-        let helpers = [(); 2].map(|()| {
-            let model = Arc::clone(&model);
-            thread::spawn(move || model.follow())
-        });
+        model.invite(1, 2);
+        let helpers = [(); 2].map(|()| spawn(&model, Model::follow));
         model.wait();
         model.check(1);
         helpers.into_iter().for_each(|helper| helper.join().unwrap());
@@ -224,10 +224,7 @@ fn a_page_that_is_delegated_is_waited_for_like_any_other() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);
-        let helper = {
-            let model = Arc::clone(&model);
-            thread::spawn(move || model.follow())
-        };
+        let helper = spawn(&model, Model::follow);
         let mut fetcher = None;
         let last = model.work_but(Some(1), |first, count| {
             let model = Arc::clone(&model);
@@ -250,10 +247,7 @@ fn a_device_finishes_pages_after_its_thread_released_the_flight_and_wakes_the_qu
     explore(3, || {
         let model = Model::new();
         model.begin(1);
-        let helper = {
-            let model = Arc::clone(&model);
-            thread::spawn(move || model.offload())
-        };
+        let helper = spawn(&model, Model::offload);
         model.wait();
         model.check(1);
         if model.station.flights[0].is_free() {
@@ -272,13 +266,8 @@ fn a_device_finishes_pages_after_its_thread_released_the_flight_and_wakes_the_qu
 fn two_devices_finish_a_request_once_and_do_not_access_it_later() {
     explore(2, || {
         let model = Model::new();
-        let request = Request { op: Op::Write, page: 1, pages: 2, buffer: Buffer::NONE };
-        // SAFETY: the flight is free and not under way.
-        unsafe { model.station.flights[0].begin(1, request, 2) };
-        let helpers = [(); 2].map(|()| {
-            let model = Arc::clone(&model);
-            thread::spawn(move || model.offload())
-        });
+        model.invite(1, 2);
+        let helpers = [(); 2].map(|()| spawn(&model, Model::offload));
         model.wait();
         model.check(1);
         if model.station.flights[0].is_free() {
@@ -296,10 +285,7 @@ fn a_queue_clears_its_wake_up_and_its_eventfd_is_not_readable() {
     explore(3, || {
         let model = Model::new();
         model.begin(1);
-        let helper = {
-            let model = Arc::clone(&model);
-            thread::spawn(move || model.follow())
-        };
+        let helper = spawn(&model, Model::follow);
         if !model.work() {
             model.wait();
         }
