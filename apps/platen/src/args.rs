@@ -3,7 +3,7 @@
 use crate::auto::explainer;
 use crate::cpus::{cores, Cpus};
 use crate::ending_options::EndingOptions;
-use crate::qat_args::{Accelerator, QatLibraries};
+use crate::qat_args::{QatLibraries, QplLibrary, SourceAccelerator};
 use crate::rate::Rate;
 use crate::size::Size;
 use crate::turns_option::TurnsOption;
@@ -165,8 +165,9 @@ pub(crate) struct SourceOptions {
     /// target]
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Codec: none, lz4, zlib, zstd, qatzip or auto. auto adapts codec and level during the
-    /// migration to the speed of the link and to the CPU time that is free
+    /// Codec: none, lz4, zlib, zstd, qatzip, qpl or auto. auto adapts codec and level during the
+    /// migration to the speed of the link and to the CPU time that is free. qpl is zlib's deflate
+    /// by Intel's libqpl
     #[arg(long, default_value = "auto", visible_alias = "multifd-compression")]
     pub(crate) codec: CodecChoice,
     /// Compression level of a named codec: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
@@ -180,11 +181,13 @@ pub(crate) struct SourceOptions {
         conflicts_with = "level"
     )]
     pub(crate) qatzip_level: Option<i32>,
-    /// Compressor for codec qatzip
+    /// Compressor for codecs qatzip and qpl
     #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) accelerator: Accelerator,
+    pub(crate) accelerator: SourceAccelerator,
     #[command(flatten)]
     pub(crate) qat: QatLibraries,
+    #[command(flatten)]
+    pub(crate) qpl: QplLibrary,
     /// Number of compression threads, 1 to 255 [default: the number of CPUs, at most 8, and at most
     /// --max-cpu rounded up]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
@@ -246,7 +249,8 @@ impl SourceOptions {
     /// Refuses --explain with a named codec, where nothing else is decided either.
     pub(crate) fn refuse_explain(&self) -> anyhow::Result<()> {
         match self.codec {
-            CodecChoice::Named(codec) if self.explain => {
+            CodecChoice::Auto => Ok(()),
+            codec if self.explain => {
                 bail!("--explain goes with --codec auto: {codec} leaves nothing to decide")
             }
             _ => Ok(()),
@@ -280,6 +284,8 @@ impl SourceOptions {
 pub(crate) enum CodecChoice {
     /// platen chooses, repeatedly.
     Auto,
+    /// Codec zlib, by libqpl.
+    Qpl,
     /// The user's choice.
     Named(Codec),
 }
@@ -292,6 +298,8 @@ impl CodecChoice {
     pub(crate) fn settings(self, level: Option<i32>) -> anyhow::Result<Option<Settings>> {
         match (self, level) {
             (Self::Named(codec), level) => Ok(Some(Settings::new(codec, level)?)),
+            (Self::Qpl, None | Some(1)) => Ok(Some(Settings::qpl())),
+            (Self::Qpl, Some(level)) => bail!("qpl has no level {level}, expected 1"),
             (Self::Auto, None) => Ok(None),
             (Self::Auto, Some(level)) => bail!(
                 "level {level} goes with a codec that has levels: choose one, for example zstd, or \
@@ -307,10 +315,10 @@ impl FromStr for CodecChoice {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
-            name => name
-                .parse()
-                .map(Self::Named)
-                .map_err(|_| format!("'{name}' is none of auto, none, lz4, zlib, zstd, qatzip")),
+            "qpl" => Ok(Self::Qpl),
+            name => name.parse().map(Self::Named).map_err(|_| {
+                format!("'{name}' is none of auto, none, lz4, zlib, zstd, qatzip, qpl")
+            }),
         }
     }
 }
@@ -319,6 +327,7 @@ impl fmt::Display for CodecChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.pad("auto"),
+            Self::Qpl => f.pad("qpl"),
             Self::Named(codec) => codec.fmt(f),
         }
     }

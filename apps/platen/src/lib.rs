@@ -33,6 +33,7 @@ mod progress;
 mod qat_args;
 mod qat_command;
 mod qat_status;
+mod qpl_library;
 mod rate;
 mod receive;
 mod receive_args;

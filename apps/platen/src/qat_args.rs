@@ -14,15 +14,27 @@ pub(crate) enum Accelerator {
     None,
 }
 
-impl Accelerator {
-    /// The name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Qat => "qat",
-            Self::None => "none",
-        }
-    }
+/// Compressor of codecs qatzip and qpl at the source.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SourceAccelerator {
+    /// qatzip: a QAT device, by libqat, if the host has one. qpl: libqpl with an IAA device if the
+    /// host has both, else libqpl in software. Else platen's own software.
+    Auto,
+    /// A QAT device, by libqat; without one the command fails before it touches the VM.
+    Qat,
+    /// An IAA device, by libqpl; without one the command fails before it touches the VM.
+    Iaa,
+    /// Software.
+    None,
+}
+
+/// Place of libqpl.
+#[derive(Args, Debug)]
+pub(crate) struct QplLibrary {
+    /// File of Intel's libqpl, for codec qpl [default: libqpl.so.1 in the dynamic linker's search
+    /// path]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) qpl_library: Option<PathBuf>,
 }
 
 /// Places of the QAT libraries.

@@ -1,6 +1,6 @@
 //! `platen qat`, and the QAT device for a migration.
 
-use crate::qat_args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs};
+use crate::qat_args::{Accelerator, QatArgs, QatCommand, QatLibraries, SimArgs, SourceAccelerator};
 use crate::qat_status;
 use crate::say::say;
 use anyhow::{bail, ensure, Context};
@@ -32,22 +32,22 @@ const NO_DEVICE: &str =
 /// The device for a source, if one is wanted and available. Reports on stderr if software has to do
 /// the work.
 pub(crate) fn accelerator(
-    wanted: Accelerator,
+    wanted: SourceAccelerator,
     libraries: &QatLibraries,
     settings: Option<Settings>,
 ) -> anyhow::Result<Option<Arc<Qat>>> {
-    let named = settings.map(|settings| settings.codec());
-    if let Some(codec) = named.filter(|codec| *codec != Codec::DeflateQz) {
+    if let Some(settings) = settings.filter(|settings| settings.codec() != Codec::DeflateQz) {
+        let codec = settings.name();
         ensure!(
-            matches!(wanted, Accelerator::Auto | Accelerator::None),
-            "--accelerator {} goes with --codec auto or qatzip, not with {codec}",
-            wanted.name()
+            wanted != SourceAccelerator::Qat,
+            "--accelerator qat goes with --codec auto or qatzip, not with {codec}"
         );
         return Ok(None);
     }
     match wanted {
-        Accelerator::None => Ok(None),
-        Accelerator::Auto => match libraries.start() {
+        // Refused where codec qpl is looked at, unless it is the codec.
+        SourceAccelerator::None | SourceAccelerator::Iaa => Ok(None),
+        SourceAccelerator::Auto => match libraries.start() {
             Ok(qat) => Ok(Some(qat)),
             // With codec auto a device would only be one choice more.
             Err(_) if settings.is_none() => Ok(None),
@@ -56,7 +56,7 @@ pub(crate) fn accelerator(
                 Ok(None)
             }
         },
-        Accelerator::Qat => Ok(Some(libraries.start().context(NO_DEVICE)?)),
+        SourceAccelerator::Qat => Ok(Some(libraries.start().context(NO_DEVICE)?)),
     }
 }
 

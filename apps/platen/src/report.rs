@@ -109,6 +109,9 @@ pub(crate) struct Report {
     /// Counters of each codec thread's accelerator. A receiver counts from its start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) accelerators: Vec<qat::Snapshot>,
+    /// Counters of each codec thread that uses libqpl, with --codec qpl.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) qpl: Vec<qpl::Snapshot>,
     /// Times that every link was lost and a new one was made.
     pub(crate) resumes: u32,
     /// Seconds without any link, counted from the last bytes that arrived.
@@ -161,9 +164,9 @@ impl Report {
             compression_rate: ratio(plain, size),
         });
         report.accelerators = source.accelerators();
+        report.qpl = source.qpl();
         report.cpu_seconds.source = Some(cpu);
-        report.codec =
-            Some(settings.map_or("auto", |settings| settings.codec().name()).to_string());
+        report.codec = Some(settings.map_or("auto", |settings| settings.name()).to_string());
         report.level = settings.map(|settings| settings.level());
         report.auto = Auto::of(source);
         report
@@ -257,6 +260,9 @@ impl Report {
         for (number, accelerator) in self.accelerators.iter().enumerate() {
             line(&format!("accelerator of thread {number}"), summary(accelerator));
         }
+        for (number, one) in self.qpl.iter().enumerate() {
+            line(&format!("libqpl of thread {number}"), by_qpl(one));
+        }
         if self.resumes > 0 {
             line(
                 "resumes",
@@ -334,6 +340,13 @@ pub(crate) fn summary(accelerator: &qat::Snapshot) -> String {
         .collect();
     let software = if reasons.is_empty() { "none".to_owned() } else { reasons.join(", ") };
     format!("{} pieces by the device; in software: {software}", accelerator.by_device)
+}
+
+/// One line about a thread that uses libqpl.
+fn by_qpl(one: &qpl::Snapshot) -> String {
+    let software = one.failures + one.without;
+    let why = one.last_failure.as_ref().map_or(String::new(), |why| format!(" ({why})"));
+    format!("{} units; by libdeflate: {software}{why}", one.units)
 }
 
 /// CPU time of this process so far, user and system, seconds.

@@ -5,6 +5,7 @@ use crate::args::{ConnectOptions, OnOff, SourceOptions};
 use crate::keeper;
 use crate::network;
 use crate::qat_command;
+use crate::qpl_library;
 use crate::report::{process_cpu, Report};
 use crate::say::say;
 use crate::turns_option::TurnsOption;
@@ -51,6 +52,7 @@ impl Plan {
         let connector =
             network::connector(&options.relay.tls, &options.peer, options.peer_name.as_deref())?;
         let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
+        let qpl = qpl_library::for_source(options.accelerator, &options.qpl, settings)?;
         let config = SourceConfig {
             peer: options.peer.clone(),
             connector,
@@ -67,6 +69,7 @@ impl Plan {
             resume: options.relay.resume(),
             connect_timeout: Duration::from_secs(connect.connect_timeout),
             delta_cache: options.delta_cache(),
+            qpl,
         };
         Ok(Self { config, accelerator, settings })
     }

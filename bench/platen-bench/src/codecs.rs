@@ -7,12 +7,14 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{ensure, Context};
 use clap::Args;
 use codec::{Codec, Decoder, Encoder, Settings, UnitHeader};
 use corpus::{is_same_filled, Corpus, PAGE};
+use qpl::Qpl;
 use rustix::time::{clock_gettime, ClockId};
 use serde::Serialize;
 use serde_json::json;
@@ -26,7 +28,7 @@ pub(crate) struct CodecArgs {
     /// MiB of it at most
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     mib: u32,
-    /// CODEC or CODEC:LEVEL
+    /// CODEC or CODEC:LEVEL; qpl is zlib's deflate by Intel's libqpl
     #[arg(
         long,
         value_delimiter = ',',
@@ -34,6 +36,9 @@ pub(crate) struct CodecArgs {
         default_value = "lz4,zstd:-1,zstd:1,zstd:3,zlib:1,zlib:6,qatzip:1"
     )]
     codecs: Vec<Chosen>,
+    /// File of libqpl, for qpl [default: libqpl.so.1 in the dynamic linker's search path]
+    #[arg(long, value_name = "FILE")]
+    qpl_library: Option<PathBuf>,
     /// Pages of a unit
     #[arg(long, value_delimiter = ',', default_value = "1,128",
           value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -54,6 +59,9 @@ impl FromStr for Chosen {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if text == "qpl" {
+            return Ok(Self(Settings::qpl()));
+        }
         let (codec, level) = match text.split_once(':') {
             Some((codec, level)) => {
                 (codec, Some(level.parse().map_err(|_| format!("'{level}' is no level"))?))
@@ -92,13 +100,15 @@ pub(crate) fn run(args: &CodecArgs) -> anyhow::Result<()> {
         "{:<12}{:>9}{:>16}{:>18}{:>10}{:>8}",
         "", "unit", "compress s/GiB", "decompress s/GiB", "faster", "ratio"
     );
+    let is_wanted = args.codecs.iter().any(|chosen| chosen.0.is_qpl());
+    let qpl = is_wanted.then(|| open(args.qpl_library.as_deref())).transpose()?;
     let mut rows = Vec::new();
     for &unit in &args.pages {
         let unit = usize::from(unit) * PAGE;
         let mut benches = args
             .codecs
             .iter()
-            .map(|chosen| Bench::new(chosen.0, unit))
+            .map(|chosen| Bench::new(chosen.0, unit, qpl.as_ref()))
             .collect::<anyhow::Result<Vec<_>>>()?;
         for _ in 0..args.runs {
             benches.iter_mut().try_for_each(|bench| bench.run(&plain))?;
@@ -112,12 +122,20 @@ pub(crate) fn run(args: &CodecArgs) -> anyhow::Result<()> {
             "set": args.set,
             "corpus": corpus.origin().to_string(),
             "bytes": plain.len(),
+            "qpl": qpl.as_ref().map(|qpl| json!({"version": qpl.version(), "path": qpl.path().name()})),
             "rows": rows,
         });
         std::fs::write(path, format!("{figures:#}\n"))
             .with_context(|| format!("cannot write the figures to {}", path.display()))?;
     }
     Ok(())
+}
+
+/// libqpl, and a line about it: a column of figures has no room for its path.
+fn open(library: Option<&std::path::Path>) -> anyhow::Result<Qpl> {
+    let qpl = Qpl::open(Arc::new(qpl::Loaded::new(library)?), qpl::Options::default())?;
+    println!("qpl: libqpl {} on its {} path", qpl.version(), qpl.path());
+    Ok(qpl)
 }
 
 fn pages(corpus: &Corpus, names: &str, mib: usize) -> anyhow::Result<Vec<u8>> {
@@ -144,15 +162,23 @@ struct Bench {
     unit: usize,
     encoder: Encoder,
     decoder: Decoder,
+    /// What libqpl did.
+    made: Option<Arc<qpl::Counters>>,
     /// Header and payload of each unit of the last run.
     units: Vec<(UnitHeader, Vec<u8>)>,
     runs: Vec<Run>,
 }
 
 impl Bench {
-    fn new(settings: Settings, unit: usize) -> anyhow::Result<Self> {
-        let (encoder, decoder) = (Encoder::new(settings)?, Decoder::new());
-        Ok(Self { settings, unit, encoder, decoder, units: Vec::new(), runs: Vec::new() })
+    fn new(settings: Settings, unit: usize, qpl: Option<&Qpl>) -> anyhow::Result<Self> {
+        let (mut encoder, decoder) = (Encoder::new(settings)?, Decoder::new());
+        let compressor = qpl.filter(|_| settings.is_qpl()).map(|qpl| qpl.compressor(unit));
+        let made = compressor.as_ref().map(|compressor| Arc::clone(compressor.counters()));
+        if let Some(compressor) = compressor {
+            encoder = encoder.with_deflate(Box::new(compressor));
+        }
+        let (units, runs) = (Vec::new(), Vec::new());
+        Ok(Self { settings, unit, encoder, decoder, made, units, runs })
     }
 
     fn run(&mut self, plain: &[u8]) -> anyhow::Result<()> {
@@ -172,7 +198,11 @@ impl Bench {
             let before = thread_cpu();
             self.decoder.decode(header, payload, out)?;
             decompress += thread_cpu() - before;
-            ensure!(out == plain, "{} has decoded other bytes", self.settings.codec());
+            ensure!(out == plain, "{} has decoded other bytes", self.settings.name());
+        }
+        if let Some(seen) = self.made.as_ref().map(|made| made.snapshot()) {
+            let why = seen.last_failure.unwrap_or_default();
+            ensure!(seen.failures + seen.without == 0, "libqpl has failed: {why}");
         }
         let gib = plain.len() as f64 / f64::from(1 << 30);
         let [compress, decompress] = [compress, decompress].map(|cpu| cpu.as_secs_f64() / gib);
@@ -186,7 +216,7 @@ impl Bench {
         let ratio = plain.len() as f64 / sent.max(1) as f64;
         let compress = median(self.runs.iter().map(|run| run.compress).collect());
         let decompress = median(self.runs.iter().map(|run| run.decompress).collect());
-        let name = format!("{}:{}", self.settings.codec(), self.settings.level());
+        let name = format!("{}:{}", self.settings.name(), self.settings.level());
         println!(
             "{name:<12}{:>5} KiB{compress:>16.2}{decompress:>18.2}{:>9.1}x{ratio:>8.2}",
             self.unit >> 10,
@@ -214,7 +244,7 @@ mod tests {
     fn every_codec_is_measured_in_both_directions() {
         let plain = pages(&Corpus::made("a test"), "text", 1).unwrap();
         for text in ["lz4", "zstd:1", "zlib:1", "qatzip:1"] {
-            let mut bench = Bench::new(text.parse::<Chosen>().unwrap().0, PAGE).unwrap();
+            let mut bench = Bench::new(text.parse::<Chosen>().unwrap().0, PAGE, None).unwrap();
             bench.run(&plain).unwrap();
             let row = bench.row(&plain);
             assert!(row["ratio"].as_f64().unwrap() > 1.1, "{row}");

@@ -19,6 +19,23 @@ pub struct Encoded {
     pub len: usize,
 }
 
+/// A maker of raw DEFLATE streams besides libdeflate: an accelerator.
+pub trait Deflate: Send {
+    /// Compresses `plain` into the front of `out`. Each [`Deflated::Done`] inflates to `plain`.
+    fn deflate(&mut self, plain: &[u8], out: &mut [u8]) -> Deflated;
+}
+
+/// The result of [`Deflate::deflate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deflated {
+    /// A stream of so many bytes.
+    Done(usize),
+    /// The stream does not fit into `out`.
+    TooLong,
+    /// There is no stream; the encoder makes one by libdeflate.
+    Failed,
+}
+
 /// Compresses units one after the other; owned by one thread.
 ///
 /// A context is created when its codec is first set, and then reused, so that switching codecs
@@ -28,6 +45,8 @@ pub struct Encoder {
     lz4: Option<Lz4>,
     /// For both codecs based on deflate.
     deflate: Option<(i32, libdeflater::Compressor)>,
+    /// For [`Settings::qpl`].
+    other: Option<Box<dyn Deflate>>,
     /// One for the levels that need little memory, one for the others: a single context that
     /// switches between them would free memory and allocate it again.
     zstd: [Option<zstd::Compressor>; 2],
@@ -48,6 +67,7 @@ impl Encoder {
             settings,
             lz4: None,
             deflate: None,
+            other: None,
             zstd: [None, None],
             fixed: None,
             with_dictionary: None,
@@ -86,6 +106,14 @@ impl Encoder {
             this.with_dictionary = Some(WithDictionary::new(settings.level())?);
         }
         Ok(this)
+    }
+
+    /// This encoder, with `other` as the maker of [`Settings::qpl`]'s streams. Without one, and
+    /// where it fails, libdeflate makes them.
+    #[must_use]
+    pub fn with_deflate(mut self, other: Box<dyn Deflate>) -> Self {
+        self.other = Some(other);
+        self
     }
 
     /// The most heap memory, in bytes, of an encoder made [`with_limit`](Self::with_limit).
@@ -169,10 +197,7 @@ impl Encoder {
             Codec::Lz4 => self.lz4.as_mut().and_then(|lz4| lz4.compress(plain, out)),
             // Level 0 writes stored blocks only, which are never smaller.
             Codec::Zlib if self.settings.level() == 0 => None,
-            Codec::Zlib => self
-                .deflate
-                .as_mut()
-                .and_then(|(_, deflate)| deflate.deflate_compress(plain, &mut out[..room]).ok()),
+            Codec::Zlib => self.deflate(plain, &mut out[..room]),
             Codec::DeflateQz => self
                 .deflate
                 .as_mut()
@@ -189,6 +214,19 @@ impl Encoder {
             Some(len) if len <= room => Encoded { codec, len },
             _ => raw,
         }
+    }
+
+    /// A raw DEFLATE stream, by the maker that is set.
+    fn deflate(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
+        if let Some(other) = self.other.as_mut().filter(|_| self.settings.is_qpl()) {
+            match other.deflate(plain, out) {
+                Deflated::Done(len) => return Some(len),
+                Deflated::TooLong => return None,
+                Deflated::Failed => {}
+            }
+        }
+        let (_, deflate) = self.deflate.as_mut()?;
+        deflate.deflate_compress(plain, out).ok()
     }
 
     /// As [`encode`](Self::encode), but uses `dictionary` if it is not empty and for compression,

@@ -45,7 +45,7 @@ mod zstd;
 
 pub use decode::{DecodeError, Decoder};
 pub use dictionary::{train, Dictionary, DictionaryError, MAX_DICTIONARY};
-pub use encode::{Encoded, Encoder};
+pub use encode::{Deflate, Deflated, Encoded, Encoder};
 pub use fill::same_filled;
 pub use settings::{Settings, SettingsError};
 pub use unit::{checksum, HeaderError, UnitHeader};

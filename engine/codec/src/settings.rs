@@ -9,6 +9,7 @@ use crate::Codec;
 pub struct Settings {
     codec: Codec,
     level: i32,
+    by_qpl: bool,
 }
 
 impl Settings {
@@ -26,7 +27,7 @@ impl Settings {
             return match (codec, level) {
                 (Codec::SameFilled, _) => Err(SettingsError::NotSelectable(codec)),
                 (_, Some(level)) => Err(SettingsError::NoLevels { codec, level }),
-                (_, None) => Ok(Self { codec, level: 0 }),
+                (_, None) => Ok(Self { codec, level: 0, by_qpl: false }),
             };
         };
         let level = level.unwrap_or(DEFAULT_LEVEL);
@@ -34,7 +35,28 @@ impl Settings {
             let (min, max) = levels.into_inner();
             return Err(SettingsError::Level { codec, level, min, max });
         }
-        Ok(Self { codec, level })
+        Ok(Self { codec, level, by_qpl: false })
+    }
+
+    /// Units of [`Codec::Zlib`] that Intel's QPL makes, where the encoder has it
+    /// ([`Encoder::with_deflate`](crate::Encoder::with_deflate)). Its level is QPL's default, and
+    /// that of QEMU's method `qpl`.
+    pub fn qpl() -> Self {
+        Self { codec: Codec::Zlib, level: DEFAULT_LEVEL, by_qpl: true }
+    }
+
+    /// Whether these are [`Settings::qpl`].
+    pub fn is_qpl(&self) -> bool {
+        self.by_qpl
+    }
+
+    /// The name in options and reports: "qpl", or the codec's.
+    pub fn name(&self) -> &'static str {
+        if self.by_qpl {
+            "qpl"
+        } else {
+            self.codec.name()
+        }
     }
 
     /// The codec that is tried on each unit.
@@ -52,7 +74,7 @@ impl Default for Settings {
     /// zstd level 1: the best ratio for the CPU time on guest memory, and the default of QEMU's
     /// multifd zstd.
     fn default() -> Self {
-        Self { codec: Codec::Zstd, level: DEFAULT_LEVEL }
+        Self { codec: Codec::Zstd, level: DEFAULT_LEVEL, by_qpl: false }
     }
 }
 

@@ -141,6 +141,8 @@ impl Figures {
         codecs.extend(Some(Codec::DeflateQz).filter(|_| self.qat > 0));
         let named = codecs.into_iter().filter_map(|codec| Settings::new(codec, Some(1)).ok());
         methods.extend(named.map(Method::PlatenWith));
+        let qpl = self.sampled.first.of(Settings::qpl()).filter(|one| one.pages > 0);
+        methods.extend(qpl.map(|one| Method::PlatenWith(one.settings)));
         methods
     }
 
@@ -191,7 +193,7 @@ impl Figures {
         let Some(zstd_1) = sampled.first.zstd_1().copied() else { return sampled };
         for one in &mut sampled.first.0 {
             match one.settings.codec() {
-                Codec::Zlib => {
+                Codec::Zlib if !one.settings.is_qpl() => {
                     one.cpu_ns = scaled(zstd_1.cpu_ns, &zstd_1, one, costs.zlib[0]);
                     one.decode_ns = scaled(zstd_1.decode_ns, &zstd_1, one, costs.zlib[1]);
                 }

@@ -2,8 +2,10 @@
 
 use crate::pages::built_in;
 use crate::vm::Saved;
+use codec::Deflate;
 use codec::{Codec, Decoder, Encoder, Settings, UnitHeader};
 use forecast::{Candidate, Sampled};
+use qpl::Qpl;
 use rehearse::{measure_pages, Page};
 use rustix::time::{clock_gettime, ClockId};
 use std::time::{Duration, Instant};
@@ -38,20 +40,21 @@ pub struct Measured {
 }
 
 /// Measures the codecs on `saved`, and on `later`, the same ranges some seconds later; on built-in
-/// pages without them. It takes about `time`.
+/// pages without them. It takes about `time`. With `qpl` it is one more codec.
 ///
 /// # Errors
 /// A codec cannot be set up, or decodes to other bytes.
 pub fn measure(
     saved: Option<&Saved>,
     later: Option<&Saved>,
+    qpl: Option<&Qpl>,
     time: Duration,
 ) -> Result<Measured, String> {
     let made = built_in();
     let of = |(nth, bytes)| Page { address: (nth * PAGE) as u64, bytes };
     let made: Vec<Page<'_>> = made.chunks(PAGE).enumerate().map(of).collect();
     let zstd_1 = [Settings::default()];
-    let on_made = measure_pages(&made, &[], &zstd_1, time / 8)?;
+    let on_made = measure_pages(&made, &[], &zstd_1, None, time / 8)?;
     let reference = on_made.first.zstd_1().map_or(0.0, Candidate::cost);
     let from = |page: crate::vm::SavedPage<'_>| (page.address, page.bytes.to_vec());
     let owned: Vec<(u64, Vec<u8>)> = saved.into_iter().flat_map(Saved::pages).map(from).collect();
@@ -67,7 +70,11 @@ pub fn measure(
     let is_data = |page: &Page<'_>| page.bytes.iter().any(|byte| *byte != 0);
     let is_guest = guest.iter().any(is_data);
     let (origin, pages) = if is_guest { (Origin::Guest, &guest) } else { (Origin::BuiltIn, &made) };
-    let sampled = measure_pages(pages, &again, &settings(), time / 2)?;
+    let compressor = qpl.map(|qpl| qpl.compressor(codec::MAX_PLAIN));
+    let compressor = compressor.map(|one| -> Box<dyn Deflate> { Box::new(one) });
+    let mut all = settings();
+    all.extend(qpl.map(|_| Settings::qpl()));
+    let sampled = measure_pages(pages, &again, &all, compressor, time / 2)?;
     let single = single(pages, time / 4)?;
     Ok(Measured { origin, sampled, single, reference, first_touch: first_touch() })
 }
@@ -141,7 +148,7 @@ mod tests {
 
     #[test]
     fn built_in_pages_are_measured_with_every_codec_and_labelled() {
-        let found = measure(None, None, Duration::from_secs(60)).unwrap();
+        let found = measure(None, None, None, Duration::from_secs(60)).unwrap();
         assert_eq!(found.origin, Origin::BuiltIn);
         assert_eq!(found.sampled.first.0.len(), 9);
         assert!(found.sampled.first.0.iter().all(|one| one.pages > 0), "{found:?}");

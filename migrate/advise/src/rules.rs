@@ -52,8 +52,10 @@ pub fn rules(found: &Accelerators, bound_by_link: bool, alone_is_best: bool) -> 
             rule: "qpl in all other cases",
             applies: third,
             because: if third {
-                format!("{counts}: multifd-compression qpl of a QEMU from 9.1 on that was built with it; \
-                         platen has no codec for IAA")
+                format!(
+                    "{counts}: `platen migrate --codec qpl`, or multifd-compression qpl of a QEMU \
+                         from 9.1 on that was built with it"
+                )
             } else {
                 counts
             },

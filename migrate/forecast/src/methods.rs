@@ -68,6 +68,7 @@ impl Method {
     pub fn name(self) -> &'static str {
         match self {
             Self::Platen => "platen",
+            Self::PlatenWith(settings) if settings.is_qpl() => "platen, qpl",
             Self::PlatenWith(settings) => match settings.codec() {
                 Codec::Raw | Codec::SameFilled => "platen, none",
                 Codec::Lz4 => "platen, lz4",
@@ -185,7 +186,7 @@ impl Setup {
                 self.platen(auto(sampled.first.clone()), auto(sampled.again()), link, max)
             }
             Method::PlatenWith(settings) => {
-                let first = sampled.first.named(settings.codec(), settings.level());
+                let first = sampled.first.of(settings);
                 let again = first.map(|first| sampled.again_whole(first));
                 let of = |one: Option<Candidate>| Sizes(one.into_iter().collect());
                 self.platen(of(first.copied()), of(again), link, max)

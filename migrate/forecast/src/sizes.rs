@@ -71,9 +71,14 @@ impl Sizes {
         self.named(Codec::Zstd, 1)
     }
 
-    /// The candidate of this codec and level.
+    /// The candidate of this codec and level, made by platen's own software.
     pub fn named(&self, codec: Codec, level: i32) -> Option<&Candidate> {
-        self.0.iter().find(|one| (one.settings.codec(), one.settings.level()) == (codec, level))
+        self.of(Settings::new(codec, Some(level)).ok()?)
+    }
+
+    /// The candidate of these settings.
+    pub fn of(&self, settings: Settings) -> Option<&Candidate> {
+        self.0.iter().find(|one| one.settings == settings)
     }
 }
 

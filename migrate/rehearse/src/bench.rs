@@ -1,6 +1,6 @@
 //! Encodes and decodes chunks as the relays' codec threads do, and takes the time.
 
-use codec::{Codec, Decoder, Encoded, Encoder, Settings, UnitHeader};
+use codec::{Codec, Decoder, Deflate, Encoded, Encoder, Settings, UnitHeader};
 use rustix::time::{clock_gettime, ClockId};
 use stream::Token;
 
@@ -46,6 +46,12 @@ impl Bench {
             decoded: vec![0; largest],
             plain: vec![0; largest],
         })
+    }
+
+    /// The same bench with a maker of [`Settings::qpl`]'s streams.
+    pub(crate) fn with_deflate(mut self, other: Box<dyn Deflate>) -> Self {
+        self.encoder = self.encoder.with_deflate(other);
+        self
     }
 
     /// Packs and encodes a chunk, as a relay's codec thread does.

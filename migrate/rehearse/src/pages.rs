@@ -1,7 +1,7 @@
 //! Measures codecs on pages that were read otherwise than from a stream.
 
 use crate::bench::{Bench, Chunk};
-use codec::Settings;
+use codec::{Deflate, Settings};
 use forecast::{Candidate, Sampled, Sizes};
 use relay::take_differences;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub struct Page<'a> {
 /// The sizes and costs of `pages` with each of `settings`, packed and encoded as a relay does it,
 /// and decoded as the other one does. `again` are pages of the same addresses as they were later:
 /// they are measured as differences, and whole with zstd 1. Pages of zeros do not count. It ends
-/// after the chunk at which `time` is over.
+/// after the chunk at which `time` is over. `qpl` makes the streams of [`Settings::qpl`].
 ///
 /// # Errors
 /// An encoder cannot be made, or decodes to other bytes.
@@ -36,9 +36,13 @@ pub fn measure_pages(
     pages: &[Page<'_>],
     again: &[Page<'_>],
     settings: &[Settings],
+    qpl: Option<Box<dyn Deflate>>,
     time: Duration,
 ) -> Result<Sampled, String> {
     let mut bench = Bench::new(CHUNK * RECORD + delta::TABLE_ROOM)?;
+    if let Some(qpl) = qpl {
+        bench = bench.with_deflate(qpl);
+    }
     let until = Instant::now() + time;
     let first = chunks(pages);
     let mut sums: Vec<Candidate> = settings.iter().map(|one| Candidate::new(*one)).collect();
@@ -169,7 +173,7 @@ mod tests {
         let memory = memory();
         let settings = [Settings::new(Codec::Raw, None).unwrap(), Settings::default()];
         let sampled =
-            measure_pages(&pages(&memory), &[], &settings, Duration::from_secs(300)).unwrap();
+            measure_pages(&pages(&memory), &[], &settings, None, Duration::from_secs(300)).unwrap();
         let [none, zstd] = sampled.first.0[..] else { panic!("{sampled:?}") };
         assert_eq!((none.pages, zstd.pages), (280 * 4096, 280 * 4096));
         assert!(none.size() > 0.95 && none.size() <= 1.01, "{none:?}");
@@ -186,7 +190,8 @@ mod tests {
         }
         let settings = [Settings::default()];
         let long = Duration::from_secs(300);
-        let sampled = measure_pages(&pages(&memory), &pages(&later), &settings, long).unwrap();
+        let sampled =
+            measure_pages(&pages(&memory), &pages(&later), &settings, None, long).unwrap();
         let (again, whole) = (sampled.again.0[0], sampled.again_whole.unwrap());
         assert!(again.size() < whole.size() / 4.0, "{again:?} {whole:?}");
     }
@@ -194,7 +199,8 @@ mod tests {
     #[test]
     fn no_pages_and_pieces_of_pages_are_no_error() {
         let odd = [Page { address: 0, bytes: &[1; 100] }];
-        let sampled = measure_pages(&odd, &odd, &[Settings::default()], Duration::ZERO).unwrap();
+        let sampled =
+            measure_pages(&odd, &odd, &[Settings::default()], None, Duration::ZERO).unwrap();
         assert!(sampled.first.is_empty());
     }
 }

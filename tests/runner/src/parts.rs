@@ -36,10 +36,11 @@ const SHARDS: usize = 2;
 type Fetched = (&'static str, &'static [&'static str], &'static str);
 
 /// The builds that `make test` and `make proof` need.
-const FETCHED: [Fetched; 4] = [
+const FETCHED: [Fetched; 5] = [
     ("scripts/fetch-qemu", &["10"], "PLATEN_SKIP_QEMU10"),
     ("scripts/fetch-linux612", &[], SKIP_SWAP),
     ("scripts/fetch-qat", &[], "PLATEN_SKIP_QAT"),
+    ("scripts/fetch-qpl", &[], "PLATEN_SKIP_QPL"),
     ("scripts/fetch-libvirt", &[], SKIP_LIBVIRT),
 ];
 

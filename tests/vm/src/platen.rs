@@ -32,6 +32,13 @@ pub struct Receive {
     pub peer: SocketAddr,
 }
 
+const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// Whether `scripts/fetch-qpl` has unpacked Intel's libqpl. `--codec qpl` then runs with it.
+pub fn has_qpl() -> bool {
+    Path::new(REPOSITORY).join("target/qpl/.complete").exists()
+}
+
 /// The time limit of a relay's start.
 const LISTENS: Duration = Duration::from_secs(300);
 
@@ -223,7 +230,11 @@ impl Platen {
     /// When it cannot be started.
     pub fn start(lab: &Lab, what: &str, side: Side, words: &[&str]) -> Result<Self> {
         let json = lab.scratch("report");
-        let mut argv = vec![binary()?.display().to_string()];
+        let mut argv = Vec::new();
+        if words.windows(2).any(|pair| *pair == ["--codec", "qpl"]) && has_qpl() {
+            argv.push(format!("{REPOSITORY}/scripts/with-qpl"));
+        }
+        argv.push(binary()?.display().to_string());
         argv.extend(words.iter().map(|word| String::from(*word)));
         argv.extend(["--json".into(), json.display().to_string()]);
         Ok(Self { process: lab.spawn(what, side, &argv)?, json })

@@ -78,6 +78,7 @@ impl Addresses {
             Method::QemuZstd => multifd("zstd"),
             Method::QemuZlib => multifd("zlib"),
             Method::Platen => platen(""),
+            Method::PlatenWith(settings) if settings.is_qpl() => platen(" --codec qpl"),
             Method::PlatenWith(settings) => match settings.codec() {
                 Codec::DeflateQz => platen(" --codec qatzip --accelerator qat"),
                 codec => platen(&format!(" --codec {codec}")),

@@ -10,6 +10,7 @@ use advise::{Destination, Figures, Host, Measured};
 use anyhow::Context;
 use forecast::{Link, Pass, QemuSettings};
 use qmp::Qmp;
+use qpl::Qpl;
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub(super) struct Gathered {
     /// The guest's writes; `None`: not measured.
     pub(super) passes: Option<Vec<Pass>>,
     pub(super) measured: Measured,
+    /// libqpl, if it can be loaded.
+    pub(super) qpl: Option<Qpl>,
     /// Cores that this process may use, and those that are free.
     pub(super) cores: f64,
     pub(super) free: f64,
@@ -57,7 +60,13 @@ pub(super) fn gather(args: &AdviseArgs, go_on: &dyn Fn() -> bool) -> anyhow::Res
     let looked = looked.transpose()?.unwrap_or_default();
     let time = Duration::from_secs(args.seconds);
     let [saved, later] = &looked.saved;
-    let measured = advise::measure(saved.as_ref(), later.as_ref(), time);
+    let qpl = match args.qpl.open() {
+        Ok(qpl) => Some(qpl),
+        // Most hosts have none.
+        Err(_) if args.qpl.qpl_library.is_none() => None,
+        Err(error) => return Err(error),
+    };
+    let measured = advise::measure(saved.as_ref(), later.as_ref(), qpl.as_ref(), time);
     let measured =
         measured.map_err(|error| anyhow::anyhow!("cannot measure the codecs: {error}"))?;
     let mut gathered = Gathered {
@@ -65,6 +74,7 @@ pub(super) fn gather(args: &AdviseArgs, go_on: &dyn Fn() -> bool) -> anyhow::Res
         vm: looked.vm,
         passes: looked.passes,
         measured,
+        qpl,
         cores: std::thread::available_parallelism().map_or(1, usize::from) as f64,
         free: load.cores_to_get(host.load.map_or(0.0, |load| load[0])),
         host,
@@ -162,6 +172,12 @@ fn machine(args: &AdviseArgs, known: &Gathered, what_if: &WhatIf, over: Over) ->
         let mb = most as f64 / 1e6;
         assumed.push(format!(
             "QEMU alone keeps to its max-bandwidth, {mb:.0} MB/s (`migrate_set_parameter max-bandwidth 0` lifts it)"
+        ));
+    }
+    if let Some(qpl) = known.qpl.as_ref().filter(|qpl| qpl.path() == qpl::Path::Software) {
+        let version = qpl.version();
+        assumed.push(format!(
+            "codec qpl is libqpl {version} in software: it has found no IAA device here"
         ));
     }
     let version = vm.map_or((9, 1), |vm| vm.version);

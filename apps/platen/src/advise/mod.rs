@@ -17,6 +17,7 @@ mod text;
 mod what_if;
 
 use crate::args::TlsOptions;
+use crate::qat_args::QplLibrary;
 use crate::say::show;
 use anyhow::{ensure, Context};
 use clap::Args;
@@ -66,6 +67,8 @@ pub(crate) struct AdviseArgs {
     /// Seconds for which the codecs are measured, 1 to 60
     #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=60))]
     seconds: u64,
+    #[command(flatten)]
+    qpl: QplLibrary,
     #[command(flatten)]
     tls: TlsOptions,
     /// Write the report to this file as one line of JSON

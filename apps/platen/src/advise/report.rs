@@ -95,6 +95,16 @@ pub(super) struct Advice {
     pub(super) rules: Vec<Rule>,
 }
 
+/// Intel's libqpl, with which codec qpl was measured.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct QplFound {
+    /// Version of libqpl.
+    pub(super) version: String,
+    /// What compresses: hardware (an IAA device) or software (the CPU).
+    pub(super) path: &'static str,
+}
+
 /// The report of `platen advise`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -114,6 +124,9 @@ pub(super) struct Report {
     pub(super) codecs_again: Vec<Codec>,
     /// Codecs on single pages of 4 KiB.
     pub(super) codecs_single: Vec<Codec>,
+    /// Intel's libqpl; left out where it cannot be loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) qpl: Option<QplFound>,
     /// CPU time of the first write to a page of 4 KiB on this host, microseconds.
     pub(super) first_touch: f64,
     /// Advice for each machine and link.
@@ -135,7 +148,7 @@ pub(super) fn whole(number: f64) -> u64 {
 fn codecs(all: &[Candidate]) -> Vec<Codec> {
     let speed = |cost: f64| if cost > 0.0 { 1e3 / cost } else { 0.0 };
     let of = |one: &Candidate| Codec {
-        codec: one.settings.codec().name(),
+        codec: one.settings.name(),
         level: one.settings.level(),
         ratio: 1.0 / one.size().max(1e-6),
         compress: speed(one.cost()),
@@ -217,6 +230,10 @@ impl Report {
             codecs: codecs(&measured.sampled.first.0),
             codecs_again: codecs(&measured.sampled.again.0),
             codecs_single: codecs(&measured.single),
+            qpl: known
+                .qpl
+                .as_ref()
+                .map(|qpl| QplFound { version: qpl.version().to_owned(), path: qpl.path().name() }),
             first_touch: measured.first_touch * 4.096,
             advice: advice.collect(),
             memory: advise::compressed_memory(&known.host, known.free, &measured.single),

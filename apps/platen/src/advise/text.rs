@@ -1,6 +1,6 @@
 //! The report for people.
 
-use super::report::{Advice, Choice, Codec, Report};
+use super::report::{Advice, Choice, Codec, QplFound, Report};
 use crate::size::Size;
 use advise::{Feature, Origin, Verdict};
 use std::fmt::Write;
@@ -60,9 +60,13 @@ impl Report {
         }
         match found.iaa.len() {
             0 => writeln!(out, "  IAA           none")?,
-            count => {
-                writeln!(out, "  IAA           {count} devices; platen has no codec for them")?
+            count => writeln!(out, "  IAA           {count} devices (--codec qpl)")?,
+        }
+        match &self.qpl {
+            Some(QplFound { version, path }) => {
+                writeln!(out, "  libqpl        {version}, {path} path")?
             }
+            None => writeln!(out, "  libqpl        none")?,
         }
         let features =
             [("ublk", host.kernel.ublk), ("NBD", host.kernel.nbd), ("FUSE", host.kernel.fuse)];
@@ -256,6 +260,7 @@ mod tests {
             codecs: Vec::new(),
             codecs_again: Vec::new(),
             codecs_single: Vec::new(),
+            qpl: None,
             first_touch: 0.5,
             advice: vec![advice()],
             memory: MemoryAdvice {

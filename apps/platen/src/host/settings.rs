@@ -24,6 +24,10 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Config> {
 /// Codec and level; `None` for auto.
 fn codec(config: &Config) -> anyhow::Result<Option<CodecSettings>> {
     let choice: CodecChoice = config.codec.parse().map_err(anyhow::Error::msg)?;
+    ensure!(
+        choice != CodecChoice::Qpl,
+        "codec qpl is for `platen migrate` and `platen relay`; zlib makes the same units here"
+    );
     choice.settings(config.level)
 }
 
@@ -186,6 +190,7 @@ impl Settings {
             // A host whose service cannot be reached is a failure at once.
             connect_timeout: Duration::ZERO,
             delta_cache: if codec.is_none() { delta_cache_default() } else { 0 },
+            qpl: None,
         })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::auto::AutoConfig;
 use codec::Settings;
+use qpl::Qpl;
 use session::Setup;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,4 +46,6 @@ pub struct SourceConfig {
     /// sent again goes as its difference; 0 for none. With `auto` only while the link is the
     /// bottleneck.
     pub delta_cache: u64,
+    /// libqpl, for codec qpl; without it, and for what it does not do, libdeflate compresses.
+    pub qpl: Option<Qpl>,
 }

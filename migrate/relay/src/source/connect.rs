@@ -96,7 +96,8 @@ impl Source {
         }
         candidates.keep_known(&welcome.codecs);
         let settings = candidates.first(config);
-        let (pool, accelerators) = codec_threads(config, settings, &grants, accelerator)?;
+        let CodecThreads { pool, accelerators, qpl } =
+            codec_threads(config, settings, &grants, accelerator)?;
         let threads = config.compress_threads.max(1);
         let auto = config.auto.as_ref();
         let auto = auto.map(|auto| Arc::new(Auto::new(auto, candidates.all, threads)));
@@ -107,6 +108,7 @@ impl Source {
             spare: Arc::new(Ring::new(256)),
             counters: Arc::new(Counters::default()),
             accelerators,
+            qpl,
             settings,
             auto,
             page_size: config.page_size as usize,
@@ -216,10 +218,14 @@ fn hello(config: &SourceConfig, candidates: &Candidates) -> Result<Hello, RelayE
     })
 }
 
-/// The threads, and the counters of their devices.
-type CodecThreads = (Arc<Pool<super::encode::EncodeJob>>, Vec<Arc<qat::Counters>>);
+/// The threads, and the counters of their devices and of libqpl.
+struct CodecThreads {
+    pool: Arc<Pool<super::encode::EncodeJob>>,
+    accelerators: Vec<Arc<qat::Counters>>,
+    qpl: Vec<Arc<qpl::Counters>>,
+}
 
-/// Starts the codec threads; also returns their accelerators' counters.
+/// Starts the codec threads.
 fn codec_threads(
     config: &SourceConfig,
     settings: Settings,
@@ -227,13 +233,15 @@ fn codec_threads(
     accelerator: Option<&Arc<qat::Qat>>,
 ) -> Result<CodecThreads, RelayError> {
     // Contexts are created here, so that a wrong level is an error and not a dead thread.
-    let (mut contexts, mut accelerators) = (Vec::new(), Vec::new());
+    let (mut contexts, mut accelerators, mut qpl) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..config.compress_threads.max(1) {
-        let context = EncodeContext::new(settings, grants.chunk_bytes, accelerator);
+        let context =
+            EncodeContext::new(settings, grants.chunk_bytes, accelerator, config.qpl.as_ref());
         let context = context.map_err(|error| RelayError::Unsupported {
-            what: format!("cannot use codec {}: {error}", settings.codec().name()),
+            what: format!("cannot use codec {}: {error}", settings.name()),
         })?;
         accelerators.extend(context.accelerator());
+        qpl.extend(context.qpl());
         contexts.push(context);
     }
     let threads = PoolConfig { threads: contexts.len(), name: "compress", ..PoolConfig::default() };
@@ -242,7 +250,7 @@ fn codec_threads(
         what: "cannot start the codec threads".into(),
         source,
     })?;
-    Ok((pool, accelerators))
+    Ok(CodecThreads { pool, accelerators, qpl })
 }
 
 /// Adds link 0 and opens the others. `hello` has the session's token.

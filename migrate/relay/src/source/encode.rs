@@ -3,11 +3,12 @@
 use crate::auto::assigned::{Assigned, Begun};
 use crate::counters::Counters;
 use crate::units::{raw, CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
-use codec::{Codec, Encoded, Encoder, Settings, UnitHeader};
+use codec::{Codec, Encoded, Encoder, Settings, UnitHeader, MAX_PLAIN};
 use offload::{Carry, Done, Offload, Streams};
 use pages::Slot;
 use pipeline::{Job, Ticket};
 use qat::{Direction, Engine, EngineOptions, Qat};
+use qpl::Qpl;
 use ring::Ring;
 use session::{Header, Outgoing, FLAG_PACKED};
 use std::sync::Arc;
@@ -18,14 +19,17 @@ pub(crate) struct EncodeContext {
     encoder: Encoder,
     packed: Box<[u8]>,
     offload: Option<Offload<Encoding>>,
+    qpl: Option<Arc<qpl::Counters>>,
 }
 
 impl EncodeContext {
-    /// With a device and codec qatzip, the thread claims an instance.
+    /// With a device and codec qatzip, the thread claims an instance; with libqpl and codec qpl, it
+    /// has a job of its own.
     pub(crate) fn new(
         settings: Settings,
         chunk_bytes: usize,
         device: Option<&Arc<Qat>>,
+        qpl: Option<&Qpl>,
     ) -> Result<Self, codec::SettingsError> {
         let packed = vec![0; chunk_bytes].into_boxed_slice();
         let device = device.filter(|_| settings.codec() == Codec::DeflateQz);
@@ -38,12 +42,23 @@ impl EncodeContext {
             };
             Offload::new(Engine::new(Some(qat), options), CHUNKS_ON_DEVICE, chunk_bytes)
         });
-        Ok(Self { encoder: Encoder::new(settings)?, packed, offload })
+        let mut encoder = Encoder::new(settings)?;
+        let compressor = qpl.filter(|_| settings.is_qpl()).map(|qpl| qpl.compressor(MAX_PLAIN));
+        let qpl = compressor.as_ref().map(|compressor| Arc::clone(compressor.counters()));
+        if let Some(compressor) = compressor {
+            encoder = encoder.with_deflate(Box::new(compressor));
+        }
+        Ok(Self { encoder, packed, offload, qpl })
     }
 
     /// The device's counters, if there is one.
     pub(crate) fn accelerator(&self) -> Option<Arc<qat::Counters>> {
         self.offload.as_ref().map(|offload| offload.engine().counters().clone())
+    }
+
+    /// The counters of libqpl, if this thread uses it.
+    pub(crate) fn qpl(&self) -> Option<Arc<qpl::Counters>> {
+        self.qpl.clone()
     }
 }
 

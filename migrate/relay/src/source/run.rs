@@ -114,6 +114,11 @@ impl Source {
         &self.shared.counters
     }
 
+    /// Counters of the codec threads that use libqpl; empty without any.
+    pub fn qpl(&self) -> Vec<qpl::Snapshot> {
+        self.shared.qpl.iter().map(|counters| counters.snapshot()).collect()
+    }
+
     /// Counters of the codec threads' accelerators; empty without any.
     pub fn accelerators(&self) -> Vec<qat::Snapshot> {
         self.shared.accelerators.iter().map(|counters| counters.snapshot()).collect()

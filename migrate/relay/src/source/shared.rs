@@ -108,6 +108,8 @@ pub(super) struct Shared {
     pub(super) counters: Arc<Counters>,
     /// One for each codec thread with an accelerator.
     pub(super) accelerators: Vec<Arc<qat::Counters>>,
+    /// One for each codec thread with libqpl.
+    pub(super) qpl: Vec<Arc<qpl::Counters>>,
     pub(super) settings: Settings,
     pub(super) auto: Option<Arc<Auto>>,
     pub(super) page_size: usize,

@@ -199,6 +199,8 @@ pub(crate) struct Options {
     pub(crate) resume: Duration,
     pub(crate) delta_cache: u64,
     pub(crate) accelerator: Option<Arc<Qat>>,
+    /// Sends by codec qpl.
+    pub(crate) qpl: Option<qpl::Qpl>,
 }
 
 impl Default for Options {
@@ -215,6 +217,7 @@ impl Default for Options {
             resume: Duration::ZERO,
             delta_cache: 0,
             accelerator: None,
+            qpl: None,
         }
     }
 }
@@ -223,7 +226,10 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
     SourceConfig {
         peer: peer.to_string(),
         connector: options.connector,
-        settings: Settings::new(options.codec, options.level).unwrap(),
+        settings: match options.qpl {
+            Some(_) => Settings::qpl(),
+            None => Settings::new(options.codec, options.level).unwrap(),
+        },
         auto: options.auto.then(relay::AutoConfig::default),
         compress_threads: options.threads,
         compress_wait_thread: options.wait,
@@ -236,6 +242,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         resume: options.resume,
         connect_timeout: Duration::ZERO,
         delta_cache: options.delta_cache,
+        qpl: options.qpl,
     }
 }
 
@@ -285,6 +292,11 @@ impl Sending {
     /// Pieces compressed by a device.
     pub(crate) fn by_device(&self) -> u64 {
         by_device(&self.source.accelerators())
+    }
+
+    /// Counters of the codec threads that use libqpl.
+    pub(crate) fn qpl(&self) -> Vec<qpl::Snapshot> {
+        self.source.qpl()
     }
 
     pub(crate) fn is_running(&self) -> bool {

@@ -11,6 +11,9 @@ mod barriers;
 mod commit;
 mod cutter;
 mod deltas;
+#[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
+#[path = "../../../../accel/qpl/tests/fake/mod.rs"]
+mod fake_qpl;
 mod flood;
 mod fronts;
 mod harness;
@@ -19,6 +22,7 @@ mod link_rate;
 mod lost_peer;
 mod postcopy;
 mod proxy;
+mod qpl_units;
 mod resume;
 mod secured;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]

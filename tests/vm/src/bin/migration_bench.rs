@@ -83,6 +83,7 @@ fn catalogue() -> Vec<(&'static str, Method)> {
         ("platen-zlib-single", Method::platen(&["--codec", "zlib", "--channels", "0"])),
         ("platen-none-single", Method::platen(&["--codec", "none", "--channels", "0"])),
         ("platen-qatzip-software", Method::platen(&["--codec", "qatzip", "--channels", "0"])),
+        ("platen-qpl-software", Method::platen(&["--codec", "qpl", "--channels", "0"])),
         ("platen-qatzip-simulated", Method::PlatenSimulatedQat("")),
         ("platen-qatzip-simulated-silent", Method::PlatenSimulatedQat("at 2000 silence")),
         ("platen-default", Method::platen(&[])),

@@ -1,6 +1,6 @@
 //! Codec qatzip on the simulated QAT device (which says nothing about a real one's speed), with and
-//! without faults during the migration: the VM arrives intact, and the report says what did the
-//! work.
+//! without faults during the migration, and codec qpl by libqpl's software path: the VM arrives
+//! intact, and the report says what did the work.
 
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use vm_tests::platen;
 use vm_tests::SimulatedQat;
 
-use crate::stage::{Stage, LOAD};
+use crate::stage::{Skip, Stage, LOAD};
 use crate::Scenario;
 
 /// The side that must have done some of the work.
@@ -64,6 +64,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         .chain([
             Scenario::new("a_simulated_device_that_lies_costs_the_migration_at_most", lies),
             Scenario::new("qatzip_without_a_device_is_software_or_refused", absent),
+            Scenario::new("qpl_by_intel_s_library_in_software", by_libqpl),
+            Scenario::new("qpl_without_its_library_is_software_or_refused", without_libqpl),
         ])
         .collect()
 }
@@ -183,5 +185,59 @@ fn absent(stage: &mut Stage) -> Result<()> {
         destination.guest.verify().context("in the destination")?;
         stage.park(destination);
     }
+    Ok(())
+}
+
+/// libqpl compresses, and a receiver without it decompresses.
+fn by_libqpl(stage: &mut Stage) -> Result<()> {
+    if !platen::has_qpl() {
+        ensure!(
+            std::env::var("PLATEN_SKIP_QPL").is_ok_and(|value| value == "1"),
+            "there is no libqpl here: `scripts/fetch-qpl` fetches it"
+        );
+        return Err(Skip("libqpl is missing, as PLATEN_SKIP_QPL says").into());
+    }
+    let mut vm = stage.vm()?;
+    vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    let flags = ["--channels", "0", "--codec", "qpl"];
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
+    migrate.arrive(&mut vm, LIMIT).with_context(|| receive.platen.process.tail())?;
+    receive.platen.succeed(LIMIT)?;
+    destination.assert_running()?;
+    destination.guest.stop()?;
+    destination.guest.verify().context("in the destination")?;
+    let said = migrate.process.output();
+    ensure!(said.contains("codec qpl by libqpl 1."), "it does not say what compresses: {said}");
+    let report = migrate.report()?;
+    let threads = report["qpl"].as_array().context("no counters of libqpl")?;
+    let sum = |key: &str| threads.iter().filter_map(|one| one[key].as_u64()).sum::<u64>();
+    ensure!(report["codec"] == "qpl" && sum("units") > 100, "libqpl did nothing: {report}");
+    ensure!(sum("verified") > 0 && sum("failures") + sum("without") == 0, "{report}");
+    stage.park(destination);
+    Ok(())
+}
+
+/// Without libqpl `auto` makes the same units by libdeflate and says so; `iaa` refuses before it
+/// changes anything.
+fn without_libqpl(stage: &mut Stage) -> Result<()> {
+    let mut vm = stage.vm()?;
+    let mut destination = stage.lab.incoming_for(&vm)?;
+    let mut receive = platen::receive(&stage.lab, &destination, &[])?;
+    let common = ["--channels", "0", "--codec", "qpl", "--qpl-library", "/nowhere/libqpl.so.1"];
+    let strict = [common.as_slice(), &["--accelerator", "iaa"]].concat();
+    let mut refused = platen::migrate(&stage.lab, &vm, receive.peer, &strict)?;
+    let complaints = refused.fail(LIMIT)?;
+    ensure!(complaints.contains("cannot load /nowhere/libqpl.so.1"), "no reason: {complaints}");
+    vm.assert_running()?;
+    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &common)?;
+    migrate.arrive(&mut vm, LIMIT).with_context(|| receive.platen.process.tail())?;
+    receive.platen.succeed(LIMIT)?;
+    let said = migrate.process.output();
+    ensure!(said.contains("codec qpl by libdeflate: cannot load"), "it does not say so: {said}");
+    destination.assert_running()?;
+    destination.guest.verify().context("in the destination")?;
+    stage.park(destination);
     Ok(())
 }

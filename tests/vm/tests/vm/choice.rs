@@ -29,6 +29,8 @@ const QUICK: &[&str] = &[
     "qatzip_decompressed_on_a_simulated_device_reset",
     "a_simulated_device_that_lies_costs_the_migration_at_most",
     "qatzip_without_a_device_is_software_or_refused",
+    "qpl_by_intel_s_library_in_software",
+    "qpl_without_its_library_is_software_or_refused",
     "qemu_7_rehearsal_killed_before_switchover",
     "advice_for_a_running_vm_changes_nothing",
     "cancel_by_ctrl_c_2_channels",

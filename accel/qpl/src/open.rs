@@ -1,0 +1,159 @@
+//! A library that was looked at: its version, the size of its jobs, and a unit there and back.
+
+use crate::abi::QplJob;
+use crate::compressor::{inflates_to, Compressor, Options};
+use crate::library::{Library, Path, Status};
+use codec::{Deflate, Deflated, MAX_PLAIN};
+use std::sync::Arc;
+
+/// Bytes that no job takes less of: the public part of `qpl_job`.
+#[expect(clippy::cast_possible_truncation, reason = "some hundred bytes")]
+const LEAST_JOB: u32 = size_of::<QplJob>() as u32;
+/// The most bytes of a job that are believed: 1.9.0 takes less than 2 MiB.
+const MOST_JOB: u32 = 32 << 20;
+/// Bytes of the unit that is made and read at the beginning.
+const KNOWN: usize = 64 << 10;
+
+/// Why a library is not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another version than 1.x.
+    #[error("libqpl says that it is version '{0}', expected 1.x")]
+    Version(String),
+    /// Not on this path.
+    #[error("libqpl has no {path} path here: {status}")]
+    Unavailable {
+        /// The path.
+        path: Path,
+        /// Its answer.
+        status: Status,
+    },
+    /// A job of a size that none has.
+    #[error("libqpl says that a job of the {path} path takes {size} bytes, expected {LEAST_JOB} to {MOST_JOB}")]
+    JobSize {
+        /// The path.
+        path: Path,
+        /// Its answer.
+        size: u32,
+    },
+    /// It does not make a known unit.
+    #[error("libqpl does not compress a known unit of {KNOWN} bytes on its {path} path: {reason}")]
+    Known {
+        /// The path.
+        path: Path,
+        /// What happened.
+        reason: String,
+    },
+}
+
+/// libqpl, ready for compressors.
+#[derive(Clone, Debug)]
+pub struct Qpl {
+    library: Arc<dyn Library>,
+    path: Path,
+    job_size: u32,
+    version: String,
+    options: Options,
+    /// Why the hardware path is not used.
+    no_hardware: Option<OpenError>,
+}
+
+impl Qpl {
+    /// Uses `library`: its hardware path if it has one that works, else its software path.
+    ///
+    /// # Errors
+    /// [`OpenError`] of the software path, or of the version.
+    pub fn open(library: Arc<dyn Library>, options: Options) -> Result<Self, OpenError> {
+        let version = library.version();
+        if version.split('.').next() != Some("1") {
+            return Err(OpenError::Version(version));
+        }
+        let on = |path| Self::on(&library, path, &version, options);
+        match on(Path::Hardware) {
+            Ok(found) => Ok(found),
+            Err(error) => Ok(Self { no_hardware: Some(error), ..on(Path::Software)? }),
+        }
+    }
+
+    fn on(
+        library: &Arc<dyn Library>,
+        path: Path,
+        version: &str,
+        options: Options,
+    ) -> Result<Self, OpenError> {
+        let unavailable = |status| OpenError::Unavailable { path, status };
+        let size = library.job_size(path).map_err(unavailable)?;
+        if !(LEAST_JOB..=MOST_JOB).contains(&size) {
+            return Err(OpenError::JobSize { path, size });
+        }
+        let found = Self {
+            library: Arc::clone(library),
+            path,
+            job_size: size,
+            version: version.to_owned(),
+            options,
+            no_hardware: None,
+        };
+        found.known_unit()?;
+        Ok(found)
+    }
+
+    /// Makes a unit whose bytes are known, and reads it.
+    fn known_unit(&self) -> Result<(), OpenError> {
+        let failed = |reason: String| OpenError::Known { path: self.path, reason };
+        let plain = known();
+        let mut out = vec![0; plain.len()];
+        let job = self.library.job(self.path, self.job_size, plain.len());
+        let job = job.map_err(|status| OpenError::Unavailable { path: self.path, status })?;
+        let mut compressor = Compressor::new(Ok(job), self.path, self.options);
+        match compressor.deflate(&plain, &mut out) {
+            Deflated::Done(len) if inflates_to(&plain, &out[..len]) => Ok(()),
+            Deflated::Done(_) => Err(failed("it inflates to other bytes".into())),
+            Deflated::TooLong => Err(failed("it does not get smaller".into())),
+            Deflated::Failed => {
+                let why = compressor.counters().snapshot().last_failure;
+                Err(failed(why.unwrap_or_default()))
+            }
+        }
+    }
+
+    /// A compressor for one thread and units of at most `capacity` bytes.
+    pub fn compressor(&self, capacity: usize) -> Compressor {
+        let job = self.library.job(self.path, self.job_size, capacity.min(MAX_PLAIN));
+        Compressor::new(job, self.path, self.options)
+    }
+
+    /// What makes the streams.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// The library's version.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Why the hardware path is not used; `None` where it is.
+    pub fn no_hardware(&self) -> Option<&OpenError> {
+        self.no_hardware.as_ref()
+    }
+}
+
+/// Bytes with matches near and far, literals, and a run.
+fn known() -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(KNOWN);
+    while bytes.len() < KNOWN {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let [kind, number, ..] = state.to_be_bytes();
+        match kind % 4 {
+            0 => bytes.extend_from_slice(b"a page of a guest's memory, "),
+            1 => bytes.extend_from_slice(&state.to_le_bytes()),
+            2 => bytes.resize(bytes.len() + usize::from(number), 0),
+            _ => bytes.extend_from_slice(&[number % 16; 3]),
+        }
+    }
+    bytes.truncate(KNOWN);
+    bytes
+}
