@@ -53,7 +53,7 @@ impl Kind {
         }
     }
 
-    fn colour(self) -> RGBColor {
+    pub(crate) fn colour(self) -> RGBColor {
         let number = match self {
             Self::Document => 1,
             Self::Other => 2,
@@ -66,8 +66,8 @@ impl Kind {
 }
 
 /// The names of the colours of text, of grid lines, and of the first line of a line figure.
-const INK: RGBColor = RGBColor(0xA0, 0xB0, 0x10);
-const GRID: RGBColor = RGBColor(0xA0, 0xB0, 0x11);
+pub(crate) const INK: RGBColor = RGBColor(0xA0, 0xB0, 0x10);
+pub(crate) const GRID: RGBColor = RGBColor(0xA0, 0xB0, 0x11);
 const LINES: u8 = 0x20;
 /// Lines of a figure at most: they have colours of their own.
 const MOST_LINES: usize = 8;
@@ -75,7 +75,7 @@ const MOST_LINES: usize = 8;
 const MOST_BARS: usize = 48;
 
 const WIDTH: u32 = 500;
-const TEXT: i32 = 15;
+pub(crate) const TEXT: i32 = 15;
 const BAR: u32 = 27;
 /// Units of a bar on its axis.
 const ROW: i32 = 100;
@@ -140,10 +140,11 @@ pub(crate) fn bars(caption: &str, unit: &str, digits: usize, bars: &[Bar]) -> Op
     Some(Figure { caption: caption.into(), svg: labelled(&svg, caption), legend: Vec::new() })
 }
 
-type Drawn = Result<(), Box<dyn std::error::Error>>;
-type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+pub(crate) type Drawn = Result<(), Box<dyn std::error::Error>>;
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Drawn) -> Option<String> {
+/// A drawing of the page's width.
+pub(crate) fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Drawn) -> Option<String> {
     let mut svg = String::new();
     let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
     let drawn = paint(&root).is_ok() && root.present().is_ok();
@@ -301,7 +302,7 @@ fn shortened(label: &str) -> String {
 }
 
 /// A number of an axis.
-fn plain(value: f64) -> String {
+pub(crate) fn plain(value: f64) -> String {
     let digits = match value.abs() {
         0.0 => 0,
         size if size < 0.1 => 3,
@@ -315,7 +316,7 @@ fn plain(value: f64) -> String {
 
 /// The drawing as an element of a page: named, of the page's width, and without the attributes that
 /// only a file of its own needs.
-fn labelled(svg: &str, caption: &str) -> String {
+pub(crate) fn labelled(svg: &str, caption: &str) -> String {
     let view = svg.split_once("viewBox=\"").and_then(|(_, rest)| rest.split_once('"'));
     let (view, rest) = view.unwrap_or(("0 0 1 1", svg));
     let inner = rest.split_once('>').map_or("", |(_, inner)| inner);

@@ -33,9 +33,15 @@ mod page;
 pub mod plan;
 pub mod record;
 pub mod run;
+mod scatter;
 mod section;
 mod sections;
 mod spread;
 
 pub use data::Data;
 pub use page::page;
+
+/// The tables of the section on scaling as Markdown, computed from the samples; `None` without any.
+pub fn scaling(data: &Data) -> Option<String> {
+    sections::scaling::markdown(data)
+}

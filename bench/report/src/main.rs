@@ -65,7 +65,7 @@ fn run(options: &Options) -> Result<bool> {
     let target = programs.parent().unwrap_or(Path::new("target")).to_owned();
     println!("hashing the pages");
     let (corpus, calgary) = machine::pages();
-    let mut steps = plan::steps(options.quick, &calgary);
+    let mut steps = plan::steps(options.quick, &calgary, &target);
     for name in &options.only {
         let names: Vec<_> = steps.iter().map(|step| step.name).collect();
         ensure!(

@@ -15,6 +15,8 @@ pub struct Step {
     pub arguments: Vec<String>,
     /// Seconds that it takes on two CPUs without other work.
     pub expected: u64,
+    /// A script that runs the program, where it needs one.
+    pub through: Option<&'static str>,
     /// Its conditions besides its program.
     pub needs: &'static [Need],
 }
@@ -61,13 +63,28 @@ pub fn budget(quick: bool) -> u64 {
 }
 
 /// All steps, those first that need the least. `calgary` is the set of pages for what the QZRAM
-/// paper measured with Calgary's files.
-pub fn steps(quick: bool, calgary: &str) -> Vec<Step> {
-    let mut steps = engine(quick);
+/// paper measured with Calgary's files. Codec qpl is among the codecs where `target` has the libqpl
+/// that scripts/fetch-qpl fetches.
+pub fn steps(quick: bool, calgary: &str, target: &Path) -> Vec<Step> {
+    let has_qpl = target.join("qpl/.complete").exists();
+    let mut steps = engine(quick, has_qpl);
     steps.extend(memory(quick, calgary));
-    steps.extend(migrations(quick));
+    steps.extend(migrations(quick, has_qpl));
     steps.extend(guests(quick));
+    steps.extend(advice(quick));
     steps
+}
+
+/// The predictions of `platen advise`, which a quick run has no time for.
+fn advice(quick: bool) -> Option<Step> {
+    let advise = step(
+        "advise",
+        "migrations that platen advise has predicted",
+        "advise_bench --limit 60",
+        450,
+        &[Need::Qemu],
+    );
+    (!quick).then_some(advise)
 }
 
 fn step(
@@ -82,9 +99,10 @@ fn step(
         Some("migration_bench") => "migration_bench",
         Some("swap_latency") => "swap_latency",
         Some("demo_memory") => "demo_memory",
+        Some("advise_bench") => "advise_bench",
         _ => "platen-bench",
     };
-    Step { name, title, program, arguments: words.collect(), expected, needs }
+    Step { name, title, program, arguments: words.collect(), expected, through: None, needs }
 }
 
 /// `quick` or `full`, by the mode.
@@ -96,7 +114,7 @@ fn by<'a>(is_quick: bool, quick: &'a str, full: &'a str) -> &'a str {
     }
 }
 
-fn engine(quick: bool) -> Vec<Step> {
+fn engine(quick: bool, has_qpl: bool) -> Vec<Step> {
     let codec = by(quick, "--mib 24 --runs 3", "--mib 64 --runs 5");
     let pool = by(quick, "--mib 32 --runs 3", "--mib 64 --runs 5");
     let hop = by(
@@ -104,14 +122,18 @@ fn engine(quick: bool) -> Vec<Step> {
         "--mib 256 --runs 1 --channels 0,2,8 --codecs none,zstd",
         "--mib 512 --runs 3 --channels 0,2,4,8",
     );
+    let codecs = "lz4,zstd:-1,zstd:1,zstd:3,zlib:1,zlib:6,qatzip:1";
+    let qpl = if has_qpl { ",qpl" } else { "" };
+    let mut alone = step(
+        "codec",
+        "the codecs alone",
+        &format!("platen-bench codec {codec} --codecs {codecs}{qpl}"),
+        if quick { 22 } else { 90 },
+        &[],
+    );
+    alone.through = has_qpl.then_some("with-qpl");
     vec![
-        step(
-            "codec",
-            "the codecs alone",
-            &format!("platen-bench codec {codec}"),
-            if quick { 20 } else { 80 },
-            &[],
-        ),
+        alone,
         step(
             "pool",
             "QEMU's old threads and platen's pool",
@@ -170,7 +192,7 @@ fn memory(quick: bool, calgary: &str) -> Vec<Step> {
     ]
 }
 
-fn migrations(quick: bool) -> Vec<Step> {
+fn migrations(quick: bool, has_qpl: bool) -> Vec<Step> {
     let size = by(quick, "--data 200 --rounds 1", "--data 600 --rounds 3");
     let channels = by(
         quick,
@@ -180,6 +202,7 @@ fn migrations(quick: bool) -> Vec<Step> {
          platen:codec=zstd,channels=8 platen-default platen-qatzip-software \
          platen-qatzip-simulated",
     );
+    let channels = channels.to_owned() + if has_qpl { " platen-qpl-software" } else { "" };
     let threads =
         "qemu qemu-compress platen:codec=zlib,level=1,channels=0,compress-threads=8 platen-default";
     let writing = by(quick, "--dirty 8000,100,48", "--dirty 10000,100,128");
@@ -190,7 +213,7 @@ fn migrations(quick: bool) -> Vec<Step> {
             "channels",
             "migrations over multifd channels",
             &format!("{bench} {size} --link 1000 --methods {channels}"),
-            if quick { 45 } else { 330 },
+            if quick { 50 } else { 360 },
             &[Need::Qemu],
         ),
         step(
@@ -250,15 +273,35 @@ mod tests {
     #[test]
     fn each_step_has_a_file_of_its_own_and_all_fit_into_the_budget() {
         for quick in [true, false] {
-            let steps = steps(quick, "text");
+            let folder = tempfile::tempdir().unwrap();
+            let steps = steps(quick, "text", folder.path());
             let names: BTreeSet<_> = steps.iter().map(|step| step.name).collect();
             assert_eq!(names.len(), steps.len());
             let expected: u64 = steps.iter().map(|step| step.expected).sum();
             assert!(expected < budget(quick) * 95 / 100, "{expected} s");
         }
-        let quick = steps(true, "text");
+        let folder = tempfile::tempdir().unwrap();
+        let quick = steps(true, "text", folder.path());
         let swap = quick.iter().find(|step| step.name == "swap").unwrap();
         assert_eq!(swap.arguments, ["--runs", "1", "--only", "lz4, 1 thread"]);
+    }
+
+    #[test]
+    fn codec_qpl_is_measured_where_its_library_was_fetched() {
+        let folder = tempfile::tempdir().unwrap();
+        let words = |steps: &[Step]| {
+            let of = |name: &str| steps.iter().find(|step| step.name == name).cloned().unwrap();
+            (of("codec"), of("channels").arguments)
+        };
+        let (codec, channels) = words(&steps(true, "text", folder.path()));
+        assert!(codec.through.is_none() && !codec.arguments.concat().contains("qpl"));
+        assert!(!channels.contains(&"platen-qpl-software".to_owned()), "{channels:?}");
+        std::fs::create_dir(folder.path().join("qpl")).unwrap();
+        std::fs::write(folder.path().join("qpl/.complete"), "").unwrap();
+        let (codec, channels) = words(&steps(true, "text", folder.path()));
+        assert_eq!(codec.through, Some("with-qpl"));
+        assert!(codec.arguments.concat().ends_with(",qpl"), "{codec:?}");
+        assert!(channels.contains(&"platen-qpl-software".to_owned()), "{channels:?}");
     }
 
     #[test]

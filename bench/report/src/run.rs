@@ -69,7 +69,9 @@ pub fn all(
     let samples = places.out.join("data");
     fs::create_dir_all(&samples).with_context(|| format!("cannot create {}", samples.display()))?;
     clear(&samples, steps)?;
-    adopt(&places.target.join("bench/advise.json"), &samples.join("advise.json"))?;
+    if steps.iter().all(|step| step.name != "advise") {
+        adopt(&places.target.join("bench/advise.json"), &samples.join("advise.json"))?;
+    }
     let begin = Instant::now();
     let mut pace = Pace::default();
     for (nth, step) in steps.iter().enumerate() {
@@ -175,10 +177,14 @@ fn minutes(seconds: u64) -> String {
 
 /// Runs one step, of at most `left` seconds.
 fn one(places: &Places, samples: &Path, step: &Step, left: u64, stop: &AtomicBool) -> StepRecord {
-    let command = [&[step.program.to_owned()], &step.arguments[..]].concat().join(" ");
+    let through = step.through.map(|script| format!("scripts/{script}"));
+    let words = through.iter().map(String::as_str).chain([step.program]);
+    let words = words.chain(step.arguments.iter().map(String::as_str));
+    let command = words.collect::<Vec<_>>().join(" ");
     let (name, title) = (step.name.to_owned(), step.title.to_owned());
     let mut done = StepRecord { name, title, command, ..StepRecord::default() };
     let program = places.programs.join(step.program);
+    let through = step.through.map(|script| places.target.join("../scripts").join(script));
     let missing = step.needs.iter().find_map(|need| need.missing(&places.target));
     if let Some(why) = missing {
         done.why = why;
@@ -199,7 +205,7 @@ fn one(places: &Places, samples: &Path, step: &Step, left: u64, stop: &AtomicBoo
     let log = places.out.join(format!("{}.log", step.name));
     let watcher = Watcher::start();
     let begin = Instant::now();
-    let ended = start(&program, step, &part, &log)
+    let ended = start(through.as_deref(), &program, step, &part, &log)
         .and_then(|child| wait(child, Duration::from_secs(left), stop));
     done.seconds = (begin.elapsed().as_secs_f64() * 10.0).round() / 10.0;
     for second in watcher.stop() {
@@ -237,10 +243,17 @@ fn keep(part: &Path, kept: &Path) -> String {
     }
 }
 
-fn start(program: &Path, step: &Step, json: &Path, log: &Path) -> Result<Child> {
+fn start(
+    through: Option<&Path>,
+    program: &Path,
+    step: &Step,
+    json: &Path,
+    log: &Path,
+) -> Result<Child> {
     let out = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
     // A group of its own, so that Ctrl-C reaches it through this process only, which then waits.
-    Command::new(program)
+    Command::new(through.unwrap_or(program))
+        .args(through.map(|_| program))
         .args(&step.arguments)
         .arg("--json")
         .arg(json)

@@ -125,6 +125,14 @@ impl Table {
         Self { caption: caption.into(), head, rows: Vec::new(), left_out: 0 }
     }
 
+    /// The table in Markdown, under its caption.
+    pub(crate) fn markdown(&self) -> String {
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let rule = self.head.iter().map(|_| "---".to_owned()).collect::<Vec<_>>();
+        let rows = self.rows.iter().map(|row| line(&row.cells)).collect::<String>();
+        format!("{}:\n\n{}{}{rows}", self.caption, line(&self.head), line(&rule))
+    }
+
     pub(crate) fn row(&mut self, kind: Option<Kind>, cells: Vec<String>) {
         match self.rows.len() {
             0..MOST_ROWS => self.rows.push(Row { kind, cells }),

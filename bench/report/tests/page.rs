@@ -176,7 +176,9 @@ fn garbage_and_huge_files_are_named_and_the_rest_is_shown() {
 fn texts_from_files_are_escaped() {
     let folder = copy();
     let evil = "</svg></td><script>alert(1)</script>\"'&";
-    let points = json!({"points": [{"name": evil, "predicted_s": 1.0, "measured_s": [1.0]}]});
+    let point = json!({"method": evil, "link": 1, "pages": evil, "load": {"rate": 1},
+        "predicted": {"verdict": evil, "total-time": 1.0}, "measured": {"total-time": 1.0}});
+    let points = json!({"points": [point]});
     fs::write(folder.path().join("advise.json"), points.to_string()).unwrap();
     let page = sound(&page_of(folder.path()));
     assert!(text_of(&page, "#advise td, #advise th").contains("<script>alert(1)</script>"));

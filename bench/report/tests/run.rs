@@ -52,7 +52,8 @@ impl Stage {
 }
 
 fn step(name: &'static str, program: &'static str) -> Step {
-    Step { name, title: name, program, arguments: vec!["--x".into()], expected: 1, needs: &[] }
+    let arguments = vec!["--x".into()];
+    Step { name, title: name, program, arguments, expected: 1, through: None, needs: &[] }
 }
 
 /// The record on disk is the one returned.
@@ -177,10 +178,11 @@ fn predictions_are_taken_over_from_their_benchmark_and_no_old_ones_stay() {
     let stage = Stage::new(&[]);
     let run = || stage.run(&[], 300, &AtomicBool::new(false));
     fs::create_dir_all(stage.path("bench")).unwrap();
-    let points = r#"{"points": [{"name": "a link", "predicted_s": 1.5, "measured_s": [1.5]}]}"#;
+    let points = r#"{"points": [{"method": "platen", "link": 200, "pages": "guest", "load": {"rate": 1},
+        "predicted": {"verdict": "converges", "total-time": 1500}, "measured": {"total-time": 1500}}]}"#;
     fs::write(stage.path("bench/advise.json"), points).unwrap();
     run();
-    assert!(stage.page().contains("1 of 1 are."), "{}", stage.page());
+    assert!(stage.page().contains("1 of 1 are"), "{}", stage.page());
     fs::remove_file(stage.path("bench/advise.json")).unwrap();
     run();
     assert!(stage.page().contains("advise.json is not there"), "{}", stage.page());

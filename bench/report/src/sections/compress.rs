@@ -121,6 +121,14 @@ fn both(moves: &Moves) -> String {
     }
 }
 
+/// The name of codec qpl, with the path of the library.
+fn qpl(samples: &Value) -> String {
+    match text(samples, "/qpl/path").as_str() {
+        "hardware" => "qpl (IAA device)".to_owned(),
+        _ => "qpl (software path)".to_owned(),
+    }
+}
+
 fn speeds(section: &mut Section, samples: &Value) {
     let head =
         ["codec", "unit", "compress, CPU s/GiB", "decompress, CPU s/GiB", "times as fast", "ratio"];
@@ -134,9 +142,13 @@ fn speeds(section: &mut Section, samples: &Value) {
         let pairs = compress.iter().zip(&decompress).filter(|(_, down)| **down > 0.0);
         let Some(faster) = Spread::of(pairs.map(|(up, down)| up / down)) else { continue };
         let codec = text(row, "/codec");
+        let shown = match codec.strip_prefix("qpl") {
+            Some(_) => qpl(samples),
+            None => codec.clone(),
+        };
         let unit = number(row, "/unit_bytes").unwrap_or(0.0) / 1024.0;
         let cells = vec![
-            codec.clone(),
+            shown.clone(),
             format!("{unit:.0} KiB"),
             cell(Spread::of(compress), 2),
             cell(Spread::of(decompress), 2),
@@ -145,7 +157,7 @@ fn speeds(section: &mut Section, samples: &Value) {
         ];
         table.row(Some(Kind::Platen), cells);
         if unit > 4.0 {
-            times.push(Bar::new(&codec, Kind::Platen, faster));
+            times.push(Bar::new(&shown, Kind::Platen, faster));
         }
         if codec == "zlib:1" {
             zlib = Some((faster.median, unit));

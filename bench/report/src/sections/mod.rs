@@ -8,7 +8,7 @@ mod qatzip;
 mod qzram;
 mod qzram_jobs;
 mod qzram_redis;
-mod scaling;
+pub(crate) mod scaling;
 mod stages;
 mod swap;
 mod threads;

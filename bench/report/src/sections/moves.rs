@@ -71,6 +71,7 @@ fn label(name: &str) -> (String, Kind) {
         "qemu-xbzrle" => ("QEMU, xbzrle", Kind::Other),
         "platen-default" => ("platen, default (auto)", Kind::Platen),
         "platen-qatzip-software" => ("platen, qatzip in software", Kind::Platen),
+        "platen-qpl-software" => ("platen, qpl (software path)", Kind::Platen),
         "platen-qatzip-simulated" => ("platen, SIMULATED QAT", Kind::Simulated),
         _ => ("", Kind::Platen),
     };

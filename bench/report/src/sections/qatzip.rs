@@ -53,8 +53,9 @@ pub(crate) fn section(data: &Data) -> Section {
              it say nothing. The sender's CPU time leaves the device's own threads out.",
             "Pages a second are all pages by the whole time. The document's are QEMU's of the last \
              moments.",
-            "QEMU's own qatzip and qpl are not measured: Debian's QEMU is built without them. \
-             platen has no QPL back end in this version.",
+            "QEMU's own qatzip and qpl are not measured: Debian's QEMU is built without them.",
+            "platen's qpl is libqpl's SOFTWARE PATH, on the CPU: no IAA device was there. The row \
+             is left out where scripts/fetch-qpl had fetched no libqpl.",
         ],
     );
     section.heading("Memory by channels");
@@ -197,7 +198,7 @@ fn rules(data: &Data) -> Vec<Finding> {
     findings.push(fast_links(data));
     findings.push(Finding::open(
         "Without shared virtual memory QPL is slow: use QATzip there. Elsewhere use QPL first.",
-        "Neither QAT nor IAA hardware was there, and platen has no QPL back end in this version.",
+        "Neither QAT nor IAA hardware was there: qpl above is libqpl's software path.",
     ));
     findings
 }

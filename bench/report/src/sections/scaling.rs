@@ -14,13 +14,18 @@ const MACHINES: [(f64, f64); 4] = [(25.0, 16.0), (25.0, 64.0), (100.0, 16.0), (1
 const GBIT: f64 = 8.0 * 1.073_741_824;
 /// Stages that all CPUs share; each other one has a thread for each stream.
 const SHARED: [&str; 2] = ["compress", "decompress"];
+/// Stages whose work is that of a migration's beginning and end, whatever its bytes: handshakes
+/// and keys. A sample of a few hundred MiB would make them look like a cost of a GiB.
+const ONCE: [&str; 5] = ["platen", "hello", "ctrl-c", "accept", "relink"];
 
 pub(crate) fn section(data: &Data) -> Section {
     let mut section =
         Section::new("scaling", "Scaling: one pair of relays on larger machines", &["hop"]);
     section.text(
-        "COMPUTED, not measured. The costs are measured here: CPU seconds of both relays for a \
-         GiB of QEMU's stream, by codec and by stage, with TLS, over the loopback device.",
+        "A SIMULATION on paper: computed, not measured on such machines. The costs are measured \
+         here: CPU seconds of both relays for a GiB of QEMU's stream, by codec and by stage, with \
+         TLS, over the loopback device. A pair of relays saturates where the first of these is \
+         used up: the link, the CPUs of an end, or the one thread of a stage that is busiest.",
     );
     let samples = match data.samples("hop") {
         Ok(samples) => samples,
@@ -36,9 +41,63 @@ pub(crate) fn section(data: &Data) -> Section {
         section.missing("The file has no rows with TLS.");
         return section;
     };
+    let (table, figure) = computed(&secure, most);
+    section.table(table);
+    let caption = format!("COMPUTED: guest memory over {most} channels");
+    section.figures([bars(&caption, "Gbit/s", 0, &figure)]);
+    section.text(ASSUMPTIONS);
+    section
+}
+
+const ASSUMPTIONS: &str =
+    "Assumptions. A CPU there is as fast as one here, and twice the CPUs do twice the work: memory \
+     bandwidth, caches and NUMA are left out. The relays have the CPUs to themselves. \
+     --compress-threads and --decompress-threads are the number of CPUs (the default is at most \
+     8), and --links the number of streams. Every other stage has one thread for a stream, and the \
+     streams carry equal shares. The pages shrink as those of the benchmark do. QEMU itself keeps \
+     up, and the network costs as much CPU as the loopback device, which has no NIC's interrupts \
+     and no offloads. What a migration costs once (handshakes, keys) is left out. The kernel counts \
+     a thread's CPU time in steps of 10 ms, so that a stage of a short sample is known to some \
+     hundredths of a second for a GiB.";
+
+/// The tables for a document, with their assumptions, as Markdown; `None` without samples.
+pub(crate) fn markdown(data: &Data) -> Option<String> {
+    let all = hops(data.samples("hop").ok()?);
+    let secure: Vec<&Hop<'_>> = all.iter().filter(|hop| hop.tls).collect();
+    let most = secure.iter().map(|hop| hop.channels).max()?;
+    let tables = [costs(&secure), computed(&secure, most).0];
+    let mut text = tables.map(|table| table.markdown()).join("\n") + "\n";
+    let mut column = 0;
+    for word in ASSUMPTIONS.split(' ') {
+        let is_full = column + word.len() >= 100;
+        text.push_str(if is_full {
+            "\n"
+        } else if column > 0 {
+            " "
+        } else {
+            ""
+        });
+        column = if is_full { word.len() } else { column + 1 + word.len() };
+        text.push_str(word);
+    }
+    Some(text + "\n")
+}
+
+/// The rates for each machine, and their bars.
+fn computed(secure: &[&Hop<'_>], most: u64) -> (Table, Vec<Bar>) {
     let mut table = Table::new(
         "Computed: Gbit/s of guest memory, and what limits it",
-        &["link, CPUs at each end", "codec", "one stream", "limit", "channels", "Gbit/s", "limit"],
+        &[
+            "link, CPUs at each end",
+            "codec",
+            "one stream",
+            "limit",
+            "channels",
+            "Gbit/s",
+            "limit",
+            "CPUs busy: sender",
+            "receiver",
+        ],
     );
     let mut figure = Vec::new();
     for (link, cpus) in MACHINES {
@@ -47,6 +106,13 @@ pub(crate) fn section(data: &Data) -> Section {
                 |channels| secure.iter().find(|hop| hop.codec == codec && hop.channels == channels);
             let bound = |hop: Option<&&Hop<'_>>| hop.and_then(|hop| fastest(hop, link, cpus));
             let (one, many) = (bound(find(0)), bound(find(most)));
+            if one.is_none() && many.is_none() {
+                continue;
+            }
+            let busy = |end: &str| {
+                let cost = find(most).and_then(|hop| cost(hop, end)).zip(many.as_ref());
+                cost.map_or("–".to_owned(), |(cost, (rate, _))| grouped(cost * rate / GBIT, 1))
+            };
             let show = |bound: &Option<(f64, String)>| match bound {
                 Some((rate, why)) => [grouped(*rate, 0), why.clone()],
                 None => ["–".to_owned(), "not measured".to_owned()],
@@ -61,23 +127,12 @@ pub(crate) fn section(data: &Data) -> Section {
                 show(&one).to_vec(),
                 vec![most.to_string()],
                 show(&many).to_vec(),
+                vec![busy("source"), busy("destination")],
             ];
             table.row(Some(Kind::Computed), cells.concat());
         }
     }
-    section.table(table);
-    let caption = format!("COMPUTED: guest memory over {most} channels");
-    section.figures([bars(&caption, "Gbit/s", 0, &figure)]);
-    section.text(
-        "Assumptions. A CPU there is as fast as one here, and twice the CPUs do twice the work: \
-         memory bandwidth, caches and NUMA are left out. The relays have the CPUs to themselves. \
-         --compress-threads and --decompress-threads are the number of CPUs (the default is at \
-         most 8), and --links the number of streams. Every other stage has one thread for a \
-         stream, and the streams carry equal shares. The pages shrink as those of the benchmark \
-         do. QEMU itself keeps up, and the network costs as much CPU as the loopback device, \
-         which has no NIC's interrupts and no offloads.",
-    );
-    section
+    (table, figure)
 }
 
 /// The measured costs.
@@ -97,8 +152,8 @@ fn costs(hops: &[&Hop<'_>]) -> Table {
         let cells = vec![
             if hop.channels == 0 { "1".to_owned() } else { format!("1 + {}", hop.channels) },
             hop.codec.clone(),
-            super::moves::cell(hop.cpu("source"), 2),
-            super::moves::cell(hop.cpu("destination"), 2),
+            cost(hop, "source").map_or("–".into(), |cost| grouped(cost, 2)),
+            cost(hop, "destination").map_or("–".into(), |cost| grouped(cost, 2)),
             super::moves::cell(hop.speed(), 2),
             format!("{:.2}", hop.ratio),
             busiest.map_or("–".into(), |(name, cost)| format!("{name} {cost:.2} s")),
@@ -108,13 +163,25 @@ fn costs(hops: &[&Hop<'_>]) -> Table {
     table
 }
 
+/// CPU seconds for a GiB at an end, without what a migration costs once.
+fn cost(hop: &Hop<'_>, end: &str) -> Option<f64> {
+    let once: f64 = hop
+        .stages(end)
+        .iter()
+        .filter(|(name, _)| ONCE.contains(&name.as_str()))
+        .map(|(_, s)| s)
+        .sum();
+    Some(hop.cpu(end)?.median - once).filter(|cost| *cost > 0.0)
+}
+
 /// Seconds for a GiB of each stage that has a thread for each stream, by one thread.
 fn serial(hop: &Hop<'_>) -> BTreeMap<String, f64> {
     let streams = hop.channels.max(1) as f64;
     let mut all = BTreeMap::new();
     for end in ["source", "destination"] {
         for (name, cost) in hop.stages(end) {
-            if !SHARED.contains(&name.as_str()) && cost > 0.0 {
+            let is_serial = ![&SHARED[..], &ONCE].concat().contains(&name.as_str());
+            if is_serial && cost > 0.0 {
                 let known = all.entry(name).or_insert(0.0_f64);
                 *known = known.max(cost / streams);
             }
@@ -127,8 +194,7 @@ fn serial(hop: &Hop<'_>) -> BTreeMap<String, f64> {
 fn fastest(hop: &Hop<'_>, link: f64, cpus: f64) -> Option<(f64, String)> {
     let mut bounds = vec![(link * hop.ratio, "the link".to_owned())];
     for (end, name) in [("source", "the sender's CPUs"), ("destination", "the receiver's CPUs")] {
-        let cost = hop.cpu(end).filter(|cost| cost.median > 0.0)?;
-        bounds.push((cpus / cost.median * GBIT, name.to_owned()));
+        bounds.push((cpus / cost(hop, end)? * GBIT, name.to_owned()));
     }
     for (name, cost) in serial(hop) {
         bounds.push((GBIT / cost, format!("the thread {name}")));
@@ -143,8 +209,8 @@ mod tests {
 
     #[test]
     fn the_smallest_bound_limits() {
-        let run = json!({"seconds": 1.0, "source-cpu": 2.0, "destination-cpu": 1.0,
-            "source-stages": {"compress": 1.5, "intake": 0.5},
+        let run = json!({"seconds": 1.0, "source-cpu": 3.0, "destination-cpu": 1.0,
+            "source-stages": {"compress": 1.5, "intake": 0.5, "platen": 1.0},
             "destination-stages": {"deliver": 0.25}});
         let samples = json!({"hop": [{"channels": 0, "codec": "zstd", "tls": true, "ratio": 2.0,
             "plain": 1_u64 << 30, "each": [run]}]});
