@@ -159,6 +159,8 @@ impl Figures {
             // One thread of the destination QEMU takes them.
             source: costs.source.min(1e9 / (costs.qemu[1].page + costs.qemu[1].wire + touch)),
             zeros: (self.ram - data) / costs.zeros,
+            zeros_cpu: [1.0 / costs.zeros, costs.zeros_there / 1e9]
+                .map(|seconds| (self.ram - data) * seconds),
             data_share: 1.0,
             curve: curve(&passes, self.ram),
         };

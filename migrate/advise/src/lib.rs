@@ -13,7 +13,7 @@
 //!
 //! A device that the host does not show counts as absent. A monitor's impossible answer is an error
 //! that names the command and the answer. Every read is bounded: 64 KiB of a file of /sys or /proc,
-//! 8 MiB of a list of modules, 32 MiB of a guest's memory.
+//! 8 MiB of a list of modules, 40 MiB of a guest's memory.
 //!
 //! # Limits
 //!

@@ -297,8 +297,15 @@ mod tests {
         let set = 50e6;
         let pass = |t: f64| Pass { seconds: t, bytes: set * (1.0 - (-rate * t / set).exp()) };
         let curve = DirtyCurve::new(&[0.05, 0.2, 0.5, 1.0, 3.0, 8.0].map(pass), 1e9);
-        let guest =
-            Guest { ram: 1e9, data: 0.5e9, source: 1e9, zeros: 0.1, data_share: 1.0, curve };
+        let guest = Guest {
+            ram: 1e9,
+            data: 0.5e9,
+            source: 1e9,
+            zeros: 0.1,
+            zeros_cpu: [0.0; 2],
+            data_share: 1.0,
+            curve,
+        };
         let of = |settings: codec::Settings| {
             let encoded = if settings.level() == 0 { 1000 } else { 500 };
             Candidate { pages: 1000, encoded, cpu_ns: 2000, ..Candidate::new(settings) }

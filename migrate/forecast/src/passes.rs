@@ -34,6 +34,8 @@ pub struct Guest {
     /// Seconds in which QEMU finds in the first pass that pages are zeros. It sends next to nothing
     /// meanwhile.
     pub zeros: f64,
+    /// CPU seconds for these pages at the source and at the destination.
+    pub zeros_cpu: [f64; 2],
     /// The part of the pages sent again that has data.
     pub data_share: f64,
     /// Dirtying.
@@ -109,8 +111,9 @@ pub fn forecast(guest: &Guest, course: &Course) -> Forecast {
     let mut seconds = START + guest.zeros + guest.data / course.first.drain.max(1.0);
     let zeros = (guest.ram - guest.data).max(0.0);
     let mut bytes = guest.data * course.first.size + zeros * course.zero;
-    let mut cpu = guest.data * course.first.cost / 1e9;
-    let mut cpu_there = guest.data * course.first.cost_there / 1e9;
+    let [zeros_here, zeros_there] = guest.zeros_cpu;
+    let mut cpu = zeros_here + guest.data * course.first.cost / 1e9;
+    let mut cpu_there = zeros_there + guest.data * course.first.cost_there / 1e9;
     let mut left = guest.curve.within(seconds);
     let mut passes = 1;
     // The fewest bytes left so far, and when they became fewer.
@@ -170,6 +173,7 @@ mod tests {
             data: 0.5e9,
             source: 1e9,
             zeros: 0.1,
+            zeros_cpu: [0.0; 2],
             data_share: 1.0,
             curve: DirtyCurve::new(&times.map(pass), 1e9),
         }

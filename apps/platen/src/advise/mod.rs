@@ -38,9 +38,9 @@ pub(crate) struct AdviseArgs {
     /// meanwhile
     #[arg(long, requires = "qmp")]
     sample: bool,
-    /// Read up to 32 MiB of the guest's memory, twice, to measure the codecs on (pmemsave). QEMU
-    /// writes it in pieces to a private folder in TMPDIR, from which platen removes each piece at
-    /// once
+    /// Read up to 32 MiB of the guest's memory, twice, to measure the codecs on, and 2048 single
+    /// pages to learn how much of it is not zeros (pmemsave). QEMU writes it in pieces to a private
+    /// folder in TMPDIR, from which platen removes each piece at once
     #[arg(long, requires = "qmp")]
     sample_memory: bool,
     /// Address on which `platen receive` or `platen host` listens: measure the throughput of the

@@ -101,7 +101,7 @@ pub(super) struct Advice {
 pub(super) struct QplFound {
     /// Version of libqpl.
     pub(super) version: String,
-    /// What compresses: hardware (an IAA device) or software (the CPU).
+    /// Compressor: hardware (an IAA device) or software (the CPU).
     pub(super) path: &'static str,
 }
 

@@ -140,6 +140,8 @@ impl BeforeIt {
             data,
             source,
             zeros: (ram - data).max(0.0) / ZEROS,
+            // QEMU's own CPU time is not in these forecasts.
+            zeros_cpu: [0.0; 2],
             data_share: if again > 0 { again_data as f64 / again as f64 } else { 1.0 },
             curve: seen.curve(),
         };

@@ -198,3 +198,14 @@ fn forecasts_agree_with_the_documented_figures() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+/// An empty guest costs CPU time, too: QEMU reads its zeros at both ends.
+#[test]
+fn zeros_cost_cpu_time_at_both_ends() {
+    let empty = Figures { data: Some(0.0), ..figures() };
+    let answer = empty.answer(link(10_000));
+    let qemu = of(&answer, Method::Qemu).forecast;
+    // 64 GB at 4 GB a second.
+    assert!((qemu.cpu - 64.0 / 4.0 / 2.6 * 2.4).abs() < 0.5, "{qemu:?}");
+    assert!((qemu.cpu_there - 64.0 * 0.25 / 2.6 * 2.4).abs() < 0.5, "{qemu:?}");
+}
