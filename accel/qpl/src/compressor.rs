@@ -67,7 +67,7 @@ impl Compressor {
         &self.counters
     }
 
-    /// What makes the streams.
+    /// The maker of the streams.
     pub fn path(&self) -> Path {
         self.path
     }

@@ -1,4 +1,4 @@
-//! What a compressor did.
+//! Counters of a compressor.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};

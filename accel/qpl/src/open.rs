@@ -42,7 +42,7 @@ pub enum OpenError {
     Known {
         /// The path.
         path: Path,
-        /// What happened.
+        /// The failure.
         reason: String,
     },
 }
@@ -124,7 +124,7 @@ impl Qpl {
         Compressor::new(job, self.path, self.options)
     }
 
-    /// What makes the streams.
+    /// The maker of the streams.
     pub fn path(&self) -> Path {
         self.path
     }

@@ -162,7 +162,7 @@ struct Bench {
     unit: usize,
     encoder: Encoder,
     decoder: Decoder,
-    /// What libqpl did.
+    /// Counters of libqpl.
     made: Option<Arc<qpl::Counters>>,
     /// Header and payload of each unit of the last run.
     units: Vec<(UnitHeader, Vec<u8>)>,

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What libqpl says without a device.
+/// The status of libqpl's hardware path without a device.
 const NO_DEVICE: Status = Status(501);
 /// A status of no job that is well.
 pub(crate) const INTERNAL: Status = Status(6);
 
-/// What a job does wrong.
+/// A fault of a job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// The job is refused.

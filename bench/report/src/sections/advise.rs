@@ -11,7 +11,7 @@ use crate::spread::grouped;
 /// A total time is predicted well within this.
 const WITHIN: f64 = 0.15;
 
-/// What a prediction or a migration says about its end.
+/// A prediction of the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Converges,

@@ -56,9 +56,9 @@ const ASSUMPTIONS: &str =
      8), and --links the number of streams. Every other stage has one thread for a stream, and the \
      streams carry equal shares. The pages shrink as those of the benchmark do. QEMU itself keeps \
      up, and the network costs as much CPU as the loopback device, which has no NIC's interrupts \
-     and no offloads. What a migration costs once (handshakes, keys) is left out. The kernel counts \
-     a thread's CPU time in steps of 10 ms, so that a stage of a short sample is known to some \
-     hundredths of a second for a GiB.";
+     and no offloads. The cost of a migration's beginning (handshakes, keys) is left out. The \
+     kernel counts a thread's CPU time in steps of 10 ms, so that a stage of a short sample is \
+     known to some hundredths of a second for a GiB.";
 
 /// The tables for a document, with their assumptions, as Markdown; `None` without samples.
 pub(crate) fn markdown(data: &Data) -> Option<String> {
