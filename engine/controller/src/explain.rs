@@ -96,7 +96,7 @@ impl Decision {
                 "the codec threads are the bottleneck: cheaper, until the link is full"
             }
             (_, Bottleneck::Link) => {
-                "the link is the bottleneck: smaller, until the codec threads are busy"
+                "the link is the bottleneck: smaller, while that gains time worth its CPU time"
             }
             (_, Bottleneck::Destination) => {
                 "the destination is the bottleneck: idle CPU time saves bytes"

@@ -30,6 +30,9 @@ pub struct Signals {
     pub link_busy: f64,
     /// CPU time of the process besides the codec threads; `None` if unknown.
     pub other_cpu: Option<Duration>,
+    /// All pages were sent once. Pages that the guest writes meanwhile are sent again, so each
+    /// second lost costs more than a second.
+    pub sends_again: bool,
 }
 
 /// The slowest part of the migration.
@@ -135,6 +138,8 @@ pub(crate) struct Flow {
     /// Share of the last looks at which a QEMU held up link and codec threads: it was the
     /// bottleneck, or neither of them was busy throughout.
     pub(crate) held: f64,
+    /// [`Signals::sends_again`].
+    pub(crate) again: bool,
 }
 
 impl Flow {
@@ -168,6 +173,7 @@ impl Flow {
             least_since: Duration::ZERO,
             least_before: f64::INFINITY,
             held: 0.0,
+            again: false,
         }
     }
 
@@ -195,6 +201,7 @@ impl Flow {
             self.worked = Worked::default();
             return false;
         };
+        self.again = signals.sends_again;
         if signals.link_busy.is_finite() {
             self.link_busy += signals.link_busy.clamp(0.0, 1.0);
         }

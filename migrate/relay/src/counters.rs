@@ -40,6 +40,12 @@ impl Counters {
         (seen(&self.normal) + seen(&self.duplicate)).saturating_mul(page_size.into())
     }
 
+    /// Whether more pages were seen than the RAM has.
+    pub(crate) fn sends_again(&self, page_size: u32) -> bool {
+        let ram = self.ram.load(Ordering::Relaxed);
+        ram > 0 && self.ram_seen(page_size) > ram
+    }
+
     pub(crate) fn compressed(&self, pages: u64, plain: usize, size: usize) {
         self.compressed_pages.fetch_add(pages, Ordering::Relaxed);
         self.compressed_plain.fetch_add(plain as u64, Ordering::Relaxed);

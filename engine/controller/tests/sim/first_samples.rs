@@ -44,7 +44,8 @@ fn world(link: f64, workers: usize, column: Option<usize>) -> World {
 }
 
 /// A candidate that looked bad once must not be left out for ever: that took up to 1.08 of the time
-/// that auto takes when the first chunks are like the others. Those chunks alone explain 1.01.
+/// that auto takes when the first chunks are like the others. Those chunks alone explain 1.01, and
+/// auto may take 2 % longer than it could where that saves CPU time.
 #[test]
 fn a_candidate_with_bad_first_samples_is_tried_again() {
     let mut failed = Vec::new();
@@ -59,7 +60,7 @@ fn a_candidate_with_bad_first_samples_is_tried_again() {
                 let name = format!("column {column}, {link}, {workers} threads");
                 check(&name, &world, 0.0, &mut failed);
                 println!("  {:.3} of the time without them", time / typical);
-                if time > 1.03 * typical {
+                if time > 1.045 * typical {
                     println!("{}", auto.current());
                     failed.push(format!("{name}: {:.3}", time / typical));
                 }

@@ -7,6 +7,7 @@
 )]
 
 mod first_samples;
+mod frugal;
 mod model;
 mod pauses;
 mod scenes;

@@ -40,6 +40,8 @@ pub(crate) struct World {
     pub(crate) noise: f64,
     /// Classes are not probed: all chunks are `Plain`.
     pub(crate) blind: bool,
+    /// All pages were sent once.
+    pub(crate) again: bool,
 }
 
 /// A QEMU is slower for some time again and again, as when other programs have its cores.
@@ -86,6 +88,7 @@ impl World {
             chunk: Box::new(chunk),
             noise: 0.15,
             blind: false,
+            again: false,
         }
     }
 }
@@ -431,6 +434,7 @@ impl Run<'_> {
             credit_wait: Duration::from_nanos((self.credit_wait + waiting) as u64),
             link_busy: busy,
             other_cpu: None,
+            sends_again: self.world.again,
         };
         controller.tick(Duration::from_nanos(self.now as u64), &signals);
     }

@@ -56,6 +56,7 @@ impl Auto {
         session: &Session,
         counters: &Counters,
         worker_cpu: impl Fn() -> Duration,
+        page_size: u32,
         explain: Option<&Sender<Decision>>,
         is_over: impl Fn() -> bool,
     ) {
@@ -83,6 +84,7 @@ impl Auto {
                         credit_wait: self.credit_wait(),
                         link_busy: f64::from(waited) / f64::from(looks.max(1)),
                         other_cpu: Some(process_cpu().saturating_sub(worker_cpu())),
+                        sends_again: counters.sends_again(page_size),
                     },
                 );
                 self.see(plain, wire, explain);

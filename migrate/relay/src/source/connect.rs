@@ -137,7 +137,9 @@ impl Source {
         sink.set(&shared);
         let ready = open_links(config, &session, first, hello)
             .and_then(|()| Ok(session.supervise_links(Some(redial.clone()))?))
-            .and_then(|()| config.auto.as_ref().map_or(Ok(()), |auto| watch(&shared, auto)));
+            .and_then(|()| {
+                config.auto.as_ref().map_or(Ok(()), |auto| watch(&shared, auto, config.page_size))
+            });
         if let Err(error) = ready {
             shared.over.store(true, Ordering::Release);
             let reason = format!("the source relay could not start: {error}");
@@ -301,7 +303,7 @@ fn dial_patiently(
 }
 
 /// Starts the thread that measures the flow for `auto`. It ends with the session.
-fn watch(shared: &Arc<Shared>, config: &AutoConfig) -> Result<(), RelayError> {
+fn watch(shared: &Arc<Shared>, config: &AutoConfig, page_size: u32) -> Result<(), RelayError> {
     let Some(auto) = shared.auto.clone() else { return Ok(()) };
     let explain = config.explain.clone();
     let (session, counters) = (shared.session.clone(), shared.counters.clone());
@@ -312,6 +314,6 @@ fn watch(shared: &Arc<Shared>, config: &AutoConfig) -> Result<(), RelayError> {
             session.failure().is_some()
                 || weak.upgrade().is_none_or(|shared| shared.over.load(Ordering::Acquire))
         };
-        auto.watch(&session, &counters, worker_cpu, explain.as_ref(), is_over);
+        auto.watch(&session, &counters, worker_cpu, page_size, explain.as_ref(), is_over);
     })
 }
