@@ -1,7 +1,7 @@
 //! Options of the commands that write an image.
 
 use crate::args::CodecChoice;
-use crate::qat_args::{Accelerator, QatLibraries};
+use crate::qat_args::{Accelerator, QatLibraries, SourceAccelerator};
 use crate::qat_command;
 use anyhow::ensure;
 use clap::Args;
@@ -34,14 +34,18 @@ impl CompressionArgs {
         let default = Options::default();
         let named = self.codec.settings(self.level)?;
         let settings = named.unwrap_or(default.settings);
-        let software = matches!(self.accelerator, Accelerator::Auto | Accelerator::None);
+        ensure!(!settings.is_qpl(), "codec qpl is for migrations: an image has its deflate by zlib");
         ensure!(
-            software || settings.codec() == Codec::DeflateQz,
-            "--accelerator {} goes with --codec qatzip, not with {}",
-            self.accelerator.name(),
+            self.accelerator != Accelerator::Qat || settings.codec() == Codec::DeflateQz,
+            "--accelerator qat goes with --codec qatzip, not with {}",
             self.codec
         );
-        let device = qat_command::accelerator(self.accelerator, &self.qat, Some(settings))?;
+        let wanted = match self.accelerator {
+            Accelerator::Auto => SourceAccelerator::Auto,
+            Accelerator::Qat => SourceAccelerator::Qat,
+            Accelerator::None => SourceAccelerator::None,
+        };
+        let device = qat_command::accelerator(wanted, &self.qat, Some(settings))?;
         let threads = self.compress_threads.map_or(default.threads, usize::from);
         Ok(Options { settings, adapt: named.is_none(), device, threads, ..default })
     }

@@ -40,4 +40,6 @@ fn a_vm_saved_with_adapted_levels_or_by_a_device_is_restored() {
     let image = folder.join("none").display().to_string();
     let words = ["save", &image, "--qmp", &source.address(), "--codec", "auto"];
     fails(folder, &[&words[..], &["--accelerator", "qat"]].concat(), "goes with --codec qatzip");
+    let words = ["save", &image, "--qmp", &source.address(), "--codec", "qpl"];
+    fails(folder, &words, "is for migrations");
 }
