@@ -42,6 +42,7 @@ mod receive_settings;
 mod reference;
 mod rehearse;
 mod relay_command;
+mod relay_options;
 mod remote_image;
 mod report;
 mod restore;

@@ -1,7 +1,7 @@
 //! The links that forecasts are for, and what a measured one carries.
 
-use crate::args::TlsOptions;
 use crate::network;
+use crate::relay_options::TlsOptions;
 use anyhow::Context;
 use forecast::Link;
 use relay::measure_links;

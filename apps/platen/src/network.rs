@@ -1,6 +1,6 @@
 //! The connection between the relays: mutual TLS, or plain TCP with `--insecure`.
 
-use crate::args::TlsOptions;
+use crate::relay_options::TlsOptions;
 use anyhow::{bail, Context};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use tls::{Acceptor, Connector, Credentials, TlsError};

@@ -1,7 +1,8 @@
 //! The arguments of `platen receive`.
 
-use crate::args::{default_threads, delta_cache_default, delta_cache_size, RelayOptions};
+use crate::args::default_threads;
 use crate::qat_args::{Accelerator, QatLibraries};
+use crate::relay_options::{delta_cache_default, delta_cache_size, RelayOptions};
 use crate::size::Size;
 use crate::source_end::MAX_NAME;
 use anyhow::bail;

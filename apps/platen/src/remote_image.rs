@@ -1,7 +1,7 @@
 //! Images of another host: `platen://HOST:PORT/NAME` in place of a path.
 
-use crate::args::TlsOptions;
 use crate::network;
+use crate::relay_options::TlsOptions;
 use crate::say::{printable, say};
 use anyhow::{bail, Context};
 use clap::Args;

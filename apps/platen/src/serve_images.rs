@@ -1,8 +1,8 @@
 //! `platen serve-images`: serves the images of a folder to restores on other hosts.
 
-use crate::args::TlsOptions;
 use crate::image_lock::ImageLock;
 use crate::network;
+use crate::relay_options::TlsOptions;
 use crate::say::{printable, say};
 use anyhow::Context;
 use clap::Args;

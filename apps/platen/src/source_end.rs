@@ -1,11 +1,12 @@
 //! Common to `migrate` and `relay`: makes a source relay from its options. All local steps come
 //! before the peer is contacted.
 
-use crate::args::{ConnectOptions, OnOff, SourceOptions};
+use crate::args::{OnOff, SourceOptions};
 use crate::keeper;
 use crate::network;
 use crate::qat_command;
 use crate::qpl_library;
+use crate::relay_options::ConnectOptions;
 use crate::report::{process_cpu, Report};
 use crate::say::say;
 use crate::turns_option::TurnsOption;

@@ -16,8 +16,8 @@ mod report;
 mod text;
 mod what_if;
 
-use crate::args::TlsOptions;
 use crate::qat_args::QplLibrary;
+use crate::relay_options::TlsOptions;
 use crate::say::show;
 use anyhow::{ensure, Context};
 use clap::Args;

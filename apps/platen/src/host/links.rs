@@ -2,7 +2,7 @@
 
 use super::settings::Settings;
 use super::switchboard::Carriers;
-use crate::args::delta_cache_default;
+use crate::relay_options::delta_cache_default;
 use crate::say::say;
 use anyhow::Context;
 use relay::{Front, FrontConfig};

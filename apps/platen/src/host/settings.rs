@@ -1,8 +1,9 @@
 //! The configuration as the service and its carriers use it.
 
 use super::ServiceArgs;
-use crate::args::{compress_threads, default_threads, delta_cache_default, CodecChoice};
+use crate::args::{compress_threads, default_threads, CodecChoice};
 use crate::device::settings_file;
+use crate::relay_options::delta_cache_default;
 use anyhow::{ensure, Context};
 use codec::Settings as CodecSettings;
 use host::{AllowedUsers, Change, Config, Door, DoorAddress, HostEntry, Place, PortRange};

@@ -25,9 +25,10 @@ mod link;
 mod report;
 mod vm;
 
-use crate::args::{compress_threads, TlsOptions};
+use crate::args::compress_threads;
 use crate::link::{measure, Over};
 use crate::monitor::open_monitor;
+use crate::relay_options::TlsOptions;
 use crate::say::{say, show};
 use crate::settings::Before;
 use anyhow::{bail, ensure, Context};

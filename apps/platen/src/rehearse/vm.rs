@@ -189,7 +189,8 @@ pub(super) fn rehearse(
         .tempdir()
         .context("cannot make a private directory")?;
     let address = UnixAddress::from(dir.path().join("rehearse.sock"));
-    let discard = Discard::listen(address, PAGE.into(), crate::args::delta_cache_default())?;
+    let discard =
+        Discard::listen(address, PAGE.into(), crate::relay_options::delta_cache_default())?;
     // Events of the time before mean nothing here.
     while qmp.poll_event(Duration::ZERO)?.is_some() {}
     // From here on the helper cancels a migration that waits to hand the VM over.
