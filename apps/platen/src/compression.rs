@@ -34,7 +34,10 @@ impl CompressionArgs {
         let default = Options::default();
         let named = self.codec.settings(self.level)?;
         let settings = named.unwrap_or(default.settings);
-        ensure!(!settings.is_qpl(), "codec qpl is for migrations: an image has its deflate by zlib");
+        ensure!(
+            !settings.is_qpl(),
+            "codec qpl is for migrations: an image has its deflate by zlib"
+        );
         ensure!(
             self.accelerator != Accelerator::Qat || settings.codec() == Codec::DeflateQz,
             "--accelerator qat goes with --codec qatzip, not with {}",
