@@ -198,7 +198,7 @@ fn rules(data: &Data) -> Vec<Finding> {
     findings.push(fast_links(data));
     findings.push(Finding::open(
         "Without shared virtual memory QPL is slow: use QATzip there. Elsewhere use QPL first.",
-        "Neither QAT nor IAA hardware was there: qpl above is libqpl's software path.",
+        "Neither QAT nor IAA hardware was there. A row of qpl is libqpl's software path.",
     ));
     findings
 }
