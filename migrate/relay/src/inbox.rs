@@ -5,6 +5,7 @@ use pages::Slot;
 use pipeline::{Popped, Reorder, Results};
 use session::{Header, RunningHash, Session, SessionError};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Frames of one stream that may wait here, in or out of order. The links refuse more than 1024
 /// (W11).
@@ -61,11 +62,22 @@ impl<'a> Inbox<'a> {
     /// # Errors
     /// A frame comes twice, or too far ahead of the others.
     pub(crate) fn next(&mut self) -> Result<Option<Arrived>, SessionError> {
+        self.next_by(None)
+    }
+
+    /// The same with a deadline; `None` then, too.
+    ///
+    /// # Errors
+    /// As for `next`.
+    pub(crate) fn next_by(
+        &mut self,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Arrived>, SessionError> {
         loop {
             if let Some(arrived) = self.reorder.pop() {
                 return Ok(Some(arrived));
             }
-            let Popped::Item(arrived) = self.queue.pop_until(None) else { return Ok(None) };
+            let Popped::Item(arrived) = self.queue.pop_until(deadline) else { return Ok(None) };
             let seq = arrived.header.seq;
             self.reorder.insert(seq, arrived).map_err(|error| SessionError::Sequence {
                 stream: self.stream,

@@ -90,6 +90,7 @@ pub use qemu_socket::{QemuAddress, QemuSocket};
 pub use return_path::ReturnPath;
 pub use server::{Front, FrontConfig, Host, Promise, Server, ServerConfig, Switchboard};
 pub use source::{
-    keep, take_differences, Keeper, Progress, Source, SourceConfig, SourceEnd, SourceHandle,
+    keep, take_differences, DiskError, Keeper, Progress, Source, SourceConfig, SourceEnd,
+    SourceHandle,
 };
 pub use unix::{Listening, UnixAddress};

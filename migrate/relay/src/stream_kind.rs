@@ -7,6 +7,8 @@ const MULTIFD: u8 = 1;
 const OTHER: u8 = 2;
 const PREEMPT: u8 = 3;
 const RECOVERY: u8 = 4;
+/// An NBD connection (W35), which is no stream of a migration.
+pub(crate) const NBD: u8 = 5;
 
 /// The flags for `kind`.
 pub(crate) fn to_flags(kind: Kind) -> u8 {

@@ -112,7 +112,7 @@ impl Header {
             return Err(SessionError::Offset { got: header.offset, plain: header.plain_len });
         }
         let flags = match kind {
-            FrameType::Open => 4,
+            FrameType::Open => 5,
             FrameType::Data => FLAG_PACKED,
             _ => 0,
         };

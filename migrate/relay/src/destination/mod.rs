@@ -5,10 +5,13 @@
 //! run ─► sink (calls of the session) ─► decode (codec threads)
 //!          └─► deliver ─► read_back ─► shared ─► barrier
 //! ```
+//!
+//! `disk` takes the place of `deliver` and `read_back` in a session of an NBD connection.
 
 mod barrier;
 mod decode;
 mod deliver;
+mod disk;
 mod read_back;
 mod run;
 mod shared;

@@ -3,6 +3,7 @@
 
 use super::barrier::Barriers;
 use super::decode::DecodeJob;
+use super::disk;
 use super::shared::{Event, Listen, Shared, Vet};
 use super::sink::{DestinationSink, Notice};
 use crate::counters::Counters;
@@ -51,8 +52,8 @@ pub struct DestinationEnd {
 }
 
 impl Destination {
-    /// A migration to `target`, before its first link. `lifeline`: the number of links, and how
-    /// long the session outlives the last.
+    /// A migration to `target`, before its first link, or an NBD connection (`is_disk`).
+    /// `lifeline`: the number of links, and how long the session outlives the last.
     ///
     /// # Errors
     /// The system refuses memory.
@@ -63,6 +64,7 @@ impl Destination {
         (target, listen, vet): (QemuAddress, Listen, Vet),
         pool: Arc<Pool<DecodeJob>>,
         notice: Notice,
+        is_disk: bool,
     ) -> Result<Self, RelayError> {
         let (events, receiver) = mpsc::channel();
         let sink = DestinationSink::new(events.clone(), notice);
@@ -75,6 +77,7 @@ impl Destination {
             listen,
             vet,
             page_size,
+            is_disk,
             delta_cache: AtomicU64::new(delta_cache),
             barriers: Barriers::default(),
             counters: Counters::default(),
@@ -119,8 +122,10 @@ impl Destination {
                 SessionError::NotResumed { .. } | SessionError::Aborted { asks: true, .. }
             )
         };
-        self.shared.session.failure().is_some_and(|error| asks(error))
-            || self.shared.untold.load(Ordering::Acquire)
+        // A client asks where the VM is (W28), and an NBD connection has none.
+        !self.shared.is_disk
+            && (self.shared.session.failure().is_some_and(|error| asks(error))
+                || self.shared.untold.load(Ordering::Acquire))
     }
 
     /// How long the source of a lost session may take to ask about it.
@@ -155,7 +160,14 @@ impl Destination {
     /// Every migration but one that the source has seen succeed.
     pub fn run(&self, report: impl FnOnce() -> Vec<u8>) -> Result<DestinationEnd, RelayError> {
         let shared = &self.shared;
-        let result = self.decide();
+        let result = match shared.is_disk {
+            true => {
+                let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+                let report = disk::decide(shared, &events);
+                report.map(|peer_report| DestinationEnd { peer_report, confirmed: false })
+            }
+            false => self.decide(),
+        };
         match &result {
             Ok(_) => shared.session.send_finish(report()),
             Err(error) => {

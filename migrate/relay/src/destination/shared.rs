@@ -52,6 +52,8 @@ pub(super) struct Shared {
     pub(super) listen: Listen,
     pub(super) vet: Vet,
     pub(super) page_size: usize,
+    /// The session is an NBD connection's (W35).
+    pub(super) is_disk: bool,
     /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
     pub(super) barriers: Barriers,

@@ -2,6 +2,7 @@
 
 use super::decode::DecodeJob;
 use super::deliver;
+use super::disk;
 use super::shared::{Event, Shared};
 use crate::inbox::{self, Arrived};
 use crate::threads::spawn;
@@ -93,7 +94,8 @@ fn stream(shared: &Arc<Shared>, id: u16) -> Result<Arc<Results<Arrived>>, Sessio
     let results = cell.get_or_init(|| fresh.clone());
     if Arc::ptr_eq(results, &fresh) {
         let (shared, inbox) = (shared.clone(), fresh.clone());
-        spawn("deliver", move || deliver::run(&shared, id, &inbox))
+        let run = if shared.is_disk { disk::run } else { deliver::run };
+        spawn("deliver", move || run(&shared, id, &inbox))
             .map_err(|error| SessionError::Local { reason: error.to_string() })?;
     }
     Ok(results.clone())

@@ -33,6 +33,10 @@ pub struct ServerConfig {
 
 /// The application's part in a session. Called from the session's own thread.
 pub trait Host: Send + Sync + 'static {
+    /// Whether sessions carry NBD connections (W35) and no migrations.
+    fn is_for_disks(&self) -> bool {
+        false
+    }
     /// A peer requests `target`: prepares QEMU for it.
     ///
     /// # Errors

@@ -243,6 +243,7 @@ impl Server {
             (address.clone(), Box::new(listen), Box::new(vet)),
             self.pool.clone(),
             Box::new(move |text| host.notice(text)),
+            self.host.is_for_disks(),
         );
         let destination = Arc::new(destination.map_err(|error| error.to_string())?);
         let active = Arc::new(Active {

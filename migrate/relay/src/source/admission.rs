@@ -174,7 +174,7 @@ fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
                 shared.report_refused(&format!(
                     "closed a connection that wrote nothing for {} s: a migration begins to write \
                      at once. An NBD client (libvirt's --copy-storage) waits for its server to \
-                     write first; platen does not carry NBD",
+                     write first; `platen host` carries that, and a relay does not",
                     SPEECHLESS.as_secs()
                 ));
                 return None;

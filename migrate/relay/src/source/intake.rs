@@ -119,7 +119,7 @@ impl<'a> Intake<'a> {
         let stop = || session.failure().is_some();
         let Some(mut chunk) = session.plain().take_until(None, stop) else { return Ok(Next::Over) };
         let most = permit.bytes.min(self.most);
-        let len = read_chunk(self.stream.socket(), &mut chunk[..most], self.patient);
+        let len = read_chunk(self.stream.socket(), &mut chunk[..most], |_| self.patient);
         if len == 0 {
             session.credits().give_back(permit);
             return Ok(Next::End);
@@ -308,8 +308,13 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// Reads until `out` is full or the socket has no more bytes; 0 only at its end.
-fn read_chunk(socket: &impl AsFd, out: &mut [u8], patient: bool) -> usize {
+/// Reads until `out` is full or the socket has no more bytes; 0 only at its end. `patient` says
+/// whether so many bytes wait for more.
+pub(super) fn read_chunk(
+    socket: &impl AsFd,
+    out: &mut [u8],
+    patient: impl Fn(usize) -> bool,
+) -> usize {
     let mut done = 0;
     let mut until = None;
     while done < out.len() {
@@ -324,7 +329,7 @@ fn read_chunk(socket: &impl AsFd, out: &mut [u8], patient: bool) -> usize {
                 let now = Instant::now();
                 let until = *until.get_or_insert(now + LINGER_TOTAL);
                 let left = until.saturating_duration_since(now).min(LINGER);
-                if !patient || left.is_zero() || !wait_readable(socket, Some(left)) {
+                if !patient(done) || left.is_zero() || !wait_readable(socket, Some(left)) {
                     break;
                 }
             }
@@ -413,13 +418,13 @@ mod tests {
         let (mut qemu, ours) = UnixStream::pair().unwrap();
         qemu.write_all(&[7; 1000]).unwrap();
         let mut out = vec![0; 600];
-        assert_eq!(read_chunk(&ours, &mut out, true), 600);
-        assert_eq!(read_chunk(&ours, &mut out, true), 400);
+        assert_eq!(read_chunk(&ours, &mut out, |_| true), 600);
+        assert_eq!(read_chunk(&ours, &mut out, |_| true), 400);
         assert!(is_open(&ours));
         qemu.write_all(&[8; 10]).unwrap();
         drop(qemu);
         assert!(!is_open(&ours));
-        assert_eq!(read_chunk(&ours, &mut out, true), 10);
-        assert_eq!(read_chunk(&ours, &mut out, true), 0);
+        assert_eq!(read_chunk(&ours, &mut out, |_| true), 10);
+        assert_eq!(read_chunk(&ours, &mut out, |_| true), 0);
     }
 }

@@ -6,12 +6,15 @@
 //!    └─► admission ─► intake ─► chunk ───┼─► shared ─► keeper
 //!            └──────► hand_back ─────────┘     sink (calls of the session)
 //! ```
+//!
+//! `disk` takes the place of `run` and all of the second line in a session of an NBD connection.
 
 mod admission;
 mod chunk;
 mod config;
 mod connect;
 mod decision;
+mod disk;
 mod doubt;
 mod encode;
 mod end_of_stream;
@@ -26,6 +29,7 @@ mod sink;
 
 pub use chunk::take_differences;
 pub use config::SourceConfig;
+pub use disk::DiskError;
 pub use handle::{Progress, SourceHandle};
 pub use keeper::{keep, Keeper};
 pub use run::{Source, SourceEnd};

@@ -148,10 +148,18 @@ impl Source {
         report: impl FnOnce() -> Vec<u8>,
     ) -> Result<SourceEnd, RelayError> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = &self.shared;
         let result = Decision::new(&self.shared, &self.redial, &events, &mut notice)
             .run()
             .and_then(|()| self.finish(&events, report));
+        self.end(result)
+    }
+
+    /// Ends the session, QEMU's connections and the threads.
+    pub(super) fn end(
+        &self,
+        result: Result<SourceEnd, RelayError>,
+    ) -> Result<SourceEnd, RelayError> {
+        let shared = &self.shared;
         shared.over.store(true, Ordering::Release);
         if let Err(error) = &result {
             // No queued frame may still reach the destination as if it had succeeded (W21).
@@ -175,8 +183,8 @@ impl Source {
         result
     }
 
-    /// The migration has succeeded: exchanges reports.
-    fn finish(
+    /// All has succeeded: exchanges reports.
+    pub(super) fn finish(
         &self,
         events: &Receiver<Event>,
         report: impl FnOnce() -> Vec<u8>,

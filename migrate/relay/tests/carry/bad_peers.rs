@@ -181,13 +181,13 @@ fn a_hundred_idle_connections_do_not_block_a_migration() {
 }
 
 /// A peer that speaks the protocol by hand.
-struct Liar {
-    link: Link,
+pub(crate) struct Liar {
+    pub(crate) link: Link,
     hash: RunningHash,
 }
 
 impl Liar {
-    fn new(to: SocketAddr) -> Self {
+    pub(crate) fn new(to: SocketAddr) -> Self {
         let mut hello = hello();
         hello.links = 1;
         // More than the receiver grants.
@@ -197,23 +197,30 @@ impl Liar {
         Self { link, hash: RunningHash::default() }
     }
 
-    fn bare(&mut self, kind: FrameType, stream: u16, seq: u64) {
+    pub(crate) fn bare(&mut self, kind: FrameType, stream: u16, seq: u64) {
         let header = Header { stream, seq, ..Header::free(kind, 0) };
         // The relay may close the link at any time; the test examines the relay's error.
         let _ = self.link.write_all(&header.to_bytes());
     }
 
     /// The first frame of stream 0; `flags` is the kind of stream.
-    fn open(&mut self, flags: u8) {
+    pub(crate) fn open(&mut self, flags: u8) {
         let header = Header { flags, ..Header::free(FrameType::Open, 0) };
         let _ = self.link.write_all(&header.to_bytes());
     }
 
-    fn data(&mut self, stream: u16, seq: u64, offset: u64, plain: &[u8]) {
+    pub(crate) fn data(&mut self, stream: u16, seq: u64, offset: u64, plain: &[u8]) {
         self.data_with_table(stream, seq, offset, plain, &[]);
     }
 
-    fn data_with_table(&mut self, stream: u16, seq: u64, offset: u64, plain: &[u8], table: &[u8]) {
+    pub(crate) fn data_with_table(
+        &mut self,
+        stream: u16,
+        seq: u64,
+        offset: u64,
+        plain: &[u8],
+        table: &[u8],
+    ) {
         let checksum = codec::checksum(plain);
         self.hash.add(checksum);
         let plain_len = u32::try_from(plain.len()).unwrap();
@@ -232,6 +239,11 @@ impl Liar {
             )
         };
         let _ = self.link.write_all(&[&header.to_bytes()[..], &unit, plain, table].concat());
+    }
+
+    pub(crate) fn data_with_wrong_hash(&mut self) {
+        self.hash.add(7);
+        self.data(0, 1, 0, b"bytes");
     }
 
     fn free(&mut self, kind: FrameType, payload: &[u8]) {

@@ -52,15 +52,21 @@ pub(crate) type Ended = (Option<String>, Result<DestinationEnd, RelayError>);
 pub(crate) struct TestHost {
     ended: Mutex<Sender<Ended>>,
     pub(crate) notices: Mutex<Vec<String>>,
+    /// Its sessions are those of NBD connections.
+    disks: bool,
 }
 
 impl TestHost {
     pub(crate) fn new(ended: Sender<Ended>) -> Self {
-        Self { ended: Mutex::new(ended), notices: Mutex::new(Vec::new()) }
+        Self { ended: Mutex::new(ended), notices: Mutex::new(Vec::new()), disks: false }
     }
 }
 
 impl Host for TestHost {
+    fn is_for_disks(&self) -> bool {
+        self.disks
+    }
+
     fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
         Ok(())
     }
@@ -104,12 +110,17 @@ impl Receiving {
         acceptor: Option<Acceptor>,
         resume: Duration,
     ) -> Self {
-        Self::made(names, grants, acceptor, resume, None)
+        Self::made(names, grants, acceptor, resume, (None, false))
+    }
+
+    /// A receiver of NBD connections.
+    pub(crate) fn of_disks(grants: Grants, resume: Duration) -> Self {
+        Self::made(&[None], grants, None, resume, (None, true))
     }
 
     /// A receiver whose codec threads have a device.
     pub(crate) fn on_device(qat: Arc<Qat>) -> Self {
-        Self::made(&[None], Grants::default(), None, Duration::ZERO, Some(qat))
+        Self::made(&[None], Grants::default(), None, Duration::ZERO, (Some(qat), false))
     }
 
     fn made(
@@ -117,7 +128,7 @@ impl Receiving {
         grants: Grants,
         acceptor: Option<Acceptor>,
         resume: Duration,
-        qat: Option<Arc<Qat>>,
+        (qat, disks): (Option<Arc<Qat>>, bool),
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: Option<&str>| folder.path().join(name.unwrap_or("dst"));
@@ -126,7 +137,7 @@ impl Receiving {
             .map(|name| (name.map(str::to_string), UnixAddress::from(path(*name)).into()))
             .collect();
         let (sender, ended) = mpsc::channel();
-        let host = Arc::new(TestHost::new(sender));
+        let host = Arc::new(TestHost { disks, ..TestHost::new(sender) });
         let config = ServerConfig {
             qat,
             targets,

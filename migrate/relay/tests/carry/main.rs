@@ -14,6 +14,7 @@ mod deltas;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
 #[path = "../../../../accel/qpl/tests/fake/mod.rs"]
 mod fake_qpl;
+mod disks;
 mod flood;
 mod fronts;
 mod harness;

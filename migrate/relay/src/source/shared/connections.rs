@@ -119,6 +119,21 @@ impl Shared {
         Ok(stream)
     }
 
+    /// Makes an NBD connection the only stream.
+    pub(in crate::source) fn admit_disk(&self, socket: QemuSocket) -> Arc<SourceStream> {
+        let _ = self.started.set(Instant::now());
+        let connection = Arc::new(Connection { socket, kind: OnceLock::from(Kind::Other) });
+        let (id, kind, results) = (0, Kind::Other, OnceLock::new());
+        let stream = Arc::new(SourceStream { id, connection, kind, results });
+        self.lock_connections().streams = vec![stream.clone()];
+        stream
+    }
+
+    /// Forgets every stream: their connections stay open at the end.
+    pub(in crate::source) fn forget_streams(&self) {
+        self.lock_connections().streams.clear();
+    }
+
     /// Removes a connection that ended before it was a stream.
     pub(in crate::source) fn remove_waiting(&self, connection: &Arc<Connection>) {
         let mut connections = self.lock_connections();

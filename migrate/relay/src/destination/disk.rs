@@ -1,0 +1,203 @@
+//! An NBD connection at the destination (W35 to W37): connects to the NBD server, sends back what
+//! it writes, and writes to it what the client has written.
+
+use super::shared::{Event, Shared};
+use crate::error::{error_chain, RelayError};
+use crate::inbox::{Arrived, Inbox};
+use crate::qemu_socket::QemuSocket;
+use crate::sockets::{is_open, wait_readable};
+use crate::stream_kind;
+use crate::threads::spawn;
+use crate::units::raw;
+use pipeline::Results;
+use rustix::io::Errno;
+use rustix::net::{recv, RecvFlags};
+use session::{FrameType, SessionError};
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the server may take to listen: libvirt has started it before the client connects.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the server may take to write its first bytes.
+const GREETING: Duration = Duration::from_secs(10);
+/// The first bytes of an NBD server.
+const MAGIC: &[u8; 8] = b"NBDMAGIC";
+/// How often the server's first bytes are looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Writes the frames of the connection until the session ends.
+pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
+    if let Err(error) = deliver(shared, stream, queue) {
+        shared.session.fail(error);
+    }
+}
+
+fn deliver(
+    shared: &Arc<Shared>,
+    stream: u16,
+    queue: &Results<Arrived>,
+) -> Result<(), SessionError> {
+    let mut inbox = Inbox::new(stream, queue);
+    let mut server: Option<Arc<QemuSocket>> = None;
+    while let Some(Arrived { header, chunk, checksum }) = inbox.next()? {
+        // Frames still queued at the end are dropped.
+        if shared.has_ended() {
+            return Ok(());
+        }
+        let receipt = match (header.kind, chunk, &server) {
+            (FrameType::Open, None, None) if (stream, header.flags) == (0, stream_kind::NBD) => {
+                server = open(shared, stream)?;
+                if server.is_none() {
+                    return Ok(());
+                }
+                inbox.receipt(&header)
+            }
+            (FrameType::Data, Some(chunk), Some(server)) if header.table_len == 0 => {
+                let chunk = chunk?;
+                let bytes = &chunk[..header.plain_len as usize];
+                let receipt = inbox.check(&header, bytes, checksum)?;
+                { &**server }.write_all(bytes).map_err(|error| {
+                    let server = &shared.target;
+                    local(format!("the NBD server at {server} takes no more bytes: {error}"))
+                })?;
+                shared.counters.plain.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                receipt
+            }
+            (FrameType::Eof, None, Some(server)) => {
+                // The server may have closed first.
+                let _ = server.shutdown(Shutdown::Write);
+                inbox.receipt(&header)
+            }
+            _ => {
+                let detail = "a frame that no NBD connection has".into();
+                return Err(SessionError::Sequence { stream, seq: header.seq, detail });
+            }
+        };
+        if header.kind == FrameType::Eof {
+            // Before the source can know: its FINISH comes behind this.
+            let _ = shared.events.send(Event::SourceEof);
+        }
+        inbox.acknowledge(&shared.session, receipt);
+    }
+    Ok(())
+}
+
+/// Connects to the NBD server, and starts to send back what it writes; `None` when the session has
+/// ended.
+fn open(shared: &Arc<Shared>, stream: u16) -> Result<Option<Arc<QemuSocket>>, SessionError> {
+    shared.begun.store(true, Ordering::Release);
+    shared.host_listens().map_err(local)?;
+    let server = shared.connect(PATIENCE, true).map_err(|error| local(error_chain(&error)))?;
+    let Some(server) = server else { return Ok(None) };
+    if !has_greeted(shared, &server)? {
+        return Ok(None);
+    }
+    let (reading, socket) = (shared.clone(), server.clone());
+    spawn("read-back", move || {
+        if let Err(error) = read_back(&reading, stream, &socket) {
+            reading.session.fail(error);
+        }
+    })
+    .map_err(|error| local(error.to_string()))?;
+    Ok(Some(server))
+}
+
+/// Waits for the server's first bytes, and leaves them there; false when the session has ended.
+/// Any other server speaks in another way, or waits for its client: nobody may reach one of these
+/// through this host (W36).
+fn has_greeted(shared: &Shared, server: &QemuSocket) -> Result<bool, SessionError> {
+    let until = Instant::now() + GREETING;
+    let stranger =
+        |what: &str| local(format!("at {} listens no NBD server: {what}", shared.target));
+    let mut first = [0; MAGIC.len()];
+    while !shared.has_ended() {
+        if Instant::now() >= until {
+            let seconds = GREETING.as_secs();
+            return Err(stranger(&format!("it has not greeted the client in {seconds} s")));
+        }
+        if !wait_readable(server, Some(LOOK)) {
+            continue;
+        }
+        let got = match recv(server, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return Err(stranger("it has closed the connection")),
+            Ok((_, got)) => got,
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(error) => return Err(stranger(&error.to_string())),
+        };
+        if first[..got] != MAGIC[..got] {
+            return Err(stranger(&format!("it begins with {:02x?}", &first[..got])));
+        }
+        if got == MAGIC.len() {
+            return Ok(true);
+        }
+        if !is_open(server) {
+            return Err(stranger("it has closed the connection"));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(false)
+}
+
+/// Sends back what the server writes, uncompressed and at once: these are answers.
+fn read_back(shared: &Shared, stream: u16, mut server: &QemuSocket) -> Result<(), SessionError> {
+    let session = &shared.session;
+    if !session.send_bare(stream, FrameType::Open, 0) {
+        return Ok(());
+    }
+    loop {
+        wait_readable(server, None);
+        let Some(permit) = session.credits().permit(stream) else { return Ok(()) };
+        let stop = || session.failure().is_some();
+        let Some(mut chunk) = session.plain().take_until(None, stop) else { return Ok(()) };
+        let most = permit.bytes.min(session.grants().chunk_bytes);
+        let len = match server.read(&mut chunk[..most]) {
+            Ok(len) => len,
+            Err(error) => {
+                session.credits().give_back(permit);
+                if error.kind() == ErrorKind::Interrupted {
+                    continue;
+                }
+                let server = &shared.target;
+                return Err(local(format!("the NBD server at {server} broke off: {error}")));
+            }
+        };
+        if len == 0 {
+            session.credits().give_back(permit);
+            break;
+        }
+        let checksum = codec::checksum(&chunk[..len]);
+        let header = session.credits().issue_data(permit, len, checksum, 0);
+        session.send(raw(header, chunk, len, checksum));
+    }
+    // As for the source's end.
+    let _ = shared.events.send(Event::QemuEof { unread: false });
+    session.send_bare(stream, FrameType::Eof, 0);
+    Ok(())
+}
+
+fn local(reason: String) -> SessionError {
+    SessionError::Local { reason }
+}
+
+/// Waits until both directions have ended, and the source has said so; returns its report.
+pub(super) fn decide(shared: &Shared, events: &Receiver<Event>) -> Result<Vec<u8>, RelayError> {
+    let (mut client, mut server) = (false, false);
+    loop {
+        match events.recv() {
+            Ok(Event::SourceEof) => client = true,
+            Ok(Event::QemuEof { .. }) => server = true,
+            Ok(Event::Finished(peer_report)) if client && server => return Ok(peer_report),
+            Ok(Event::Finished(_)) => {
+                return Err(SessionError::EarlyFinish { peer: shared.session.peer.clone() }.into());
+            }
+            Ok(Event::Closed(error)) => return Err(RelayError::Ended(error)),
+            // The others are a migration's.
+            Ok(_) => {}
+            Err(_) => return Err(RelayError::DestinationEnded),
+        }
+    }
+}
