@@ -249,10 +249,25 @@ fn what_is_no_migration_is_reset_or_goes_on_as_configured() {
     (&stranger).write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     assert!(is_reset(&stranger));
     a.says("is no migration");
-    // Silent, as an NBD client is.
+    assert_eq!(rig.status(A)["strangers"], 1);
+    // Silent, as an NBD client is, and the other host's service does not run.
     let silent = rig.connect_as_qemu(A, 49152);
     assert!(is_reset(&silent));
-    assert_eq!(rig.status(A)["strangers"], 2);
+    let record = rig.ended(A, 1);
+    assert_eq!((&record["what"], &record["status"]), (&"disk".into(), &"failed".into()));
+    assert!(record["cause"].as_str().unwrap().contains("cannot connect to"), "{record}");
+    // It runs, and no NBD server listens there.
+    let _b = rig.start(B);
+    for (says, words) in [(&b"SSH-2.0"[..], "listens no NBD server"), (b"", "cannot connect to")] {
+        let server = (!says.is_empty()).then(|| rig.listen_as_qemu(B, 49152));
+        let silent = rig.connect_as_qemu(A, 49152);
+        if let Some(server) = server {
+            server.accept().unwrap().0.write_all(says).unwrap();
+        }
+        assert!(is_reset(&silent));
+        let cause = rig.ended(A, if says.is_empty() { 3 } else { 2 })["cause"].clone();
+        assert!(cause.as_str().unwrap().contains(words), "{cause}");
+    }
     a.kill();
 
     let rig = Rig::new("stranger = \"forward\"\n");
@@ -269,6 +284,99 @@ fn what_is_no_migration_is_reset_or_goes_on_as_configured() {
     drop(there);
     assert_eq!(read_all(&client), b"");
     assert_eq!(rig.ended(A, 1)["status"], "forwarded");
+    // A silent client of a server that is not NBD's goes the same way, when both are known.
+    let _b = rig.start(B);
+    let theirs = rig.listen_as_qemu(B, 49152);
+    let client = rig.connect_as_qemu(A, 49152);
+    theirs.accept().unwrap().0.write_all(b"220 welcome").unwrap();
+    let (mut there, _) = server.accept().unwrap();
+    there.write_all(b"220 welcome").unwrap();
+    assert_eq!(read_exactly(&client, 11), b"220 welcome");
+    drop((there, client));
+    let record = rig.ended(A, 2);
+    assert_eq!(record["status"], "forwarded", "{record}");
+    assert!(record["cause"].as_str().unwrap().contains("no migration"), "{record}");
+}
+
+/// The bytes that a disk's connection carries in this test: blocks with something and zeros.
+fn blocks() -> Vec<u8> {
+    let byte = |at: u32| if at % 5000 < 2500 { (at / 7).to_le_bytes()[0] } else { 0 };
+    (0..8 << 20).map(byte).collect()
+}
+
+#[test]
+fn a_disk_s_connection_goes_beside_its_migration_and_outlives_services_and_links() {
+    let rig = Rig::with_proxy("codec = \"zstd\"\n");
+    let (mut a, mut b) = (rig.start(A), rig.start(B));
+    let server = rig.listen_as_qemu(B, 49153);
+    let client = rig.connect_as_qemu(A, 49153);
+    let (mut there, _) = server.accept().unwrap();
+    there.write_all(b"NBDMAGICIHAVEOPT").unwrap();
+    assert_eq!(read_exactly(&client, 16), b"NBDMAGICIHAVEOPT");
+    // A second disk at the same port, and the VM.
+    let second = rig.connect_as_qemu(A, 49153);
+    let (mut second_there, _) = server.accept().unwrap();
+    second_there.write_all(b"NBDMAGIC").unwrap();
+    assert_eq!(read_exactly(&second, 8), b"NBDMAGIC");
+    migrates(&rig, A, 49152);
+    let blocks = blocks();
+    let (half, rest) = blocks.split_at(blocks.len() / 2);
+    let writer = rig::write_all(&client, half.to_vec());
+    assert!(read_exactly(&there, half.len()) == half, "a wrong byte");
+    writer.join().unwrap();
+    a.kill();
+    b.kill();
+    rig.cut_links();
+    let (_a, _b) = (rig.start(A), rig.start(B));
+    let writer = rig::write_all(&client, rest.to_vec());
+    assert!(read_exactly(&there, rest.len()) == rest, "a wrong byte");
+    writer.join().unwrap();
+    there.write_all(b"answer").unwrap();
+    assert_eq!(read_exactly(&client, 6), b"answer");
+    drop((client, second));
+    assert_eq!((read_all(&there), read_all(&second_there)), (Vec::new(), Vec::new()));
+    drop((there, second_there));
+    for host in [A, B] {
+        rig.ended(host, 3);
+        let status = rig.status(host);
+        let disks: Vec<_> = status["history"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|record| record["what"] == "disk")
+            .collect();
+        assert_eq!(disks.len(), 2, "{status}");
+        for record in &disks {
+            assert_eq!(record["status"], "completed", "{record}");
+            assert_eq!((&record["port"], &record["holds-port"]), (&49153.into(), &false.into()));
+        }
+        let sent = |record: &&&serde_json::Value| record["plain"].as_u64().unwrap();
+        let record = disks.iter().max_by_key(sent).unwrap();
+        let (plain, network) = (sent(&record), record["transferred"].as_u64().unwrap());
+        assert!(plain >= blocks.len() as u64 && network * 2 < plain, "{record}");
+    }
+}
+
+#[test]
+fn a_killed_carrier_of_a_disk_ends_its_connection_at_both() {
+    for victim in [A, B] {
+        let rig = Rig::new("resume_timeout = 1\n");
+        let _services = (rig.start(A), rig.start(B));
+        let server = rig.listen_as_qemu(B, 49153);
+        let client = rig.connect_as_qemu(A, 49153);
+        let (mut there, _) = server.accept().unwrap();
+        there.write_all(b"NBDMAGIC").unwrap();
+        assert_eq!(read_exactly(&client, 8), b"NBDMAGIC");
+        let pid = rig.list(victim)["running"][0]["pid"].as_u64().unwrap();
+        let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();
+        assert!(killed.success());
+        assert_eq!((read_all(&client), read_all(&there)), (Vec::new(), Vec::new()));
+        drop((client, there));
+        for host in [A, B] {
+            let record = rig.ended(host, 1);
+            assert_eq!((&record["what"], &record["status"]), (&"disk".into(), &"failed".into()));
+        }
+    }
 }
 
 #[test]

@@ -18,11 +18,12 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use stream::Kind;
 
-/// Longest silence of a connection: QEMU writes its header as soon as it is connected.
-const SPEECHLESS: Duration = Duration::from_secs(10);
-/// The same for an intercepted connection: its server may write first, as NBD's does, and its
-/// client waits for that, perhaps with a VM that waits for the client.
-const SPEECHLESS_ELSEWHERE: Duration = Duration::from_secs(2);
+/// Longest time for which a connection's kind may stay unknown: a multifd channel may come before
+/// its migration.
+const UNDECIDED: Duration = Duration::from_secs(10);
+/// Longest silence of a connection. QEMU writes its header as soon as it is connected; an NBD server
+/// writes first, and its client waits for that, perhaps with a VM that waits for the client.
+const SILENT: Duration = Duration::from_secs(2);
 /// Interval of checks of a connection whose bytes do not show its kind yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Connections that may wait at one door: as many as QEMU opens.
@@ -53,6 +54,8 @@ pub trait Doorkeeper {
     fn is_lent(&self, door: &Door) -> bool;
     /// A migration begins with these connections: a carrier gets them, and the door.
     fn migration(&mut self, door: &Door, listener: &DoorListener, connections: Vec<QemuSocket>);
+    /// A connection whose client waits for its server to speak, as an NBD client does.
+    fn silent(&mut self, door: &Door, connection: QemuSocket);
     /// A connection that is no migration, with the reason.
     fn stranger(&mut self, door: &Door, connection: QemuSocket, why: &str);
     /// A connection was reset, for this reason.
@@ -285,9 +288,11 @@ impl Gate {
                     keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
                 }
                 Look::Gone => drop(self.waiting.remove(at)),
-                found if one.since.elapsed() >= patience(&found, one, &self.address) => {
-                    let what = if found == Look::Silent { "nothing" } else { "no migration" };
-                    let why = format!("it wrote {what} for {} s", one.since.elapsed().as_secs());
+                Look::Silent if one.since.elapsed() >= SILENT => {
+                    keeper.silent(&self.door, self.waiting.remove(at).socket);
+                }
+                Look::Undecided if one.since.elapsed() >= UNDECIDED => {
+                    let why = format!("it began no migration in {} s", UNDECIDED.as_secs());
                     keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
                 }
                 found => {
@@ -296,16 +301,6 @@ impl Gate {
                 }
             }
         }
-    }
-}
-
-/// Longest time for which a connection's kind may stay unknown.
-fn patience(found: &Look, one: &Waiting, door: &DoorAddress) -> Duration {
-    let is_from_elsewhere = one.wanted.is_some_and(|at| DoorAddress::Tcp(at) != *door);
-    // One that has begun as a channel waits for its migration.
-    match *found == Look::Silent && is_from_elsewhere {
-        true => SPEECHLESS_ELSEWHERE,
-        false => SPEECHLESS,
     }
 }
 
@@ -355,6 +350,7 @@ mod tests {
     struct Keeper {
         migrations: Vec<(Door, Vec<QemuSocket>)>,
         strangers: Vec<(QemuSocket, String)>,
+        silent: Vec<QemuSocket>,
         refused: Vec<String>,
         shut: Vec<String>,
         lent: bool,
@@ -366,6 +362,9 @@ mod tests {
         }
         fn migration(&mut self, door: &Door, _: &DoorListener, all: Vec<QemuSocket>) {
             self.migrations.push((door.clone(), all));
+        }
+        fn silent(&mut self, _: &Door, connection: QemuSocket) {
+            self.silent.push(connection);
         }
         fn stranger(&mut self, _: &Door, connection: QemuSocket, why: &str) {
             self.strangers.push((connection, why.into()));
@@ -457,6 +456,17 @@ mod tests {
         let mut got = [0; 18];
         { &*socket }.read_exact(&mut got).unwrap();
         assert!(keeper.migrations.is_empty());
+    }
+
+    #[test]
+    fn a_client_that_waits_for_its_server_is_told_apart_with_nothing_read() {
+        let (mut doors, mut keeper) = doors(50_007, &[me()]);
+        let mut client = TcpStream::connect((PEER, 50_007)).unwrap();
+        turn(&mut doors, &mut keeper, |keeper| !keeper.silent.is_empty());
+        client.write_all(b"NBD").unwrap();
+        let mut got = [0; 3];
+        { &keeper.silent[0] }.read_exact(&mut got).unwrap();
+        assert!(&got == b"NBD" && keeper.strangers.is_empty() && keeper.migrations.is_empty());
     }
 
     #[test]

@@ -21,12 +21,16 @@
 //! (multifd, postcopy) and knows how many there are (W18). A service that starts finds the carriers
 //! again by their sockets in the registry's folder.
 //!
+//! A connection at a door that stays silent is an NBD client's: QEMU copies a disk to the other
+//! host by it. It goes the same way in a session and carriers of its own, and the door stays the
+//! service's.
+//!
 //! | module | |
 //! |---|---|
 //! | [`config`](Config) | `/etc/platen/platen.toml` |
 //! | `change` | the parts of a new configuration that a running service adopts |
 //! | `doors`, `listener` | the listening sockets; the users who connect, and the kinds of connections |
-//! | `place` | the place of a VM on its destination host |
+//! | `place`, `target` | the place of a VM on its destination host, and its name there |
 //! | `wanted` | the original destination of an intercepted connection |
 //! | `acl` | the permissions of unix sockets |
 //! | `peer_user`, `sock_diag`, `unix_diag`, `guest` | the user and the VM behind a socket |
@@ -61,6 +65,7 @@ mod qemu_conf;
 mod record;
 mod registry;
 mod sock_diag;
+mod target;
 mod unix_diag;
 mod wanted;
 
@@ -78,7 +83,8 @@ pub use order::{Job, Order, SessionOrder, Task};
 pub use peer_user::{connection_owner, AllowedUsers, Owner};
 pub use place::Place;
 pub use qemu_conf::{doors_missing, doors_off, doors_on, setting_of, QEMU_CONF};
-pub use record::{now, Event, Phase, Record, Role, Status};
+pub use record::{now, Event, Phase, Record, Role, Status, What};
 pub use registry::{new_id, Found, Registry, Watcher};
+pub use target::Target;
 pub use unix_diag::unix_listeners;
 pub use wanted::intercepted;

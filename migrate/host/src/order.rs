@@ -42,8 +42,10 @@ pub struct Job {
 pub enum Task {
     /// Migrate the VM of the connections to the record's peer.
     Source,
-    /// Receive a VM for the record's port.
+    /// Receive a VM, or an NBD connection, for the record's port.
     Destination(SessionOrder),
+    /// Carry the connection of an NBD client to the record's peer.
+    Disk,
     /// Forward the connections to the record's peer, unencrypted.
     Forward,
 }

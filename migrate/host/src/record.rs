@@ -15,6 +15,17 @@ pub enum Role {
     Destination,
 }
 
+/// The subject of a record.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum What {
+    /// A VM, migrated.
+    #[default]
+    Vm,
+    /// An NBD connection, by which QEMU copies a disk of a VM.
+    Disk,
+}
+
 /// The state of a migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -60,6 +71,8 @@ pub struct Record {
     /// The request to the destination: `door:PORT`, `socket:N`, or for an intercepted connection
     /// `address:IP:PORT`. Records of older versions have none: they are those of doors.
     pub place: Option<Place>,
+    /// The thing that is carried: `vm`, or `disk`, the connection by which QEMU copies a disk.
+    pub what: What,
     /// Name of the VM, if its QEMU could be found.
     pub vm: Option<String>,
     /// Process that carries it.
@@ -97,7 +110,8 @@ impl Record {
     pub fn title(&self) -> String {
         let vm = self.vm.as_ref().map_or(String::new(), |vm| format!("of {vm} "));
         let way = if self.role == Role::Source { "to" } else { "from" };
-        format!("migration {} {vm}{way} {} ({})", self.id, self.peer, self.place().in_words())
+        let what = if self.what == What::Vm { "migration" } else { "disk" };
+        format!("{what} {} {vm}{way} {} ({})", self.id, self.peer, self.place().in_words())
     }
 
     /// The request to the destination.
@@ -125,6 +139,10 @@ pub struct Event {
     pub id: String,
     /// `source` or `destination`.
     pub role: Role,
+    /// The thing that is carried: `vm` or `disk`.
+    // A service of an older version does not say.
+    #[serde(default)]
+    pub what: What,
     /// Name of the VM, if its QEMU could be found.
     pub vm: Option<String>,
     /// Name of the other host.
@@ -150,6 +168,7 @@ impl From<&Record> for Event {
             time: record.ended.unwrap_or(record.since.max(record.began)),
             id: record.id.clone(),
             role: record.role,
+            what: record.what,
             vm: record.vm.clone(),
             peer: record.peer.clone(),
             port: record.port,

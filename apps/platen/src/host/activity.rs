@@ -2,7 +2,7 @@
 
 use super::feed::Feed;
 use super::journal::say_of;
-use host::{Event, Phase, Record, Role, Status, Watcher};
+use host::{Event, Phase, Record, Role, Status, Watcher, What};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -36,13 +36,32 @@ pub(super) struct OfRole {
     pub(super) begun: AtomicU64,
     /// Migrations that have ended, in the order of [`Status::ALL`].
     ended: [AtomicU64; Status::ALL.len()],
-    /// Bytes of QEMU's streams.
+    /// NBD connections that have begun.
+    pub(super) disks_begun: AtomicU64,
+    /// NBD connections that have failed.
+    pub(super) disks_failed: AtomicU64,
+    /// Bytes of QEMU's streams and of NBD connections.
     pub(super) plain: AtomicU64,
     /// Bytes on the network.
     pub(super) transferred: AtomicU64,
 }
 
 impl OfRole {
+    /// Counts a beginning.
+    pub(super) fn begins(&self, what: What) {
+        let counter = if what == What::Vm { &self.begun } else { &self.disks_begun };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn ends(&self, what: What, status: Status) {
+        let counter = match (what, status) {
+            (What::Vm, status) => &self.ended[status as usize],
+            (What::Disk, Status::Failed) => &self.disks_failed,
+            (What::Disk, _) => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Migrations that have ended so.
     pub(super) fn ended(&self, status: Status) -> u64 {
         self.ended[status as usize].load(Ordering::Relaxed)
@@ -88,8 +107,7 @@ impl Watcher for Activity {
         }
         let ended = now.phase == Phase::Ended;
         if ended {
-            let status = now.status.unwrap_or(Status::Failed);
-            counters.ended[status as usize].fetch_add(1, Ordering::Relaxed);
+            counters.ends(now.what, now.status.unwrap_or(Status::Failed));
             tell(now);
         }
         if ended || before.is_none_or(|before| before.phase != now.phase) {
@@ -114,7 +132,8 @@ fn tell(record: &Record) {
     };
     let (plain, transferred) = (record.plain, record.transferred);
     let title = record.title();
-    let text = format!("{title} {outcome}; {plain} bytes of QEMU's stream as {transferred} bytes");
+    let of = if record.what == What::Vm { "QEMU's stream" } else { "NBD" };
+    let text = format!("{title} {outcome}; {plain} bytes of {of} as {transferred} bytes");
     say_of(record, &text);
 }
 

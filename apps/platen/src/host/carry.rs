@@ -91,6 +91,7 @@ fn carry(
             source::run(&carriage, door, connections)
         }
         Task::Destination(order) => destination::run(carriage, &Promise::from(order), links),
+        Task::Disk => source::disk(&carriage, connections),
         Task::Forward => {
             carrier.update(|record| record.phase = Phase::Active);
             source::forward_strangers(&carriage, connections)

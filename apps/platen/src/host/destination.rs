@@ -2,7 +2,7 @@
 
 use super::carriage::{Carriage, Outcome};
 use anyhow::Context;
-use host::{of_process, unix_listeners, Phase, Record, Status};
+use host::{of_process, unix_listeners, Phase, Record, Status, What};
 use relay::{
     Destination, DestinationEnd, Host, Promise, QemuAddress, QemuSocket, RelayError, Server,
     ServerConfig,
@@ -17,7 +17,8 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Receives the VM of the promised session, over the links that the service passes.
+/// Receives the VM, or the NBD connection, of the promised session, over the links that the service
+/// passes.
 pub(super) fn run(
     carriage: Carriage,
     promise: &Promise,
@@ -59,7 +60,17 @@ struct Receiving {
     outcome: Mutex<Option<Outcome>>,
 }
 
+impl Receiving {
+    fn is_for_a_disk(&self) -> bool {
+        self.carriage.carrier.record().what == What::Disk
+    }
+}
+
 impl Host for Receiving {
+    fn is_for_disks(&self) -> bool {
+        self.is_for_a_disk()
+    }
+
     fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
         // libvirt has set the destination QEMU up.
         Ok(())
@@ -108,7 +119,7 @@ impl Host for Receiving {
             let begun = destination.has_begun();
             // QEMU has all it needs: the next VM may have its port.
             let over = destination.is_confirmed() || destination.session().failure().is_some();
-            record.holds_port = !over;
+            record.holds_port = !over && record.what == What::Vm;
             record.phase = match (begun, over) {
                 (_, true) => Phase::Ending,
                 (true, false) => Phase::Active,
@@ -126,7 +137,10 @@ impl Host for Receiving {
             }
             record.phase = Phase::Ending;
         });
-        let outcome = outcome(destination.has_begun(), result);
+        let outcome = match result {
+            Ok(_) if self.is_for_a_disk() => Outcome { status: Status::Completed, cause: None },
+            result => outcome(destination.has_begun(), result),
+        };
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
     }
 

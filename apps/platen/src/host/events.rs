@@ -161,12 +161,13 @@ fn described(event: &Event) -> String {
     let at = OffsetDateTime::from_unix_timestamp_nanos(milliseconds)
         .unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let (date, time) = (at.date(), at.time());
+    let disk = if event.what == host::What::Disk { " disk" } else { "" };
     let vm = event.vm.as_ref().map_or(String::new(), |vm| format!(" of {}", printable(vm)));
     let way = if event.role == host::Role::Source { "to" } else { "from" };
     let status = event.status.map_or(event.phase.name(), host::Status::name);
     let cause = event.cause.as_ref().map_or(String::new(), |it| format!(": {}", printable(it)));
     format!(
-        "{}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z {}{vm} {way} {} (port {}) {status}{cause}",
+        "{}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z {}{disk}{vm} {way} {} (port {}) {status}{cause}",
         date.year(),
         u8::from(date.month()),
         date.day(),

@@ -7,7 +7,7 @@ use crate::device::endpoint::Endpoint;
 use crate::device::metrics::serve_text;
 use crate::say::say;
 use anyhow::Context;
-use host::{MetricsAddress, Record, Role, Status};
+use host::{MetricsAddress, Record, Role, Status, What};
 use relay::{Listening, UnixAddress};
 use std::fmt::Write;
 use std::net::TcpListener;
@@ -126,25 +126,36 @@ fn of_roles(out: &mut String, activity: &Activity, running: &[Record]) {
     let mut family =
         Family::new(out, "migrations_running", "gauge", "Migrations that run, by this host's role");
     for role in ROLES {
-        let count = running.iter().filter(|record| record.role == role).count();
+        let is_one = |record: &&Record| record.role == role && record.what == What::Vm;
+        let count = running.iter().filter(is_one).count();
         family.sample(&label(role), count);
     }
     type Counter = fn(&OfRole) -> &AtomicU64;
-    let counters: [(Counter, _, _); 3] = [
+    let counters: [(Counter, _, _); 5] = [
         (
             |of| &of.begun,
             "migrations_begun_total",
             "Migrations that have begun, by this host's role",
         ),
         (
+            |of| &of.disks_begun,
+            "disks_begun_total",
+            "NBD connections of disks that have begun, by this host's role",
+        ),
+        (
+            |of| &of.disks_failed,
+            "disks_failed_total",
+            "NBD connections of disks that have failed, by this host's role",
+        ),
+        (
             |of| &of.plain,
             "stream_bytes_total",
-            "Bytes of QEMU's migration streams, by this host's role",
+            "Bytes of QEMU's migration streams and of disks, by this host's role",
         ),
         (
             |of| &of.transferred,
             "network_bytes_total",
-            "Bytes of migrations on the network, by this host's role",
+            "Bytes of migrations and of disks on the network, by this host's role",
         ),
     ];
     for (counter, name, help) in counters {
@@ -218,7 +229,7 @@ mod tests {
     #[test]
     fn the_metrics_are_prometheus_s_format_and_their_number_is_fixed() {
         let empty = parse(&example());
-        assert_eq!(empty.len(), 2 + 8 + 4 * 2 + 2 * 4);
+        assert_eq!(empty.len(), 2 + 8 + 6 * 2 + 2 * 4);
         let activity = Activity::new();
         let opening = |nth: u64| Record {
             id: nth.to_string(),

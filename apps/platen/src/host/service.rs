@@ -230,6 +230,14 @@ impl Doorkeeper for Keeper {
         }
     }
 
+    fn silent(&mut self, door: &Door, connection: QemuSocket) {
+        let connections = [connection];
+        if let Err(error) = self.carriers.leave(door, Task::Disk, None, &connections) {
+            self.said.say(&format!("a disk to {door} failed: {error:#}"));
+            connections.into_iter().for_each(reset);
+        }
+    }
+
     fn stranger(&mut self, door: &Door, connection: QemuSocket, why: &str) {
         Self::count(&self.activity.strangers);
         let policy = match door.place {

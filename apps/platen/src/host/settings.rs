@@ -6,7 +6,9 @@ use crate::device::settings_file;
 use crate::relay_options::delta_cache_default;
 use anyhow::{ensure, Context};
 use codec::Settings as CodecSettings;
-use host::{AllowedUsers, Change, Config, Door, DoorAddress, HostEntry, Place, PortRange};
+use host::{
+    AllowedUsers, Change, Config, Door, DoorAddress, HostEntry, Place, PortRange, Target, What,
+};
 use nix::unistd::User;
 use relay::{AutoConfig, QemuAddress, SourceConfig, UnixAddress};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -167,8 +169,8 @@ impl Settings {
         Ok((Acceptor::new(&credentials, &names)?, credentials.valid_until()?))
     }
 
-    /// The source end of a migration to `peer`, for the VM of `place` there.
-    pub(super) fn source(&self, peer: &HostEntry, place: Place) -> anyhow::Result<SourceConfig> {
+    /// The source end of a migration to `peer`, for what comes to `target` there.
+    pub(super) fn source(&self, peer: &HostEntry, target: Target) -> anyhow::Result<SourceConfig> {
         let config = &self.config;
         let codec = codec(config)?;
         let threads = compress_threads(config.max_cpu);
@@ -185,21 +187,25 @@ impl Settings {
             page_size: config.page_size,
             max_bandwidth: config.max_bandwidth,
             turns: None,
-            name: Some(place.to_string()),
+            name: Some(target.to_string()),
             setup: None,
             resume: Duration::from_secs(config.resume_timeout),
             // A host whose service cannot be reached is a failure at once.
             connect_timeout: Duration::ZERO,
-            delta_cache: if codec.is_none() { delta_cache_default() } else { 0 },
+            // Only RAM is sent again.
+            delta_cache: match (codec, target.what) {
+                (None, What::Vm) => delta_cache_default(),
+                _ => 0,
+            },
             qpl: None,
         })
     }
 
-    /// The place on this host that the other host asks for.
+    /// The target on this host that the other host asks for.
     ///
     /// # Errors
     /// No VM may come to it; the message is for the peer's user.
-    pub(super) fn place(&self, named: &str) -> Result<Place, String> {
+    pub(super) fn target(&self, named: &str) -> Result<Target, String> {
         let (ports, sockets) = (&self.me().ports, self.config.sockets);
         let may = |place: &Place| match place {
             Place::Door(port) => ports.contains(*port),
@@ -209,7 +215,8 @@ impl Settings {
                 ports.is_some_and(|ports| ports.contains(address.port())) && is_own(*address.ip())
             }
         };
-        named.parse::<Place>().ok().filter(may).ok_or_else(|| {
+        let target = named.parse::<Target>().ok();
+        target.filter(|target| may(&target.place)).ok_or_else(|| {
             let mut text = format!(
                 "'{}' is no door of this host: its doors are door:{} to door:{}",
                 named.escape_debug(),
@@ -266,11 +273,12 @@ mod tests {
             "sockets = 2\n[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\nports = \"100-109\"\n\
                     intercept = \"200-209\"\n";
         let settings = Settings::given(Config::parse(text).unwrap(), "a".into()).unwrap();
-        for named in ["door:100", "door:109", "socket:1", "socket:2"] {
-            assert_eq!(settings.place(named).unwrap().to_string(), named);
+        for named in ["door:100", "door:109", "socket:1", "socket:2", "nbd:door:100"] {
+            assert_eq!(settings.target(named).unwrap().to_string(), named);
         }
         for named in [
             "door:99",
+            "nbd:door:99",
             "door:200",
             "socket:3",
             "vm",
@@ -281,7 +289,7 @@ mod tests {
             "address:224.0.0.1:200",
             "address:255.255.255.255:200",
         ] {
-            let error = settings.place(named).unwrap_err();
+            let error = settings.target(named).unwrap_err();
             assert!(error.contains("socket:1 to socket:2, and ports 200 to 209"), "{error}");
         }
     }

@@ -1,11 +1,13 @@
-//! A carrier beside the source QEMU.
+//! A carrier beside the source QEMU: of a migration, of a disk, or of what goes past platen.
 
 use super::carriage::{Carriage, Outcome};
 use crate::keeper;
 use crate::report::process_cpu;
 use anyhow::Context;
-use host::{forward, Care, DoorEntrance, DoorListener, Phase, Place, Policy, Record, Status};
-use relay::{QemuSocket, RelayError, Source, SourceConfig};
+use host::{
+    forward, reset, Care, DoorEntrance, DoorListener, Phase, Place, Policy, Record, Status, Target,
+};
+use relay::{DiskError, QemuSocket, RelayError, Source, SourceConfig};
 use serde_json::json;
 use session::SessionError;
 use std::io::{self, ErrorKind};
@@ -24,7 +26,8 @@ pub(super) fn run(
     let entrance = Arc::new(entrance);
     let peer = settings.config.find(&record.peer)?;
     let turns = carriage.turns.clone();
-    let config = SourceConfig { turns, ..settings.source(peer, record.place())? };
+    let target = Target { place: record.place(), what: record.what };
+    let config = SourceConfig { turns, ..settings.source(peer, target)? };
     // Where a unix socket would lead in the clear, nobody has said.
     let may_forward = settings.config.unreachable == Policy::Forward
         && !matches!(record.place(), Place::Socket(_));
@@ -74,6 +77,72 @@ pub(super) fn run(
         }),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Carries the connection of an NBD client.
+pub(super) fn disk(carriage: &Carriage, connections: Vec<QemuSocket>) -> anyhow::Result<Outcome> {
+    let record = carriage.carrier.record();
+    let settings = &carriage.settings;
+    let connection = connections.into_iter().next().context("a disk without its connection")?;
+    let peer = settings.config.find(&record.peer)?;
+    let turns = carriage.turns.clone();
+    let target = Target { place: record.place(), what: record.what };
+    let config = SourceConfig { turns, ..settings.source(peer, target)? };
+    let source = match Source::connect_with(&config, None, &mut |text| carriage.say(text)) {
+        Ok(source) => source,
+        Err(error) => {
+            let is_unreachable = matches!(error, RelayError::Session(SessionError::Connect { .. }));
+            let policy = match is_unreachable {
+                true => settings.config.unreachable,
+                false => policy(carriage),
+            };
+            return past_platen(carriage, Some(connection), policy, error);
+        }
+    };
+    carriage.carrier.update(|record| record.phase = Phase::Active);
+    let handle = source.handle();
+    carriage.stop_by(move || handle.stop());
+    let progress = |record: &mut Record| {
+        record.plain = source.counters().plain.load(Ordering::Relaxed);
+        record.transferred = source.session().bytes_out.load(Ordering::Relaxed);
+        record.phase = Phase::Active;
+    };
+    let report = || json!({ "status": "completed" }).to_string().into_bytes();
+    let carry = || source.carry_disk(connection, |text| carriage.say(text), report);
+    match carriage.while_telling(progress, carry) {
+        Ok(_) => Ok(Outcome { status: Status::Completed, cause: None }),
+        Err(DiskError { error, untouched }) => {
+            past_platen(carriage, untouched, policy(carriage), error)
+        }
+    }
+}
+
+/// The treatment of a connection that turns out to be no NBD client's.
+fn policy(carriage: &Carriage) -> Policy {
+    match carriage.carrier.record().place() {
+        // A connection that nobody has sent to a door passes unharmed.
+        Place::Address(_) => Policy::Forward,
+        _ => carriage.settings.config.stranger,
+    }
+}
+
+/// A silent connection that was not carried goes in the clear, or is reset.
+fn past_platen(
+    carriage: &Carriage,
+    untouched: Option<QemuSocket>,
+    policy: Policy,
+    error: RelayError,
+) -> anyhow::Result<Outcome> {
+    let Some(connection) = untouched else { return Err(error.into()) };
+    // Where a unix socket would lead in the clear, nobody has said.
+    let is_socket = matches!(carriage.carrier.record().place(), Place::Socket(_));
+    if policy == Policy::Refuse || is_socket {
+        reset(connection);
+        return Err(error.into());
+    }
+    let why = format!("{:#}", anyhow::Error::from(error));
+    carriage.say(&format!("goes in the clear: {why}"));
+    forward_strangers(carriage, vec![connection])
 }
 
 /// Forwards connections that are no migration, unencrypted.

@@ -8,7 +8,7 @@ use crate::say::say;
 use anyhow::{ensure, Context};
 use host::{
     intercepted, new_id, now, of_connection, of_listener, of_path, Channel, Door, DoorListener,
-    Job, Order, Place, Record, Registry, Role, Task,
+    Job, Order, Place, Record, Registry, Role, Target, Task, What,
 };
 use relay::{Promise, QemuAddress, QemuSocket, Switchboard};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,6 @@ use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use turns::Turns;
@@ -79,8 +78,10 @@ impl Carriers {
     ) -> anyhow::Result<()> {
         // A connection that was led to the door wanted to go there.
         let elsewhere = connections.first().and_then(intercepted);
+        let what = if matches!(task, Task::Disk) { What::Disk } else { What::Vm };
         let record = Record {
             role: Role::Source,
+            what,
             peer: door.peer.clone(),
             port: door.place.port(),
             place: Some(elsewhere.map_or(door.place, Place::Address)),
@@ -136,7 +137,7 @@ impl Carriers {
         // Before it may begin: one that nobody follows would migrate, and its port be free.
         let orders = self.registry.add(ours, record)?;
         send(&orders, &Order::Carry(Box::new(job)), None).inspect_err(|_| orders.close())?;
-        self.activity.of(begun.role).begun.fetch_add(1, Ordering::Relaxed);
+        self.activity.of(begun.role).begins(begun.what);
         say_of(&begun, &format!("{} begins", begun.title()));
         Ok(())
     }
@@ -148,11 +149,12 @@ impl Carriers {
         if let Some(answer) = question::answer(named) {
             return Err(answer);
         }
-        let place = settings.place(named)?;
+        let Target { place, what } = settings.target(named)?;
         let until = Instant::now() + PORT_FREE;
         let opening = loop {
             let opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
-            if !self.registry.has(Role::Destination, None, place) {
+            // An NBD server takes any number of connections.
+            if what == What::Disk || !self.registry.has(Role::Destination, None, place) {
                 break opening;
             }
             drop(opening);
@@ -172,12 +174,13 @@ impl Carriers {
             .find(|host| names.iter().any(|name| *name == host.name || name == host.address()));
         let record = Record {
             role: Role::Destination,
+            what,
             peer: known.map_or_else(|| promise.owner.to_string(), |host| host.name.clone()),
             port: place.port(),
             place: Some(place),
             vm,
             session: Some(promise.hello.session.clone()),
-            holds_port: true,
+            holds_port: what == What::Vm,
             ..self.record()
         };
         let task = Task::Destination(promise.into());

@@ -130,33 +130,43 @@ fn strangers_pass(stage: &mut Stage) -> Result<()> {
     let services = intercepting(stage, "stranger = \"refuse\"\n")?;
     let at = SocketAddr::new(services.address(Side::Destination), *PORTS.end());
     let server = stage.lab.net.listen_at(Side::Destination, at)?;
-    // The client speaks first, and then the server, as NBD's does.
-    for says in [&b"GET / HTTP/1.0\r\n\r\n"[..], b""] {
+    // The client speaks first; then the server, one of them as NBD's does, which goes by platen.
+    for (says, answers) in
+        [(&b"GET / HTTP/1.0\r\n\r\n"[..], b"200 well"), (b"", b"220 well"), (b"", b"NBDMAGIC")]
+    {
         let mut client = stage.lab.net.connect_from(Side::Source, at)?;
         client.set_read_timeout(Some(NOTICE))?;
         client.write_all(says)?;
         let begin = Instant::now();
         let (mut there, _) = server.accept()?;
+        if answers == b"220 well" {
+            // The other host's service has looked whether it is NBD's.
+            there.write_all(answers)?;
+            there = server.accept()?.0;
+        }
         there.set_read_timeout(Some(NOTICE))?;
         let took = begin.elapsed();
         let mut got = vec![0; says.len()];
         there.read_exact(&mut got)?;
         ensure!(got == says, "the client's bytes are not as they were");
-        there.write_all(b"NBDMAGIC")?;
+        there.write_all(answers)?;
         drop(there);
         let mut answer = Vec::new();
         client.read_to_end(&mut answer)?;
-        ensure!(answer == b"NBDMAGIC", "the answer is {answer:?}");
+        ensure!(answer == answers, "the answer is {answer:?}");
         println!("  a client that writes {} bytes is passed on after {took:?}", says.len());
     }
+    let record = services.ended(Side::Source, 3)?;
+    ensure!(record["what"] == "disk" && record["status"] == "completed", "{record}");
+    ensure!(services.ended(Side::Destination, 2)?["status"] == "completed", "not by platen");
     let status = services.status(Side::Source)?;
-    ensure!(status["strangers"] == 2, "{status}");
+    ensure!(status["strangers"] == 1, "{status}");
     // Ports beside them, and addresses of other hosts, are not touched.
     let beside = SocketAddr::new(at.ip(), PORTS.end() + 1);
     let server = stage.lab.net.listen_at(Side::Destination, beside)?;
     let client = stage.lab.net.connect_from(Side::Source, beside)?;
     ensure!(server.accept()?.1 == client.local_addr()?, "another address");
-    ensure!(services.status(Side::Source)?["strangers"] == 2, "it was counted");
+    ensure!(services.status(Side::Source)?["strangers"] == 1, "it was counted");
     Ok(())
 }
 
