@@ -276,6 +276,22 @@ impl Host {
         self.ip(&["link", "set", "link0", state])
     }
 
+    /// Limits what the host sends to the other one, as `tc` writes rates.
+    ///
+    /// # Errors
+    /// `tc` fails.
+    pub fn limit_link(&self, rate: &str) -> Result<()> {
+        let words = ["qdisc", "replace", "dev", "link0", "root", "tbf", "rate", rate];
+        let out = self
+            .in_network(&["tc"])
+            .args(words)
+            .args(["burst", "128k", "latency", "50ms"])
+            .output()
+            .context("tc")?;
+        ensure!(out.status.success(), "tc: {}", String::from_utf8_lossy(&out.stderr));
+        Ok(())
+    }
+
     /// Runs this machine's `ip` in the host's network.
     pub(crate) fn ip(&self, words: &[&str]) -> Result<()> {
         let out = self.in_network(&["ip"]).args(words).output().context("ip")?;

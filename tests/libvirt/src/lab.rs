@@ -242,10 +242,18 @@ impl Lab {
     /// # Errors
     /// It cannot be started.
     pub fn begin(&self, words: &[&str]) -> Result<Migration> {
-        let to = format!("qemu+tcp://{}/system", self.host(self.at.other()).name);
-        let command = [&["virsh", "migrate", "--live"], words, &["g1", &to]].concat();
+        self.begin_of("g1", self.at, words)
+    }
+
+    /// The same for another domain, from this host to the other one.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn begin_of(&self, domain: &str, from: Side, words: &[&str]) -> Result<Migration> {
+        let to = format!("qemu+tcp://{}/system", self.host(from.other()).name);
+        let command = [&["virsh", "migrate", "--live"], words, &[domain, &to]].concat();
         let child = self
-            .host(self.at)
+            .host(from)
             .command(&command)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -395,9 +403,17 @@ impl Migration {
     ///
     /// # Errors
     /// It does not end.
-    pub fn ends(mut self) -> Result<(bool, String)> {
+    pub fn ends(self) -> Result<(bool, String)> {
+        self.ends_within(PATIENCE)
+    }
+
+    /// The same with another limit.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub fn ends_within(mut self, limit: Duration) -> Result<(bool, String)> {
         while self.child.try_wait()?.is_none() {
-            if self.began.elapsed() > PATIENCE {
+            if self.began.elapsed() > limit {
                 let _ = self.child.kill();
                 bail!("virsh migrate does not end");
             }

@@ -12,10 +12,12 @@
 //!
 //! Errors name the step, and what was said. Limits: x86-64, root, QEMU under TCG.
 
+mod disk;
 mod domain;
 mod host;
 mod lab;
 
+pub use disk::DiskGuest;
 pub use domain::domain;
 pub use host::{Host, Service};
-pub use lab::{Lab, Side, FETCH};
+pub use lab::{Lab, Migration, Side, FETCH};

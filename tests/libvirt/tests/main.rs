@@ -8,6 +8,7 @@
 //! of `make test`. Needs what `scripts/fetch-libvirt` unpacks, root, and the binary of the same
 //! profile. `PLATEN_KEEP=1` leaves the logs.
 
+mod disks;
 mod virsh;
 
 use std::process::ExitCode;
@@ -92,7 +93,26 @@ const SCENARIOS: &[Scenario] = &[
         run: destination_killed,
     },
     Scenario { name: "a_link_that_is_down_for_ten_seconds", quick: false, run: link_down },
+    Scenario {
+        name: "libvirt_migrates_a_guest_with_its_disk",
+        quick: true,
+        run: disks::there_and_back,
+    },
+    Scenario {
+        name: "a_disk_is_copied_through_killed_services_and_a_cut_link",
+        quick: false,
+        run: disks::interrupted,
+    },
+    Scenario {
+        name: "a_disk_whose_carrier_is_killed_leaves_the_guest_at_its_source",
+        quick: false,
+        run: disks::carrier_killed,
+    },
 ];
+
+/// Measurements, which run only where they are named.
+const FIGURES: &[Scenario] =
+    &[Scenario { name: "figure_storage_copy", quick: false, run: disks::figure }];
 
 fn main() -> ExitCode {
     let (flags, filters): (Vec<String>, Vec<String>) =
@@ -102,7 +122,9 @@ fn main() -> ExitCode {
         (filters.is_empty() || filters.iter().any(|filter| scenario.name.contains(filter.as_str())))
             && (!quick || scenario.quick)
     };
-    let chosen: Vec<&Scenario> = SCENARIOS.iter().filter(wanted).collect();
+    let named = |figure: &&Scenario| filters.iter().any(|filter| figure.name == filter);
+    let figures = FIGURES.iter().filter(named);
+    let chosen: Vec<&Scenario> = SCENARIOS.iter().filter(wanted).chain(figures).collect();
     if flags.iter().any(|flag| flag == "--list") {
         chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
         return ExitCode::SUCCESS;
