@@ -379,6 +379,45 @@ fn a_killed_carrier_of_a_disk_ends_its_connection_at_both() {
     }
 }
 
+/// Descriptors, threads and KiB of memory of a service.
+fn figures(pid: u32) -> (usize, usize, usize) {
+    let count = |what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    (count("fd"), count("task"), line.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+#[test]
+fn a_hundred_migrations_leave_the_services_as_they_were() {
+    let rig = Rig::new("");
+    let services = [rig.start(A), rig.start(B)];
+    let mut done = 0;
+    let mut migrate = |count: usize| {
+        for _ in 0..count {
+            migrates(&rig, A, 49152 + u16::try_from(done % 4).unwrap());
+            done += 1;
+        }
+        // The last threads and descriptors go with the last carriers.
+        until(|| rig.carriers_are_gone());
+        let busiest = done.min(100);
+        for host in [A, B] {
+            rig.ended(host, busiest);
+            assert_eq!(status_of(&rig.status(host), "completed"), busiest);
+        }
+    };
+    migrate(20);
+    let before = services.each_ref().map(|service| figures(service.id()));
+    migrate(100);
+    for (service, (fds, threads, memory)) in services.iter().zip(before) {
+        let now = || figures(service.id());
+        // A question about the status may just be ending.
+        until(|| (now().0, now().1) == (fds, threads));
+        let grown = now().2.saturating_sub(memory);
+        println!("{fds} descriptors, {threads} threads, {memory} KiB and {grown} more");
+        assert!(grown < 1024, "100 migrations cost {grown} KiB: {memory} KiB before");
+    }
+}
+
 #[test]
 fn users_who_may_not_migrate_are_reset() {
     if !rustix::process::geteuid().is_root() {

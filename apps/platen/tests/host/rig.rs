@@ -178,6 +178,11 @@ impl Platen {
         self.said.last().map_or("", String::as_str)
     }
 
+    /// The number of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Tells a service to read its configuration again.
     pub(crate) fn hang_up(&self) {
         let id = self.child.id().to_string();
