@@ -298,6 +298,20 @@ fn what_is_no_migration_is_reset_or_goes_on_as_configured() {
     assert!(record["cause"].as_str().unwrap().contains("no migration"), "{record}");
 }
 
+#[test]
+fn a_migration_that_was_silent_at_first_does_not_go_in_the_clear() {
+    let rig = Rig::new("stranger = \"forward\"\nunreachable = \"forward\"\n");
+    let _a = rig.start(A);
+    let server = TcpListener::bind((rig.address(B), 49152)).unwrap();
+    let source = rig.connect_as_qemu(A, 49152);
+    let (there, _) = server.accept().unwrap();
+    (&source).write_all(UNCONFIRMED).unwrap();
+    assert_eq!((read_all(&there), read_all(&source)), (Vec::new(), Vec::new()));
+    let record = rig.ended(A, 1);
+    assert_eq!(record["status"], "failed", "{record}");
+    assert!(record["cause"].as_str().unwrap().contains("migrate again"), "{record}");
+}
+
 /// The bytes that a disk's connection carries in this test: blocks with something and zeros.
 fn blocks() -> Vec<u8> {
     let byte = |at: u32| if at % 5000 < 2500 { (at / 7).to_le_bytes()[0] } else { 0 };

@@ -6,6 +6,7 @@ use crate::report::process_cpu;
 use anyhow::Context;
 use host::{
     forward, reset, Care, DoorEntrance, DoorListener, Phase, Place, Policy, Record, Status, Target,
+    What,
 };
 use relay::{DiskError, QemuSocket, RelayError, Source, SourceConfig};
 use serde_json::json;
@@ -166,12 +167,13 @@ fn forward_all(
     care: Care,
 ) -> anyhow::Result<Outcome> {
     let record = carriage.carrier.record();
-    // Only a connection that was intercepted is led anywhere, and only then was silence no answer.
+    // Only a connection that was intercepted is led anywhere. One that was silent may still turn
+    // out to be a migration.
     let own = rustix::process::geteuid().as_raw();
     let is_led = matches!(record.place(), Place::Address(_));
     let care = Care {
         unmarked: care.unmarked && is_led && carriage.settings.qemu_users().contains(&own),
-        migrations: care.migrations && is_led,
+        migrations: care.migrations && (is_led || record.what == What::Disk),
     };
     let peer = carriage.settings.config.find(&record.peer)?;
     let to = match record.place() {
