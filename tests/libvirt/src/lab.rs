@@ -425,8 +425,12 @@ impl Migration {
     }
 }
 
-/// The unpacked system.
+/// The unpacked system: that of `PLATEN_LIBVIRT`, or bookworm's.
 fn system() -> PathBuf {
+    if let Some(folder) = std::env::var_os("PLATEN_LIBVIRT") {
+        let root = Path::new(&folder).join("root");
+        return root.canonicalize().unwrap_or(root);
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     root.canonicalize().unwrap_or(root).join("target/libvirt/root")
 }

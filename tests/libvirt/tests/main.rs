@@ -6,7 +6,8 @@
 //!
 //! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
 //! of `make test`. Needs what `scripts/fetch-libvirt` unpacks, root, and the binary of the same
-//! profile. `PLATEN_KEEP=1` leaves the logs.
+//! profile. `PLATEN_KEEP=1` leaves the logs. `PLATEN_LIBVIRT=target/libvirt-trixie`, from this
+//! machine's folder, is for the libvirt 11.3 that `scripts/fetch-libvirt trixie` unpacks.
 
 mod disks;
 mod virsh;
