@@ -21,8 +21,8 @@ use stream::Kind;
 /// Longest time for which a connection's kind may stay unknown: a multifd channel may come before
 /// its migration.
 const UNDECIDED: Duration = Duration::from_secs(10);
-/// Longest silence of a connection. QEMU writes its header as soon as it is connected; an NBD server
-/// writes first, and its client waits for that, perhaps with a VM that waits for the client.
+/// Longest silence of a connection. QEMU writes its header as soon as it is connected. An NBD
+/// server writes first, and its client waits for that, perhaps with a VM that waits for the client.
 const SILENT: Duration = Duration::from_secs(2);
 /// Interval of checks of a connection whose bytes do not show its kind yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
