@@ -4,13 +4,9 @@ use crate::settings::capabilities;
 use anyhow::{bail, Context};
 use clap::{Args, ValueEnum};
 use converge::Postcopy;
-use qmp::{Qmp, Version};
+use qmp::Qmp;
 use std::time::Duration;
 
-/// From this version on a source can fail, and resume its VM, after it has started to send in
-/// postcopy (its state `postcopy-device`); platen treats the first section in postcopy as the point
-/// of no return.
-const FAILS_IN_POSTCOPY: (u32, u32) = (10, 2);
 /// QEMU's longest downtime-limit, ms.
 pub(crate) const LONGEST: u64 = 2_000_000;
 /// The longest time that an option may name, s.
@@ -43,8 +39,7 @@ pub(crate) struct EndingOptions {
     pub(crate) throttle: Throttle,
     /// Whether the VM may run at the destination before its memory has arrived: never; when-needed,
     /// if nothing else ends the migration; or after SECONDS. In postcopy the loss of a host loses
-    /// the VM. Needs QEMU below 10.2 and a single stream; a receiver without --qmp needs
-    /// postcopy-ram on in its QEMU
+    /// the VM. Needs a single stream; a receiver without --qmp needs postcopy-ram on in its QEMU
     #[arg(
         long,
         num_args = 1..=2,
@@ -80,20 +75,6 @@ impl EndingOptions {
         let on = capabilities(qmp)?;
         let is_on = |name: &str| on.get(name) == Some(&true);
         let wanted = self.postcopy()? != Postcopy::Never;
-        let version = qmp.version();
-        if (wanted || is_on("postcopy-ram")) && fails_in_postcopy(version) {
-            let (major, minor) = FAILS_IN_POSTCOPY;
-            if wanted {
-                bail!(
-                    "--postcopy: the source QEMU is a {version}, whose postcopy platen does not carry from \
-                     {major}.{minor} on: leave the option out"
-                );
-            }
-            bail!(
-                "the source QEMU is a {version} with postcopy-ram on, which platen does not carry from \
-                 {major}.{minor} on: turn postcopy-ram off (migrate-set-capabilities), or use a precopy migration"
-            );
-        }
         if wanted && channels > 0 {
             bail!("--postcopy goes with a single stream, not with --channels {channels}: leave one of the two out");
         }
@@ -105,16 +86,6 @@ impl EndingOptions {
         }
         Ok(())
     }
-}
-
-/// Whether platen does not carry this QEMU's postcopy.
-pub(crate) fn fails_in_postcopy(version: Version) -> bool {
-    fails_in_postcopy_of((version.major, version.minor))
-}
-
-/// The same by major and minor version.
-pub(crate) fn fails_in_postcopy_of(version: (u32, u32)) -> bool {
-    version >= FAILS_IN_POSTCOPY
 }
 
 /// The capabilities that the options need.

@@ -4,6 +4,18 @@ use session::SessionError;
 use std::io;
 use std::sync::Arc;
 
+/// Advice about a source QEMU that waits to hear whether the destination QEMU has loaded the
+/// packaged state.
+pub(crate) const TURNING: &str =
+    "Its memory is still in the source QEMU: do not quit that one. Look at the destination: if its \
+     QEMU is there, quit it (postcopy-active or postcopy-paused in its query-migrate means that the \
+     VM has run there for a moment, which is then lost)";
+/// Advice about a source QEMU that has sent all in postcopy.
+pub(crate) const SENT: &str =
+    "The source QEMU has sent all its memory, and has not heard that the destination QEMU has it. Look \
+     at the destination: if its query-migrate says completed, quit the source QEMU. If not, it lacks \
+     memory that it cannot get any more: quit the destination QEMU";
+
 /// Why a relay could not start or a migration failed. The messages name the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -80,6 +92,18 @@ pub enum RelayError {
     /// The peer was lost when the destination may already have been running.
     #[error("the peer was lost after the end of the stream may have reached the destination QEMU ({cause}). The source VM is stopped and its migration left open, so that two copies cannot run. Look at the destination: if its VM runs, quit the source QEMU; if not, quit the destination QEMU first (it may still be loading), then cancel the migration on the source (migrate_cancel) and end this relay, and the source VM goes on")]
     InDoubt {
+        /// Why the peer is lost.
+        cause: Arc<SessionError>,
+    },
+    /// The peer was lost before the source QEMU heard whether the packaged state was loaded.
+    #[error("the peer was lost as the migration turned to postcopy ({cause}), before the source QEMU heard whether the destination QEMU has loaded the VM. The source VM is stopped and its migration left open, so that two copies cannot run. {TURNING}. Then end this relay, and the source VM goes on. If the peer comes back and can tell, this relay acts on its answer by itself")]
+    TurnInDoubt {
+        /// Why the peer is lost.
+        cause: Arc<SessionError>,
+    },
+    /// The peer was lost when the source QEMU had sent all in postcopy.
+    #[error("the peer was lost at the end of a postcopy migration ({cause}). The source VM is stopped and its migration left open, so that two copies cannot run. {SENT}, then end this relay, and the source VM goes on from the moment at which it was handed over")]
+    EndInDoubt {
         /// Why the peer is lost.
         cause: Arc<SessionError>,
     },

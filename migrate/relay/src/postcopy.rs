@@ -1,48 +1,84 @@
-//! The point from which a source QEMU is in postcopy for good, derived from its main stream.
+//! How far a source QEMU is from postcopy, and from the point behind which it never starts its own
+//! VM again: the one type for that boundary, for all threads of a relay and for its keeper.
 //!
-//! QEMU writes the packaged device state, which starts the destination's VM, then a PING. The first
-//! byte behind the PING shows that QEMU is in postcopy: it then no longer starts its own VM. Up to
-//! that byte, a source whose socket closes fails and runs its VM again.
+//! **QEMU up to 10.1** writes the packaged device state, which starts the destination's VM, then a
+//! PING. The first byte behind the PING shows that QEMU is in postcopy for good. Up to that byte, a
+//! source whose socket closes fails and runs its VM again.
+//!
+//! **From QEMU 10.2 on** the packaged state ends with PING 0x42. Until the PONG of that number has
+//! come back and QEMU's migration thread has seen it, a source whose socket closes fails and runs
+//! its VM again, whatever it has written meanwhile.
+//!
+//! **At its end**, a source of QEMU 8.2 and later that has sent all its memory fails in the same
+//! way if its socket closes before SHUT has come.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the PING behind the packaged state.
 const PING: u64 = 9;
-/// No packaged state was seen; in the message to the keeper and in [`SharedSwitchover`].
+/// The number of the PING at the end of the packaged state, from QEMU 10.2 on.
+pub(crate) const LOADED: u32 = 0x42;
+
+/// As numbers, for another process or thread: no packaged state was seen, and the states that are
+/// no number of bytes.
 const NONE: u64 = u64::MAX;
+const UNANSWERED: u64 = u64::MAX - 1;
+const ANSWERED: u64 = u64::MAX - 2;
+const SENT: u64 = u64::MAX - 3;
 
 /// How far the main stream is from the switch to postcopy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Switchover {
-    /// Bytes of the packaged state and the PING still to come.
-    left: u64,
+pub(crate) enum Switchover {
+    /// So many bytes of the packaged state and the PING behind it are still to come.
+    Coming(u64),
+    /// QEMU 10.2 and later: the packaged state was read, and its PONG was not given to the source.
+    Unanswered,
+    /// The PONG goes to the source, or has gone. The destination QEMU has the VM; the source may
+    /// not have seen that yet.
+    Answered,
+    /// The source is in postcopy for good and has sent all its memory. It waits for SHUT.
+    Sent,
 }
 
 impl Switchover {
     /// With `packaged` bytes of the packaged state still to come.
     pub(crate) fn after(packaged: u64) -> Self {
-        Self { left: packaged.saturating_add(PING).min(NONE - 1) }
+        Self::Coming(packaged.saturating_add(PING).min(SENT - 1))
     }
 
     /// Whether the source QEMU has written the whole packaged state.
     pub(crate) fn is_packaged(self) -> bool {
-        self.left <= PING
+        !matches!(self, Self::Coming(left) if left > PING)
     }
 
     /// The state after `bytes` more of the stream; `None` once they show that the source QEMU is in
-    /// postcopy.
+    /// postcopy. Those of QEMU 10.2 and later never show that.
     pub(crate) fn pass(self, bytes: u64) -> Option<Self> {
-        self.left.checked_sub(bytes).map(|left| Self { left })
+        match self {
+            Self::Coming(left) => left.checked_sub(bytes).map(Self::Coming),
+            other => Some(other),
+        }
     }
 
     /// As a number, for another process or thread.
     pub(crate) fn encode(switchover: Option<Self>) -> u64 {
-        switchover.map_or(NONE, |there| there.left)
+        switchover.map_or(NONE, |there| match there {
+            Self::Coming(left) => left,
+            Self::Unanswered => UNANSWERED,
+            Self::Answered => ANSWERED,
+            Self::Sent => SENT,
+        })
     }
 
     /// The inverse of [`Switchover::encode`].
     pub(crate) fn decode(number: u64) -> Option<Self> {
-        (number != NONE).then_some(Self { left: number })
+        match number {
+            NONE => None,
+            UNANSWERED => Some(Self::Unanswered),
+            ANSWERED => Some(Self::Answered),
+            SENT => Some(Self::Sent),
+            left => Some(Self::Coming(left)),
+        }
     }
 }
 
@@ -60,5 +96,32 @@ impl SharedSwitchover {
 
     pub(crate) fn set(&self, switchover: Option<Switchover>) {
         self.0.store(Switchover::encode(switchover), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_state_survives_its_way_to_the_keeper() {
+        use Switchover::{Answered, Coming, Sent, Unanswered};
+        for state in [Coming(0), Coming(7), Switchover::after(u64::MAX), Unanswered, Answered, Sent]
+        {
+            assert_eq!(Switchover::decode(Switchover::encode(Some(state))), Some(state));
+        }
+        assert_eq!(Switchover::decode(Switchover::encode(None)), None);
+    }
+
+    #[test]
+    fn only_bytes_of_a_source_up_to_10_1_show_that_it_is_in_postcopy() {
+        let ping = Switchover::after(5).pass(5).unwrap();
+        assert!(ping.is_packaged() && !Switchover::after(1).is_packaged());
+        assert_eq!(ping.pass(PING), Some(Switchover::Coming(0)));
+        assert_eq!(ping.pass(PING + 1), None);
+        for state in [Switchover::Unanswered, Switchover::Answered, Switchover::Sent] {
+            assert_eq!(state.pass(1 << 40), Some(state));
+            assert!(state.is_packaged());
+        }
     }
 }

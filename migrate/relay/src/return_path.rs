@@ -1,11 +1,19 @@
-//! The return path, of which only SHUT matters here (u16 type, u16 length, body; type 1 is SHUT
-//! with a u32, 0 for success). Everything else is parsed just far enough not to mistake other bytes
-//! for SHUT: a postcopy that is recovered sends RECV_BITMAP (type 5), followed by a bitmap without
-//! a frame.
+//! The return path, of which only SHUT and one PONG matter here: u16 type, u16 length, body.
+//!
+//! Type 1 is SHUT with a u32, 0 for success; type 2 is PONG with its PING's u32. Everything else is
+//! parsed just far enough not to mistake other bytes for these: a postcopy that is recovered sends
+//! RECV_BITMAP (type 5), followed by a bitmap without a frame.
+
+use crate::postcopy::LOADED;
 
 const SHUT: u16 = 1;
 /// The SHUT of a destination QEMU that has loaded the VM.
 pub(crate) const SHUT_LOADED: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
+/// The PONG of a destination QEMU that has loaded the packaged state of postcopy and runs it.
+pub(crate) const PONG_LOADED: [u8; 8] = {
+    let [a, b, c, d] = LOADED.to_be_bytes();
+    [0, 2, 0, 4, a, b, c, d]
+};
 const RECV_BITMAP: u16 = 5;
 /// QEMU's own limit on a frame's body.
 const MAX_BODY: usize = 512;
@@ -21,6 +29,7 @@ pub struct ReturnPath {
     state: State,
     /// The bytes so far of the frame's header and body, or of the field.
     gathered: Vec<u8>,
+    loaded: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +77,11 @@ impl ReturnPath {
         None
     }
 
+    /// Whether [`PONG_LOADED`] was among the bytes so far.
+    pub(crate) fn has_loaded(&self) -> bool {
+        self.loaded
+    }
+
     /// Whether the bytes so far end with a whole message, so that another message may follow.
     pub(crate) fn is_between_messages(&self) -> bool {
         self.state == State::Frame && self.gathered.is_empty()
@@ -100,6 +114,7 @@ impl ReturnPath {
             (SHUT, [a, b, c, d, ..]) => Some(u32::from_be_bytes([*a, *b, *c, *d])),
             _ => None,
         };
+        self.loaded |= self.gathered == PONG_LOADED;
         if kind == RECV_BITMAP {
             self.state = State::BitmapLength;
         }
@@ -129,6 +144,24 @@ mod tests {
             assert_eq!(path.feed(&bytes[cut..]).map(|found| found.0), Some(0), "cut at {cut}");
         }
         assert_eq!(ReturnPath::default().feed(&SHUT_BAD), Some((1, 0)));
+    }
+
+    #[test]
+    fn the_pong_of_the_packaged_state_is_found_however_the_bytes_are_cut() {
+        let bytes = [PONG, PONG_LOADED].concat();
+        for cut in 0..=16 {
+            let mut path = ReturnPath::default();
+            assert_eq!(path.feed(&bytes[..cut]), None);
+            assert_eq!(path.has_loaded(), cut == 16, "cut at {cut}");
+            assert_eq!(path.feed(&bytes[cut..]), None);
+            assert!(path.has_loaded() && path.is_between_messages());
+        }
+        // The same bytes inside a bitmap mean nothing.
+        let mut path = ReturnPath::default();
+        let mut inside = bitmap(16, 16, BITMAP_END);
+        inside[15..23].copy_from_slice(&PONG_LOADED);
+        path.feed(&inside);
+        assert!(!path.has_loaded() && path.is_between_messages());
     }
 
     #[test]

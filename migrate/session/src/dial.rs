@@ -5,6 +5,7 @@ use crate::frame::MAX_CHUNK_BYTES;
 use crate::hello::{lost, read_preamble, write_preamble, Hello, Welcome, HELLO_TIMEOUT};
 use crate::pass;
 use crate::transport::Link;
+use crate::verdict::Verdict;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -105,8 +106,9 @@ pub(crate) fn dial_as(
     };
     if let Some(reason) = welcome.error {
         if let Some(committed) = welcome.committed {
-            let (peer, confirmed) = (peer.into(), welcome.confirmed);
-            return Err(SessionError::Over { peer, reason, committed, confirmed });
+            let Welcome { confirmed, loaded, pending, .. } = welcome;
+            let answer = Verdict { committed, confirmed, loaded, pending };
+            return Err(SessionError::Over { peer: peer.into(), reason, answer });
         }
         return Err(SessionError::Refused { peer: peer.into(), reason });
     }

@@ -1,6 +1,7 @@
 //! The errors of a session between two relays.
 
 use crate::frame_type::FrameType;
+use crate::verdict::Verdict;
 use std::io;
 
 /// Why a session could not start or had to end. The fault is the peer's or the network's unless a
@@ -227,10 +228,8 @@ pub enum SessionError {
         peer: String,
         /// The reason, in the peer's words.
         reason: String,
-        /// It had written bytes that may hold the end-of-stream tag (W20).
-        committed: bool,
-        /// Its QEMU had confirmed that the VM is loaded.
-        confirmed: bool,
+        /// How far it got.
+        answer: Verdict,
     },
     /// A FINISH of the peer before the migration is over.
     #[error("{peer} says that the migration is over, which it is not")]

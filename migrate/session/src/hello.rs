@@ -87,6 +87,12 @@ pub struct Welcome {
     pub committed: Option<bool>,
     /// With `committed`: whether QEMU confirmed.
     pub confirmed: bool,
+    /// With `committed`: whether QEMU has loaded the packaged state of postcopy (W20c).
+    pub loaded: bool,
+    /// With `committed`: the server waits for QEMU, and has a better answer later.
+    pub pending: bool,
+    /// The server obeys W20c.
+    pub pong: bool,
     /// The secret that further links must show.
     pub token: String,
     /// The largest chunk, bytes.

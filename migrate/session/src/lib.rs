@@ -63,6 +63,7 @@ mod sync;
 mod tcp_info;
 mod transport;
 mod unacked;
+mod verdict;
 mod writer;
 
 pub use credit::{Credits, Grants, Permit};
@@ -78,7 +79,8 @@ pub use hello::{
 pub use outgoing::Outgoing;
 pub use pass::{Pass, PASS_BYTES};
 pub use reader::SILENCE;
-pub use redial::{Redial, Verdict};
+pub use redial::Redial;
 pub use session::Session;
 pub use sink::{Incoming, Sink};
 pub use transport::Link;
+pub use verdict::Verdict;

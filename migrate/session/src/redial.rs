@@ -4,6 +4,7 @@ use crate::dial::{dial_as, Attempt};
 use crate::error::SessionError;
 use crate::hello::{Hello, HELLO_TIMEOUT};
 use crate::transport::Link;
+use crate::verdict::Verdict;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tls::Connector;
@@ -20,15 +21,6 @@ pub struct Redial {
     address: Option<SocketAddr>,
     connector: Option<Connector>,
     hello: Hello,
-}
-
-/// A peer's report on its session, after ours has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Verdict {
-    /// Whether bytes of W20 may have been written to QEMU. If not, none ever will be.
-    pub committed: bool,
-    /// Whether QEMU has confirmed that it runs the VM.
-    pub confirmed: bool,
 }
 
 impl Redial {
@@ -57,9 +49,7 @@ impl Redial {
     pub fn ask(&self) -> Result<Verdict, SessionError> {
         let hello = Hello { ask: true, link: 0, ..self.hello.clone() };
         match self.attempt(&hello, CONNECT.0) {
-            Err(SessionError::Over { committed, confirmed, .. }) => {
-                Ok(Verdict { committed, confirmed })
-            }
+            Err(SessionError::Over { answer, .. }) => Ok(answer),
             Err(error) => Err(error),
             Ok(_) => {
                 let detail = "it answers a question with a link".into();

@@ -30,6 +30,8 @@ pub struct Facts {
     /// Main: a section begins behind PACKAGED, or the connection recovers a paused postcopy. The
     /// source QEMU is in postcopy for good and no longer starts its own VM.
     pub switched: bool,
+    /// Main: the END section of RAM has begun. In postcopy the source has then sent all its memory.
+    pub ram_end: bool,
     /// Main: ENABLE_COLO (command 8) was seen.
     pub colo: bool,
     /// Main: the source VM is certainly stopped: SWITCHOVER_START (command 11), the packaged
@@ -98,6 +100,7 @@ impl Facts {
             postcopy_running: false,
             switch_end: 0,
             switched: false,
+            ram_end: false,
             colo: false,
             vm_stopped_hint: false,
             barriers: 0,

@@ -202,7 +202,7 @@ fn machine(args: &AdviseArgs, known: &Gathered, what_if: &WhatIf, over: Over) ->
         max_downtime: Duration::from_millis(
             args.max_downtime.or(vm.map(|vm| vm.downtime_limit)).unwrap_or(300),
         ),
-        postcopy: !crate::ending_options::fails_in_postcopy_of(version),
+        postcopy: true,
     };
     Machine { over, figures, assumed }
 }

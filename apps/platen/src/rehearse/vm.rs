@@ -159,7 +159,7 @@ impl BeforeIt {
                 channels: self.channels as f64,
             },
             max_downtime: self.max_downtime,
-            postcopy: !crate::ending_options::fails_in_postcopy(self.version),
+            postcopy: true,
         }
     }
 }

@@ -5,6 +5,7 @@ mod write;
 
 use super::shared::{Event, Shared};
 use crate::inbox::{Arrived, Inbox, Receipt};
+use crate::packaged::PackagedEnd;
 use crate::qemu_socket::QemuSocket;
 use crate::stream_kind;
 use crate::threads::drop_aside;
@@ -31,6 +32,8 @@ pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
         held: VecDeque::new(),
         seen: (0, 0),
         deltas: None,
+        packaged: PackagedEnd::default(),
+        awaits_pong: false,
     };
     loop {
         let stopped = match inbox.next() {
@@ -92,6 +95,10 @@ struct Delivery<'a> {
     seen: (u64, u64),
     /// Set at the first delta table.
     deltas: Option<delta::Receiver>,
+    /// Main stream: fed once the packaged state of postcopy begins.
+    packaged: PackagedEnd,
+    /// Main stream: the source waits for the PONG of the packaged state (W20c).
+    awaits_pong: bool,
 }
 
 impl Delivery<'_> {
@@ -186,6 +193,11 @@ impl Delivery<'_> {
         if facts.postcopy_running {
             drop_aside(self.deltas.take());
         }
+        let (end, fed) = (facts.switch_end, facts.fed);
+        if self.is_main() && end > 0 && self.packaged.feed(bytes, fed, end) {
+            self.awaits_pong = true;
+            self.shared.awaits_pong.store(true, Ordering::Release);
+        }
         if !self.is_main() {
             self.write_channel(bytes)?;
             drop(chunk);
@@ -208,8 +220,10 @@ impl Delivery<'_> {
         let facts = self.tokeniser.facts();
         let (tail, tail_at) = (facts.tail, facts.tail_at);
         let (page_size, switched) = (facts.page_size, facts.switched);
+        // The bytes of such a state start the VM, whatever follows them; those behind it do not.
+        let tail = if self.awaits_pong { before < facts.switch_end } else { tail };
         let markers = self.markers_in(page_size);
-        if !tail {
+        if !tail && !self.awaits_pong {
             // Behind a switch to postcopy, the source no longer starts its VM: a missing STILL_OPEN
             // does not matter.
             self.release(inbox)?;
@@ -222,9 +236,12 @@ impl Delivery<'_> {
         let len = header.plain_len as usize;
         let free = if tail {
             usize::try_from(tail_at.saturating_sub(before)).unwrap_or(len).min(len)
-        } else {
+        } else if self.held.is_empty() {
             len
+        } else {
+            0
         };
+        self.note_state(header.offset, free);
         self.write_main(&chunk, 0, free, &markers, header.channels)?;
         if free < len {
             self.held.push_back(Held { header, chunk, from: free, markers, receipt });
@@ -259,11 +276,21 @@ impl Delivery<'_> {
             if !self.shared.session.commit() {
                 return Err(Stop::Over);
             }
+            self.note_state(header.offset, header.plain_len as usize);
             self.write_main(&chunk, from, header.plain_len as usize, &markers, header.channels)?;
             drop(chunk);
             self.written(inbox, receipt);
         }
         Ok(())
+    }
+
+    /// Records it if the bytes to be written now, up to `len` of the chunk at `offset`, may end the
+    /// packaged state of postcopy.
+    fn note_state(&self, offset: u64, len: usize) {
+        let facts = self.tokeniser.facts();
+        if facts.postcopy_running && offset + len as u64 >= facts.switch_end {
+            self.shared.state_given.store(true, Ordering::Release);
+        }
     }
 
     /// Whether this connection starts the VM.

@@ -35,10 +35,14 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &QemuSocket) {
         if matches!(found, Some((0, _))) {
             shared.set_confirmed();
         }
-        let Some(permit) = session.credits().permit(stream) else { return };
+        if sniffer.has_loaded() {
+            shared.set_loaded();
+        }
+        // Without a session the bytes go nowhere, and still tell whether the VM runs here.
+        let Some(permit) = session.credits().permit(stream) else { continue };
         let Some(mut chunk) = session.plain().take_until(None, || session.failure().is_some())
         else {
-            return;
+            continue;
         };
         chunk[..len].copy_from_slice(bytes);
         let checksum = codec::checksum(bytes);
@@ -50,6 +54,7 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &QemuSocket) {
     };
     // If QEMU refused the stream, the session ends. An EOF sent before that would let a source
     // without a return path report success.
+    shared.set_qemu_gone();
     let refused = unread && !shared.confirmed.load(Ordering::Acquire);
     if !refused {
         session.send_bare(stream, FrameType::Eof, 0);

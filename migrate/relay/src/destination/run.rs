@@ -84,6 +84,10 @@ impl Destination {
             events,
             return_path: AtomicBool::new(false),
             postcopy: AtomicBool::new(false),
+            state_given: AtomicBool::new(false),
+            awaits_pong: AtomicBool::new(false),
+            loaded: OnceLock::new(),
+            qemu_gone: AtomicBool::new(false),
             over: AtomicBool::new(false),
             confirmed: AtomicBool::new(false),
             begun: AtomicBool::new(false),
@@ -106,6 +110,16 @@ impl Destination {
     /// Whether QEMU has confirmed that it runs the VM.
     pub fn is_confirmed(&self) -> bool {
         self.shared.confirmed.load(Ordering::Acquire)
+    }
+
+    /// Whether QEMU has loaded the packaged state of postcopy; for a source that waits to hear it.
+    pub(crate) fn has_loaded(&self) -> bool {
+        self.shared.awaits_pong.load(Ordering::Acquire) && self.shared.has_loaded()
+    }
+
+    /// Whether it may turn out later that QEMU has loaded the packaged state, or never did.
+    pub(crate) fn is_undecided(&self) -> bool {
+        self.shared.postcopy.load(Ordering::Acquire) && !self.shared.has_loaded()
     }
 
     /// Whether the source has begun its migration: before that, no bytes were for QEMU.
@@ -171,11 +185,20 @@ impl Destination {
         match &result {
             Ok(_) => shared.session.send_finish(report()),
             Err(error) => {
+                // First, so that the source gets the better answer.
+                shared.let_it_load();
                 shared.session.fail(SessionError::Local { reason: error_chain(error) });
             }
         }
         shared.over.store(true, Ordering::Release);
+        // Before this end closes the connection itself.
+        let ended = shared.qemu_gone.load(Ordering::Acquire) && shared.never_ran();
         shared.close_sockets();
+        // Nothing is written any more: what starts the VM in postcopy was given by now, or never.
+        let never = ended || !shared.state_given.load(Ordering::Acquire);
+        if result.is_err() && shared.postcopy.load(Ordering::Acquire) && never {
+            shared.session.revoke_commit();
+        }
         shared.wake();
         for results in shared.streams.iter().filter_map(OnceLock::get) {
             results.close();
@@ -246,9 +269,9 @@ impl Destination {
                 }
                 Some(Event::QemuEof { .. }) => {
                     // QEMU ended without confirming: its VM does not run, so the source need not be
-                    // in doubt. In postcopy this does not hold: QEMU may have paused the migration
+                    // in doubt. In postcopy this need not hold: QEMU may have paused the migration
                     // with its VM running.
-                    if !shared.postcopy.load(Ordering::Acquire) {
+                    if !shared.postcopy.load(Ordering::Acquire) || shared.never_ran() {
                         shared.session.revoke_commit();
                     }
                     return Err(self.qemu_gone(shut, gone.map(|(_, reason)| reason)));

@@ -24,6 +24,12 @@ pub(crate) type Vet = Box<dyn Fn(&QemuSocket) -> Result<(), String> + Send + Syn
 /// How often a connect is retried while QEMU does not listen yet.
 const RETRY: Duration = Duration::from_millis(50);
 
+/// How long QEMU may take to load the packaged state of postcopy.
+const LOADS: Duration = Duration::from_secs(30);
+/// How long after its PONG QEMU certainly runs the VM, so that the end of its connection pauses the
+/// migration: the next command that it reads starts the VM.
+const STARTS: Duration = Duration::from_secs(1);
+
 /// Events for the deciding thread.
 pub(super) enum Event {
     /// QEMU has sent SHUT.
@@ -64,6 +70,14 @@ pub(super) struct Shared {
     /// The stream has brought the bytes that start the VM in postcopy: QEMU may close its socket
     /// and still run the VM.
     pub(super) postcopy: AtomicBool,
+    /// The last byte of those may have been written to QEMU.
+    pub(super) state_given: AtomicBool,
+    /// They end with a PING whose PONG the source waits for (W20c).
+    pub(super) awaits_pong: AtomicBool,
+    /// When QEMU sent that PONG: it has loaded the VM, and runs it.
+    pub(super) loaded: OnceLock<Instant>,
+    /// QEMU has closed its main connection, and all that it wrote has been read.
+    pub(super) qemu_gone: AtomicBool,
     pub(super) over: AtomicBool,
     /// QEMU has sent SHUT(0): it has all that it needs, whatever its channels still accept.
     pub(super) confirmed: AtomicBool,
@@ -118,6 +132,52 @@ impl Shared {
             (confirmed || self.has_ended()).then_some(confirmed)
         });
         confirmed.unwrap_or(false)
+    }
+
+    /// Whether QEMU has sent the PONG of the packaged state.
+    pub(super) fn has_loaded(&self) -> bool {
+        self.loaded.get().is_some()
+    }
+
+    /// Records that QEMU has sent the PONG of the packaged state.
+    pub(super) fn set_loaded(&self) {
+        if self.loaded.set(Instant::now()).is_ok() {
+            self.main_event.notify_all();
+        }
+    }
+
+    /// Records that QEMU has closed its main connection.
+    pub(super) fn set_qemu_gone(&self) {
+        self.qemu_gone.store(true, Ordering::Release);
+        self.main_event.notify_all();
+    }
+
+    /// Whether QEMU may be loading the packaged state, and will say when it has.
+    pub(super) fn is_loading(&self) -> bool {
+        self.awaits_pong.load(Ordering::Acquire)
+            && self.state_given.load(Ordering::Acquire)
+            && !self.has_loaded()
+            && !self.qemu_gone.load(Ordering::Acquire)
+    }
+
+    /// Whether a QEMU that has ended cannot have run the VM although it turned to postcopy: it
+    /// never had all that starts it, or had to say first that it has loaded that.
+    pub(super) fn never_ran(&self) -> bool {
+        let says = self.awaits_pong.load(Ordering::Acquire) && !self.has_loaded();
+        says || !self.state_given.load(Ordering::Acquire)
+    }
+
+    /// W20c: the session ends. Waits until a QEMU that loads the packaged state has done so or has
+    /// ended: the source gets that answer. A QEMU whose connection ends in between may exit with
+    /// the VM that the source has given up.
+    pub(super) fn let_it_load(&self) {
+        if self.is_loading() {
+            let until = Some(Instant::now() + LOADS);
+            self.main_event.wait_until(until, || (!self.is_loading()).then_some(()));
+        }
+        if let Some(loaded) = self.loaded.get() {
+            std::thread::sleep(STARTS.saturating_sub(loaded.elapsed()));
+        }
     }
 
     /// Makes every waiting thread check whether the migration is over.

@@ -9,8 +9,8 @@ use crate::destination::Destination;
 use crate::qemu_socket::{QemuAddress, QemuSocket};
 use crate::threads::spawn;
 use session::{
-    random_id, read_preamble, write_preamble, Hello, Link, SessionError, Welcome, HELLO_TIMEOUT,
-    SILENCE,
+    random_id, read_preamble, write_preamble, Hello, Link, SessionError, Verdict, Welcome,
+    HELLO_TIMEOUT, SILENCE,
 };
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
@@ -84,10 +84,11 @@ impl Server {
             Ok(hello) => hello,
             Err(error) => return Err(answer_unreadable(&mut link, peer, error)),
         };
-        if let Some((reason, committed, confirmed)) = self.verdict(&hello, link.peer()) {
-            let reason = Some(reason);
-            let (committed, welcome) = (Some(committed), Welcome::default());
-            let welcome = Welcome { error: reason, committed, confirmed, ..welcome };
+        if let Some((reason, answer)) = self.verdict(&hello, link.peer()) {
+            let Verdict { committed, confirmed, loaded, pending } = answer;
+            let (error, committed) = (Some(reason), Some(committed));
+            let welcome =
+                Welcome { error, committed, confirmed, loaded, pending, ..Welcome::default() };
             return write_preamble(&mut link, peer, &welcome).map(|()| None);
         }
         if let Some(wanted) = measure::wanted(&hello) {

@@ -4,7 +4,7 @@ use super::config::{Host, ServerConfig};
 use super::waiting::{LastPass, WaitingRoom};
 use crate::destination::{DecodeJob, Destination};
 use pipeline::Pool;
-use session::{Hello, Pass};
+use session::{Hello, Pass, Verdict};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,6 +48,18 @@ impl Active {
         !self.joined.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
+    /// How far it got. `committed`: bytes that start the VM may have been written.
+    fn answer(&self, committed: bool) -> Verdict {
+        let destination = &self.destination;
+        Verdict {
+            committed,
+            // Before the others: what is known later than this makes the source ask again.
+            pending: destination.is_undecided(),
+            loaded: destination.has_loaded(),
+            confirmed: destination.is_confirmed(),
+        }
+    }
+
     /// Whether a peer with this `token` and certificate owns the session.
     pub(super) fn belongs_to(&self, token: &str, peer: Option<&Peer>) -> bool {
         same(&self.token, token) && self.owner.as_ref() == peer
@@ -73,8 +85,7 @@ pub(super) struct Ended {
     pub(super) token: String,
     pub(super) owner: Option<Peer>,
     pub(super) last_pass: LastPass,
-    pub(super) committed: bool,
-    pub(super) confirmed: bool,
+    pub(super) answer: Verdict,
     /// Set if the links were lost and the source has not asked yet: until when it may.
     pub(super) unasked_until: Option<Instant>,
 }
@@ -130,11 +141,7 @@ impl Server {
 
     /// W28: how far a session got, for its own client. Ends the session if it still runs, as the
     /// client's has ended.
-    pub(super) fn verdict(
-        &self,
-        hello: &Hello,
-        peer: Option<&Peer>,
-    ) -> Option<(String, bool, bool)> {
+    pub(super) fn verdict(&self, hello: &Hello, peer: Option<&Peer>) -> Option<(String, Verdict)> {
         let token = hello.token.as_deref()?;
         let active = self.lock_sessions().get(&hello.session).cloned();
         if let Some(active) = active.filter(|active| active.belongs_to(token, peer)) {
@@ -147,9 +154,8 @@ impl Server {
             active.destination.note_asked();
             let committed =
                 session.end_and_close_commit("the source lost its links and has given up");
-            let confirmed = active.destination.is_confirmed();
             let reason = if has_ended { HAS_ENDED } else { "its session ends with this question" };
-            return Some((reason.into(), committed, confirmed));
+            return Some((reason.into(), active.answer(committed)));
         }
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = ended.iter_mut().find(|ended| {
@@ -161,7 +167,7 @@ impl Server {
         if ended.unasked_until.is_some() {
             ended.unasked_until = Some(Instant::now() + ANSWERED);
         }
-        Some((HAS_ENDED.into(), ended.committed, ended.confirmed))
+        Some((HAS_ENDED.into(), ended.answer))
     }
 
     /// Moves a session to the ended ones, and frees its target.
@@ -191,8 +197,7 @@ impl Server {
                     token: active.token.clone(),
                     owner: active.owner.clone(),
                     last_pass: active.last_pass.clone(),
-                    committed,
-                    confirmed: active.destination.is_confirmed(),
+                    answer: Verdict { pending: false, ..active.answer(committed) },
                 });
             }
             sessions.remove(session);

@@ -127,6 +127,7 @@ impl Source {
             postcopy: AtomicBool::new(false),
             switched: AtomicBool::new(false),
             switchover: SharedSwitchover::new(),
+            peer_awaits_pong: welcome.pong,
             keeper: OnceLock::new(),
             keeper_has_socket: AtomicBool::new(false),
             handing_shut: AtomicBool::new(false),

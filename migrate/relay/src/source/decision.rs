@@ -1,6 +1,6 @@
 //! The consequence of each event for the migration (W21 to W23, W28).
 
-use super::doubt::{final_events, hold, peer_reason, says_never};
+use super::doubt::{final_events, hold, pause, peer_reason};
 use super::shared::{Event, Shared, FAREWELL};
 use crate::error::{error_chain, RelayError};
 use session::{Redial, SessionError};
@@ -96,7 +96,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
 
     /// The destination QEMU reported a failure. A source in postcopy does not run its VM again.
     fn refused(&self, code: u32) -> RelayError {
-        if self.shared.has_switched() {
+        if self.is_in_postcopy() {
             RelayError::PostcopyRefused { code }
         } else {
             RelayError::DestinationRefused { code }
@@ -106,6 +106,19 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
     /// The destination may be starting the VM, and this end gets no answer.
     fn hold(&mut self, cause: Arc<SessionError>) -> Result<Course, RelayError> {
         hold(self.shared, self.redial, self.events, cause, self.notice).map(|()| Course::Well)
+    }
+
+    /// Whether the destination has the VM in postcopy, and memory of it is still to come: a source
+    /// whose socket closes at the right moment pauses.
+    fn is_in_postcopy(&self) -> bool {
+        let shared = self.shared;
+        (shared.has_switched() || shared.is_only_answered()) && !shared.has_sent_all()
+    }
+
+    /// The source QEMU has to pause in postcopy.
+    fn pause(&mut self, cause: Arc<SessionError>) -> Result<Course, RelayError> {
+        let course = pause(self.shared, self.redial, self.events, cause, self.notice);
+        course.map(|()| Course::Well)
     }
 
     fn has_return_path(&self) -> bool {
@@ -135,6 +148,8 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             // QEMU closed because the session ended; the session's own event has the reason.
             None if shared.session.failure().is_some() => Ok(Course::On),
             None if shared.handing_shut.load(Ordering::Acquire) => Ok(Course::On),
+            // All memory is on its way to a destination that runs the VM: it gets it.
+            None if shared.has_sent_all() => Ok(Course::On),
             None if shared.has_switched() => {
                 let cause = "the source QEMU closed its migration socket".into();
                 Err(RelayError::Paused { cause })
@@ -170,9 +185,9 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 Arc::new(SessionError::Local { reason: reason.into() })
             }
         };
-        let never = says_never(&cause);
-        if shared.has_switched() {
-            return Err(shared.interrupted(&cause, never));
+        let never = shared.says_never(&cause);
+        if self.is_in_postcopy() {
+            return self.pause(cause);
         }
         if shared.switchover.get().is_some() && shared.may_run_there() && !never {
             // It may have the packaged state, and have paused the migration with its VM running.
@@ -198,9 +213,9 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
         // Pairs with the fences in `Sink::still_open` and `set_switched`.
         fence(Ordering::SeqCst);
-        let never = says_never(&error);
-        if shared.has_switched() {
-            return Err(shared.interrupted(&error, never));
+        let never = shared.says_never(&error);
+        if self.is_in_postcopy() {
+            return self.pause(error);
         }
         if shared.may_run_there() && !never && self.has_return_path() && !self.main_eof {
             return self.hold(error);
@@ -214,7 +229,8 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         let doubtful = |shut: Option<u32>| shut.is_none() && shared.may_run_there();
         if doubtful(self.shut) && !self.stop_asked {
             self.stop_asked = true;
-            (self.notice)(if shared.has_switched() {
+            let in_postcopy = self.is_in_postcopy();
+            (self.notice)(if in_postcopy {
                 "the destination has the VM, and pages of it are still to come; if this relay ends, the VM \
                  pauses there until its migration is taken up again (interrupt again to end it all the \
                  same)"
@@ -234,8 +250,8 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         // (`Sink::still_open`, `set_switched`).
         shared.session.fail(error());
         fence(Ordering::SeqCst);
-        if shared.has_switched() && self.shut.is_none() {
-            return Err(RelayError::Paused { cause: reason });
+        if self.is_in_postcopy() && self.shut.is_none() {
+            return self.pause(Arc::new(error()));
         }
         if doubtful(self.shut) && self.has_return_path() {
             if self.stop_asked {

@@ -1,9 +1,12 @@
 //! The end of a source relay in doubt: whether QEMU is in postcopy for good, the last messages from
-//! the return path, and the wait for the peer or a person to report where the VM runs (W23, W28).
+//! the return path, and the wait for the peer or a person to report where the VM runs (W20c, W23,
+//! W28).
 
-use super::shared::{Event, Shared, FAREWELL};
+use super::shared::{Event, Shared, SourceStream, FAREWELL};
 use crate::error::RelayError;
-use crate::return_path::SHUT_LOADED;
+use crate::postcopy::Switchover;
+use crate::return_path::{PONG_LOADED, SHUT_LOADED};
+use crate::settle::{self, Settle, Settled};
 use crate::sockets::is_open;
 use rustix::net::{recv, RecvFlags};
 use session::{Redial, SessionError, Verdict};
@@ -26,20 +29,33 @@ impl Shared {
     /// has written nothing that starts the VM.
     pub(super) fn interrupted(&self, cause: &SessionError, never: bool) -> RelayError {
         let cause = cause.to_string();
-        // A relay that recovers a paused postcopy has no such bytes to write: the VM is at the
-        // destination.
-        let recovers = self.streams().iter().any(|stream| stream.kind == Kind::Recovery);
-        if never && !recovers {
+        if never {
             RelayError::Stranded { cause }
         } else {
             RelayError::Paused { cause }
         }
     }
 
+    /// Whether the peer has said that it has not written bytes that start the VM, and never will.
+    /// A relay that recovers a paused postcopy has no such bytes to write: the VM is at the
+    /// destination.
+    pub(super) fn says_never(&self, error: &SessionError) -> bool {
+        let never = match error {
+            SessionError::Aborted { committed, .. } => !committed,
+            SessionError::Over { answer, .. } => !answer.committed,
+            _ => false,
+        };
+        never && !self.recovers()
+    }
+
+    fn recovers(&self) -> bool {
+        self.streams().iter().any(|stream| stream.kind == Kind::Recovery)
+    }
+
     /// After the session has ended: reads on in the main stream, only to see whether the source
     /// switches to postcopy.
     pub(super) fn look_for_switch(&self) {
-        if self.switchover.get().is_none() || self.has_switched() {
+        if !matches!(self.switchover.get(), Some(Switchover::Coming(_))) || self.has_switched() {
             return;
         }
         let mut bytes = [0; 16384];
@@ -71,15 +87,6 @@ pub(super) fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
         }
     }
     None
-}
-
-/// Whether the peer has answered that it has not written bytes that start the VM, and never will.
-pub(super) fn says_never(error: &SessionError) -> bool {
-    matches!(
-        error,
-        SessionError::Aborted { committed: false, .. }
-            | SessionError::Over { committed: false, .. }
-    )
 }
 
 #[derive(Default)]
@@ -122,46 +129,94 @@ pub(super) fn hold(
     cause: Arc<SessionError>,
     notice: &mut impl FnMut(&str),
 ) -> Result<(), RelayError> {
-    let doubt = RelayError::InDoubt { cause: cause.clone() };
-    notice(&doubt.to_string());
+    notice(&shared.doubt(&cause).to_string());
     // Only `look_for_switch` may read on in QEMU's main connection.
     shared.session.fail(SessionError::Local { reason: cause.to_string() });
+    shared.close_return_paths();
     let mut asked = Some(Instant::now());
     loop {
-        if shared.has_switched() {
-            return Err(shared.interrupted(&cause, false));
+        if shared.has_switched() && !shared.has_sent_all() {
+            return pause(shared, redial, events, cause, notice);
         }
         match events.recv_timeout(LOOK) {
             Ok(Event::Stop(_)) | Err(RecvTimeoutError::Disconnected) => {
                 return Err(RelayError::LeftInDoubt)
             }
             // The readers have ended with the session, so QEMU's socket is checked here.
-            _ if !shared.main_is_open() => return Err(doubt),
+            _ if !shared.main_is_open() => return Err(shared.doubt(&cause)),
             _ => shared.look_for_switch(),
         }
-        if !shared.has_switched() && asked.is_some_and(|last| last.elapsed() >= ASK) {
+        let may_ask = !shared.has_switched() || shared.has_sent_all();
+        if may_ask && asked.is_some_and(|last| last.elapsed() >= ASK) {
             asked = match redial.ask() {
-                Ok(Verdict { committed: false, .. }) => {
+                Ok(Verdict { committed: false, .. }) if !shared.recovers() => {
                     shared.look_for_switch();
                     if shared.has_switched() {
                         return Err(shared.interrupted(&cause, true));
                     }
                     return Err(RelayError::NeverCommitted);
                 }
+                Ok(Verdict { loaded: true, .. }) if shared.hand_pong() => {
+                    notice("the peer is back: its QEMU has loaded the VM and runs it");
+                    return pause(shared, redial, events, cause, notice);
+                }
+                Ok(Verdict { pending: true, .. }) => Some(Instant::now()),
                 Ok(Verdict { confirmed: true, .. }) if is_loss(&cause) && shared.hand_success() => {
                     notice("the peer is back: its QEMU has confirmed and runs the VM");
                     return Ok(());
                 }
-                Ok(Verdict { confirmed, .. }) => {
-                    notice(if confirmed {
-                        "the peer is back: its QEMU has confirmed and runs the VM. Quit the source QEMU"
-                    } else {
-                        "the peer is back, but cannot say whether its QEMU runs the VM: look there"
+                Ok(Verdict { confirmed, loaded, .. }) => {
+                    notice(match (confirmed, loaded) {
+                        (true, _) => "the peer is back: its QEMU has confirmed and runs the VM. Quit the source QEMU",
+                        (_, true) => "the peer is back: its QEMU has loaded the VM, and the source QEMU cannot be told",
+                        _ => "the peer is back, but cannot say whether its QEMU runs the VM: look there",
                     });
                     None
                 }
                 Err(_) => Some(Instant::now()),
             };
+        }
+    }
+}
+
+/// W20c: the session has ended, and the destination has the VM in postcopy. Waits until the source
+/// QEMU pauses when its socket closes, and does not run its VM.
+///
+/// # Errors
+/// Every end but that of [`hold`].
+pub(super) fn pause(
+    shared: &Shared,
+    redial: &Redial,
+    events: &Receiver<Event>,
+    cause: Arc<SessionError>,
+    notice: &mut impl FnMut(&str),
+) -> Result<(), RelayError> {
+    let never = shared.says_never(&cause);
+    // Only this function may read on in QEMU's main connection.
+    shared.session.fail(SessionError::Local { reason: cause.to_string() });
+    shared.close_return_paths();
+    let streams = shared.streams();
+    let Some(main) = streams.iter().find(|stream| stream.kind.is_main()) else {
+        return Err(shared.interrupted(&cause, never));
+    };
+    let mut settle = Settle::new(shared.is_only_answered());
+    loop {
+        let settled = settle.look(main.socket());
+        if settled == Some(Settled::Sent) {
+            shared.sent_all(main);
+        }
+        // Or its reader has seen that before.
+        if shared.has_sent_all() {
+            return hold(shared, redial, events, cause, notice);
+        }
+        if settled == Some(Settled::Closed) && shared.is_only_answered() {
+            return Err(RelayError::SourceGone);
+        }
+        if settled.is_some() {
+            return Err(shared.interrupted(&cause, never));
+        }
+        if matches!(events.recv_timeout(settle::LOOK), Ok(Event::Stop(_))) {
+            return Err(RelayError::LeftInDoubt);
         }
     }
 }
@@ -179,22 +234,51 @@ fn is_loss(cause: &SessionError) -> bool {
 }
 
 impl Shared {
+    /// The error of a source relay that is in doubt now.
+    fn doubt(&self, cause: &Arc<SessionError>) -> RelayError {
+        let cause = cause.clone();
+        match self.switchover.get() {
+            Some(Switchover::Unanswered | Switchover::Answered) => {
+                RelayError::TurnInDoubt { cause }
+            }
+            Some(Switchover::Sent) => RelayError::EndInDoubt { cause },
+            _ => RelayError::InDoubt { cause },
+        }
+    }
+
+    /// The main stream, if the bytes written to its QEMU end with a message, and none are being
+    /// written.
+    fn main_between_messages(&self) -> Option<Arc<SourceStream>> {
+        if self.return_paths.load(Ordering::Acquire) > 0
+            || !self.between_messages.load(Ordering::Acquire)
+        {
+            return None;
+        }
+        self.streams().into_iter().find(|stream| stream.kind.is_main())
+    }
+
+    /// The destination QEMU has loaded the packaged state, and the links were lost before its PONG
+    /// came: gives the source QEMU that PONG. False when the source QEMU cannot have it, or does
+    /// not wait for it.
+    fn hand_pong(&self) -> bool {
+        let main = self.is_unanswered().then(|| self.main_between_messages()).flatten();
+        main.is_some_and(|main| {
+            self.answer(&main, true);
+            { main.socket() }.write_all(&PONG_LOADED).is_ok()
+        })
+    }
+
     /// The destination QEMU has confirmed, and the links were lost before its SHUT(0) came: gives
     /// the source QEMU that SHUT(0). False when the source QEMU cannot have it.
     fn hand_success(&self) -> bool {
-        // In postcopy other messages matter too. A message of which a part was written cannot be
-        // completed, and a thread that still writes must not be interrupted.
-        if self.switchover.get().is_some()
-            || self.has_switched()
-            || self.return_paths.load(Ordering::Acquire) > 0
-            || !self.between_messages.load(Ordering::Acquire)
-        {
+        // In postcopy other messages matter too, until all memory was sent. A message of which a
+        // part was written cannot be completed, and a thread that still writes must not be
+        // interrupted.
+        let in_postcopy = self.switchover.get().is_some() || self.has_switched();
+        if in_postcopy && !self.has_sent_all() {
             return false;
         }
-        let streams = self.streams();
-        let Some(main) = streams.iter().find(|stream| stream.kind == Kind::Main) else {
-            return false;
-        };
+        let Some(main) = self.main_between_messages() else { return false };
         self.handing_shut.store(true, Ordering::Release);
         let mut socket = main.socket();
         if socket.write_all(&SHUT_LOADED).is_err() {

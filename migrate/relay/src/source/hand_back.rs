@@ -36,7 +36,13 @@ fn hand_back(
                 let bytes = &slot[..header.plain_len as usize];
                 let receipt = inbox.check(&header, bytes, checksum)?;
                 let is_main = stream.kind.is_main();
-                match sniffer.feed(bytes) {
+                let from_start = sniffer.is_between_messages();
+                let found = sniffer.feed(bytes);
+                if is_main && sniffer.has_loaded() {
+                    // Before it is written: from then on the source may be in postcopy for good.
+                    shared.answer(stream, from_start && sniffer.is_between_messages());
+                }
+                match found {
                     Some((code, before)) => {
                         let (bytes, shut) = bytes.split_at(before);
                         shut_ok |= code == 0;

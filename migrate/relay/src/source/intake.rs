@@ -2,10 +2,11 @@
 
 use super::chunk::{self, take_differences, ReadChunk};
 use super::end_of_stream::EndOfStream;
-use super::packaged::PackagedEnd;
 use super::shared::{Shared, SourceStream, UNACCEPTED};
 use crate::cpu_time::{process_cpu, thread_cpu};
+use crate::packaged::PackagedEnd;
 use crate::postcopy::Switchover;
+use crate::settle::Rounds;
 use crate::sockets::{is_open, wait_readable};
 use crate::threads::drop_aside;
 use pages::Slot;
@@ -62,6 +63,10 @@ struct Intake<'a> {
     end: EndOfStream,
     /// Main stream: fed once the packaged state of postcopy begins.
     packaged: PackagedEnd,
+    /// Main stream: the packaged state was read, and its source waits for a PONG (W20c).
+    acknowledged: bool,
+    /// Main stream: chunks since that PONG was given to the source.
+    rounds: Rounds,
 }
 
 impl<'a> Intake<'a> {
@@ -81,6 +86,8 @@ impl<'a> Intake<'a> {
             patient: true,
             end: EndOfStream::default(),
             packaged: PackagedEnd::default(),
+            acknowledged: false,
+            rounds: Rounds::default(),
         }
     }
 
@@ -131,7 +138,7 @@ impl<'a> Intake<'a> {
         self.count(len);
         self.look(&chunk[..len])?;
         self.send(permit, chunk, len, checksum, tokens)?;
-        Ok(self.tail())
+        Ok(self.tail(len))
     }
 
     /// Waits for a permit to have another chunk in flight.
@@ -182,11 +189,14 @@ impl<'a> Intake<'a> {
         if self.kind == Kind::Main && facts.tail && !facts.return_path {
             self.end.feed(bytes);
         }
-        if facts.switch_end > 0 && self.packaged.feed(bytes, facts.fed, facts.switch_end) {
+        let end = facts.switch_end;
+        let is_packaged = end > 0 && self.packaged.feed(bytes, facts.fed, end);
+        self.acknowledged |= is_packaged;
+        if is_packaged && !shared.peer_awaits_pong {
             return refuse(
                 "the source QEMU turns to postcopy as QEMU 10.2 and later do: it may still fail \
-                 and run its VM when the destination has begun to run it. platen does not carry \
-                 that: turn postcopy-ram off, or use a precopy migration",
+                 and run its VM when the destination has begun to run it. The platen at the other \
+                 end does not know that yet: upgrade it, or use a precopy migration",
             );
         }
         if facts.return_path {
@@ -195,7 +205,11 @@ impl<'a> Intake<'a> {
         if facts.postcopy {
             shared.postcopy.store(true, Ordering::Release);
         }
-        while facts.switched && self.kind.is_main() && !shared.switch() {
+        let must_wait = || {
+            let shows = facts.switched && !self.acknowledged;
+            (is_packaged && shared.is_cancelling()) || (shows && !shared.switch())
+        };
+        while self.kind.is_main() && must_wait() {
             // QEMU closes its socket when it obeys, and answers when it does not.
             if !is_open(self.stream.socket()) || shared.session.failure().is_some() {
                 return refuse(
@@ -207,6 +221,9 @@ impl<'a> Intake<'a> {
                 );
             }
             std::thread::sleep(ANSWER);
+        }
+        if self.kind.is_main() && facts.switched {
+            look_in_postcopy(shared, self.stream, facts.ram_end, &mut self.rounds);
         }
         // The VM has stopped: from here on every millisecond is downtime.
         self.patient =
@@ -286,13 +303,19 @@ impl<'a> Intake<'a> {
 
     /// Behind a chunk that may hold the bytes that start the destination's VM: announces that
     /// QEMU's socket is still open (W20).
-    fn tail(&self) -> Next {
+    fn tail(&self, len: usize) -> Next {
         let (facts, shared) = (self.tokeniser.facts(), self.shared);
-        if !self.is_tail(facts) {
+        // The last bytes of the packaged state, perhaps with a section behind them.
+        let ends_package = self.acknowledged && facts.fed - (len as u64) < facts.switch_end;
+        if !ends_package && (self.acknowledged || !self.is_tail(facts)) {
             return Next::Chunk;
         }
-        let switchover = (facts.switch_end > 0 && !facts.switched)
-            .then(|| Switchover::after(facts.switch_end.saturating_sub(facts.fed)));
+        let switchover = if ends_package {
+            Some(Switchover::Unanswered)
+        } else {
+            (facts.switch_end > 0 && !facts.switched)
+                .then(|| Switchover::after(facts.switch_end.saturating_sub(facts.fed)))
+        };
         // Set before STILL_OPEN is queued: a link may send it at once.
         shared.switchover.set(switchover);
         shared.tail_read.store(true, Ordering::Release);
@@ -305,6 +328,19 @@ impl<'a> Intake<'a> {
             return Next::End;
         }
         Next::Chunk
+    }
+}
+
+/// Behind a chunk of a source in postcopy: whether the source has seen its PONG, and whether it has
+/// sent all its memory.
+fn look_in_postcopy(shared: &Shared, stream: &SourceStream, sent: bool, rounds: &mut Rounds) {
+    if sent {
+        // Without a return path the source waits for nothing, and has completed.
+        if shared.return_path.load(Ordering::Acquire) {
+            shared.sent_all(stream);
+        }
+    } else if shared.is_only_answered() && rounds.bytes_at(Instant::now()) {
+        shared.set_switched();
     }
 }
 

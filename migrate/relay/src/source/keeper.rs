@@ -16,12 +16,17 @@
 //! person ends the keeper.
 //!
 //! **In postcopy** the source never starts its VM again, and has to see its socket close to pause.
-//! Bytes beyond the PING behind the packaged state show that it is in postcopy.
+//! Bytes beyond the PING behind the packaged state show that it is in postcopy. A source of QEMU
+//! 10.2 and later shows nothing: the keeper holds on until the relay has given it the PONG of the
+//! packaged state, repeats that PONG, and closes when the source must have seen it ([`Settle`]).
 //!
 //! **What fails.** Without a keeper (killed as well) the source sees its socket close, as with QEMU
 //! alone.
 
+use crate::error::{SENT, TURNING};
 use crate::postcopy::Switchover;
+use crate::return_path::PONG_LOADED;
+use crate::settle::{Settle, Settled, LOOK};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::net::{
     recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -161,8 +166,25 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
         // The source is still writing its packaged state, without which the destination's VM cannot
         // start. The source has to see its socket close, and fails before it is in postcopy.
         Some((_, Some(switchover))) if !switchover.is_packaged() => Ok(()),
+        Some((fd, Some(Switchover::Answered))) => pause(&fd, notice),
         Some((fd, switchover)) => hold_on(&fd, switchover, notice),
         None => Ok(()),
+    }
+}
+
+/// Closes the socket of a source whose destination has loaded the packaged state, once the source
+/// has certainly seen that: it then pauses.
+fn pause(socket: &OwnedFd, notice: impl FnOnce(&str)) -> io::Result<()> {
+    rustix::io::ioctl_fionbio(socket, true)?;
+    // The relay may have been killed before it wrote this. A second one means nothing to QEMU.
+    let _ = rustix::io::write(socket, &PONG_LOADED);
+    let mut settle = Settle::new(true);
+    loop {
+        match settle.look(socket) {
+            Some(Settled::Pauses | Settled::Closed) => return Ok(()),
+            Some(Settled::Sent) => return hold_on(socket, Some(Switchover::Sent), notice),
+            None => std::thread::sleep(LOOK),
+        }
     }
 }
 
@@ -178,7 +200,7 @@ fn hold_on(
     loop {
         // poll always reports POLLHUP and POLLERR; readable bytes matter only in postcopy.
         let mut wanted = PollFlags::RDHUP;
-        if switchover.is_some() {
+        if matches!(switchover, Some(Switchover::Coming(_))) {
             wanted |= PollFlags::IN;
         }
         let mut fds = [PollFd::new(socket, wanted)];
@@ -196,7 +218,7 @@ fn hold_on(
         }
         if ready == 0 {
             if let Some(notice) = notice.take() {
-                notice(IN_DOUBT);
+                notice(&in_doubt(switchover));
             }
             continue;
         }
@@ -213,6 +235,25 @@ fn hold_on(
     }
 }
 
+/// The message about a source in this state whose relay was killed.
+fn in_doubt(switchover: Option<Switchover>) -> String {
+    let pid = std::process::id();
+    match switchover {
+        Some(Switchover::Unanswered | Switchover::Answered) => format!(
+            "the source relay was killed as the migration turned to postcopy, before the source QEMU \
+             heard whether the destination QEMU has loaded the VM. The source VM is stopped and its \
+             migration left open, so that two copies cannot run. {TURNING}. Then end this process \
+             (kill {pid}), and the source VM goes on"
+        ),
+        Some(Switchover::Sent) => format!(
+            "the source relay was killed at the end of a postcopy migration. The source VM is stopped \
+             and its migration left open, so that two copies cannot run. {SENT}, then end this process \
+             (kill {pid}), and the source VM goes on from the moment at which it was handed over"
+        ),
+        _ => IN_DOUBT.into(),
+    }
+}
+
 const IN_DOUBT: &str =
     "the source relay was killed after the end of the stream may have reached the destination QEMU. The source VM is \
      stopped and its migration left open, so that two copies cannot run. Look at the destination: if its VM runs, quit \
@@ -220,102 +261,4 @@ const IN_DOUBT: &str =
      source (migrate_cancel), and the source VM goes on";
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{Read, Write};
-    use std::sync::mpsc::{self, Receiver};
-    use std::thread::JoinHandle;
-
-    struct Rig {
-        control: Option<UnixStream>,
-        qemu: UnixStream,
-        relay: Option<UnixStream>,
-        notices: Receiver<String>,
-        keeper: JoinHandle<()>,
-    }
-
-    /// A keeper on a thread, told how many bytes of a packaged state are to come, if any.
-    fn rig(packaged: Option<Option<u64>>) -> Rig {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let (qemu, relay) = UnixStream::pair().unwrap();
-        let (send, notices) = mpsc::channel();
-        let keeper = std::thread::spawn(move || {
-            keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
-        });
-        // Not a process: while one starts it has copies of all sockets, including those of other
-        // tests.
-        let parent = Keeper { control: Some(ours.try_clone().unwrap()), child: None };
-        if let Some(packaged) = packaged {
-            parent.hold(&relay, packaged.map(Switchover::after)).unwrap();
-        }
-        drop(parent);
-        Rig { control: Some(ours), qemu, relay: Some(relay), notices, keeper }
-    }
-
-    fn is_open(mut qemu: &UnixStream) -> bool {
-        qemu.set_nonblocking(true).unwrap();
-        !matches!(qemu.read(&mut [0; 1]), Ok(0))
-    }
-
-    const SOON: Duration = Duration::from_secs(120);
-
-    #[test]
-    fn a_killed_relay_leaves_the_connection_open_until_qemu_ends_it() {
-        let mut rig = rig(Some(None));
-        rig.relay = None;
-        rig.control = None;
-        assert!(rig.notices.recv_timeout(SOON).unwrap().contains("migrate_cancel"));
-        (&rig.qemu).write_all(&[7; 1000]).unwrap();
-        assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
-        drop(rig.qemu);
-        rig.keeper.join().unwrap();
-    }
-
-    #[test]
-    fn a_relay_that_ends_by_itself_takes_the_connection_with_it() {
-        let mut rig = rig(Some(None));
-        rig.relay.take().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
-        rig.control = None;
-        rig.keeper.join().unwrap();
-        assert!(!is_open(&rig.qemu) && rig.notices.try_recv().is_err());
-    }
-
-    #[test]
-    fn sockets_never_handed_over_or_released_close() {
-        let mut never = rig(None);
-        never.relay = None;
-        never.control = None;
-        never.keeper.join().unwrap();
-        assert!(!is_open(&never.qemu));
-
-        let mut released = rig(Some(None));
-        released.control.as_mut().unwrap().write_all(&[RELEASE, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        released.relay = None;
-        released.control = None;
-        released.keeper.join().unwrap();
-        assert!(!is_open(&released.qemu) && released.notices.try_recv().is_err());
-    }
-
-    #[test]
-    fn in_postcopy_the_keeper_closes_once_the_source_is_in_postcopy() {
-        let mut rig = rig(Some(Some(0)));
-        rig.relay = None;
-        rig.control = None;
-        rig.notices.recv_timeout(SOON).unwrap();
-        (&rig.qemu).write_all(&[7; 9]).unwrap();
-        assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
-        // The first byte of a section.
-        (&rig.qemu).write_all(&[2]).unwrap();
-        rig.keeper.join().unwrap();
-        assert!(!is_open(&rig.qemu));
-    }
-
-    #[test]
-    fn the_keeper_closes_while_the_source_writes_its_packaged_state() {
-        let mut rig = rig(Some(Some(1)));
-        rig.relay = None;
-        rig.control = None;
-        rig.keeper.join().unwrap();
-        assert!(!is_open(&rig.qemu) && rig.notices.try_recv().is_err());
-    }
-}
+mod tests;

@@ -22,7 +22,6 @@ mod hand_back;
 mod handle;
 mod intake;
 mod keeper;
-mod packaged;
 mod run;
 mod shared;
 mod sink;

@@ -140,8 +140,10 @@ pub(super) struct Shared {
     /// The source QEMU is in postcopy for good: it does not run its VM any more, and a closed
     /// socket pauses the migration.
     pub(super) switched: AtomicBool,
-    /// How far the bytes read from the main stream are from that; none without postcopy.
+    /// How far the source QEMU is from that, or behind it; none without postcopy.
     pub(super) switchover: SharedSwitchover,
+    /// The peer obeys W20c.
+    pub(super) peer_awaits_pong: bool,
     /// Holds QEMU's main socket while this process must not be the only one to do so.
     pub(super) keeper: OnceLock<Keeper>,
     /// The keeper has the socket, to hold it in any case.

@@ -449,7 +449,9 @@ fn a_source_that_finishes_before_the_destination_has_confirmed_has_failed() {
 }
 
 /// A server that accepts one link and lies on it.
-fn lying_server(lie: impl FnOnce(&mut Link) + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
+pub(crate) fn lying_server(
+    lie: impl FnOnce(&mut Link) + Send + 'static,
+) -> (SocketAddr, JoinHandle<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let server = std::thread::spawn(move || {

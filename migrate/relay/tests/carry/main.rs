@@ -6,6 +6,7 @@
 //! happen gets a short while in which it would ([`harness::A_WHILE`]), and every test has a
 //! watchdog.
 
+mod acknowledged;
 mod bad_peers;
 mod barriers;
 mod commit;

@@ -7,7 +7,7 @@ use crate::harness::{
 };
 use crate::identity::{multifd, single};
 use relay::{Destination, Host, RelayError, Server, ServerConfig, UnixAddress};
-use session::{dial, Grants, Hello, Session, SessionError};
+use session::{dial, Grants, Hello, Session, SessionError, Verdict};
 use std::io::Write;
 use std::net::TcpListener;
 use std::sync::{mpsc, Arc, Mutex};
@@ -580,7 +580,10 @@ fn a_question_needs_the_token_of_the_session() {
         }
         // It went on until its own client asked.
         let error = ask(&welcome.token);
-        assert!(matches!(error, SessionError::Over { committed: false, .. }), "{error}");
+        assert!(
+            matches!(error, SessionError::Over { answer: Verdict { committed: false, .. }, .. }),
+            "{error}"
+        );
         assert!(error.to_string().contains("ends with this question"), "{error}");
         let error = receiving.result().unwrap_err().to_string();
         assert!(error.contains("given up"), "{error}");

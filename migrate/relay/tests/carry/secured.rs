@@ -7,7 +7,7 @@ use crate::harness::{
 };
 use crate::identity::{multifd, single};
 use codec::Codec;
-use session::{dial, random_id, Grants, Hello, SessionError};
+use session::{dial, random_id, Grants, Hello, SessionError, Verdict};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -215,7 +215,9 @@ fn a_session_is_joined_by_its_own_certificate_only() {
         }
         let _other = dial(&to, Some(&owner), &hello).unwrap();
         match dial(&to, Some(&owner), &asking) {
-            Err(SessionError::Over { committed: false, reason, .. }) => {
+            Err(SessionError::Over {
+                answer: Verdict { committed: false, .. }, reason, ..
+            }) => {
                 assert!(reason.contains("ends with this question"), "{reason}")
             }
             other => panic!("{:?}", other.map(|(_, welcome)| welcome)),

@@ -8,7 +8,7 @@ use crate::harness::{
 use crate::identity::single;
 use crate::resume::hello;
 use relay::{Host, RelayError, Server, ServerConfig, Source, UnixAddress};
-use session::{dial, FrameType, Grants, Header, Hello, Link, Session, SessionError};
+use session::{dial, FrameType, Grants, Header, Hello, Link, Session, SessionError, Verdict};
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -208,7 +208,10 @@ impl Lost {
     fn gets_its_answer(self) {
         self.waits_for("answering for up to");
         let error = dial(&self.address.to_string(), None, &self.asking).unwrap_err();
-        assert!(matches!(error, SessionError::Over { committed: false, .. }), "{error}");
+        assert!(
+            matches!(error, SessionError::Over { answer: Verdict { committed: false, .. }, .. }),
+            "{error}"
+        );
         self.running.join().unwrap();
     }
 }

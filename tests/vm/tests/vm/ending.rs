@@ -35,16 +35,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         all.push(Scenario::new(format!("qemu_{version}_ends_by_throttling"), move |stage| {
             ends(stage, &throttled, &["--throttle", "auto"], "throttle")
         }));
-        // platen does not carry the postcopy of QEMU 11.
-        let is_carried = spec.qemu != Qemu::Eleven;
-        let how = if is_carried { "ends_by_postcopy" } else { "is_not_turned_to_postcopy" };
-        all.push(Scenario::new(format!("qemu_{version}_{how}"), move |stage| {
-            let flags = ["--postcopy", "when-needed"];
-            if is_carried {
-                ends(stage, &spec, &flags, "postcopy")
-            } else {
-                refused(stage, &spec, &flags)
-            }
+        all.push(Scenario::new(format!("qemu_{version}_ends_by_postcopy"), move |stage| {
+            ends(stage, &spec, &["--postcopy", "when-needed"], "postcopy")
         }));
     }
     all
@@ -202,20 +194,6 @@ fn ends_by(stage: &mut Stage, spec: &VmSpec, flags: &[&str], means: &str) -> Res
     destination.guest.verify()?;
     stage.park_other(destination);
     Ok(needed)
-}
-
-/// An option that this QEMU cannot follow is refused before anything is changed.
-fn refused(stage: &mut Stage, spec: &VmSpec, flags: &[&str]) -> Result<()> {
-    let Endless { mut vm, mut destination, mut receive, mut migrate, before, .. } =
-        Endless::begin(stage, spec, flags)?;
-    names_the_cause(&migrate.fail(NOTICE)?, &["10.2"])?;
-    ensure!(settings(&mut vm)? == before, "the settings are not as before");
-    vm.guest.stop()?;
-    vm.guest.verify()?;
-    receive.platen.process.kill()?;
-    destination.process.kill()?;
-    stage.park_other(vm);
-    Ok(())
 }
 
 /// A migrate that is killed leaves nothing of its settings.

@@ -34,13 +34,17 @@ enum Left {
     Destination,
     /// At the destination; the source is held, stopped, for a person to decide.
     DestinationInDoubt,
+    /// Held at the source, stopped, with its memory; a person quits the destination and lets it go.
+    SourceInDoubt,
     /// Nowhere: it died with the QEMU that had it. The other one does not run its part.
     Nowhere,
     /// At the destination, paused; it continues once both relays have been started again.
     Paused,
 }
 
-use Left::{Destination, DestinationInDoubt, Nowhere, Paused, Source, SourceWhenAsked};
+use Left::{
+    Destination, DestinationInDoubt, Nowhere, Paused, Source, SourceInDoubt, SourceWhenAsked,
+};
 use Victim::{DestinationQemu, DestinationRelay, Link, SourceQemu, SourceRelay};
 
 const VICTIMS: [(&str, Victim); 5] = [
@@ -52,7 +56,7 @@ const VICTIMS: [(&str, Victim); 5] = [
 ];
 
 /// In the order of [`VICTIMS`].
-const TABLE: [(&str, Phase, [Left; 5]); 6] = [
+const TABLE: [(&str, Phase, [Left; 5]); 8] = [
     ("setup", Phase::Setup, [Nowhere, Source, Source, Source, Source]),
     ("active", Phase::Active, [Nowhere, Source, Source, Source, Source]),
     (
@@ -66,17 +70,29 @@ const TABLE: [(&str, Phase, [Left; 5]); 6] = [
         Phase::AfterEof,
         [Destination, Source, DestinationInDoubt, DestinationInDoubt, DestinationInDoubt],
     ),
+    (
+        "postcopy_device",
+        Phase::PostcopyDevice,
+        [Nowhere, Source, SourceInDoubt, SourceInDoubt, Paused],
+    ),
     ("postcopy", Phase::Postcopy, [Nowhere, Nowhere, Paused, Paused, Paused]),
+    (
+        "postcopy_end",
+        Phase::PostcopyEnd,
+        [Destination, Nowhere, DestinationInDoubt, DestinationInDoubt, DestinationInDoubt],
+    ),
 ];
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut all = Vec::new();
     for (version_index, (version, spec)) in versions().into_iter().enumerate() {
-        // QEMU 11.1: its postcopy is refused.
-        let phases = TABLE
-            .into_iter()
-            .enumerate()
-            .filter(|(_, (_, phase, _))| spec.qemu != Qemu::Eleven || *phase != Phase::Postcopy);
+        let phases = TABLE.into_iter().enumerate().filter(|(_, (_, phase, _))| match phase {
+            // QEMU below 10.2 has no such phase.
+            Phase::PostcopyDevice => spec.qemu == Qemu::Eleven,
+            // Nor does QEMU 7.2 fail when it has sent all.
+            Phase::PostcopyEnd => spec.qemu != Qemu::System,
+            _ => true,
+        });
         for (row, (phase_name, phase, left)) in phases {
             for (column, ((victim_name, victim), left)) in VICTIMS.into_iter().zip(left).enumerate()
             {
@@ -122,7 +138,9 @@ fn wake(flight: &mut Flight, phase: Phase, victim: Victim) -> Result<()> {
     std::thread::sleep(Duration::from_millis(200));
     match phase {
         Phase::Setup if victim != SourceRelay => flight.relay.process.signal(Signal::CONT),
-        Phase::AfterEof if victim != DestinationQemu => {
+        Phase::AfterEof | Phase::PostcopyDevice | Phase::PostcopyEnd
+            if victim != DestinationQemu =>
+        {
             flight.destination.process.signal(Signal::CONT)
         }
         _ => Ok(()),
@@ -140,7 +158,7 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
                 let _ = flight.switch_over();
             }
             flight.vm.wait_back(&["failed", "cancelled"], NOTICE).context("the source goes on")?;
-            if phase != Phase::AfterEof {
+            if !matches!(phase, Phase::AfterEof | Phase::PostcopyDevice) {
                 flight.vm.guest.stop()?;
             }
             flight.vm.guest.verify().context("in the source")?;
@@ -154,14 +172,7 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
             flight.destination.guest.verify().context("in the destination")?;
             if left == DestinationInDoubt {
                 held_back(&mut flight.vm)?;
-                // The killed relay has left that to its keeper, which writes to the same log.
-                let notice = "two copies cannot run";
-                let deadline = Instant::now() + NOTICE;
-                while !flight.relay.process.output().contains(notice) {
-                    let said = flight.relay.process.tail();
-                    ensure!(Instant::now() < deadline, "nobody says that {notice}; {said}");
-                    std::thread::sleep(Duration::from_millis(20));
-                }
+                said(&mut flight, "two copies cannot run")?;
                 held_back(&mut flight.vm)?;
                 flight.vm.process.kill()?;
             }
@@ -169,7 +180,29 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
             flight.destination.assert_running().context("after the source has gone")?;
             stage.park_other(flight.destination);
         }
-        Nowhere if phase == Phase::Postcopy => {
+        SourceInDoubt => {
+            held_back(&mut flight.vm)?;
+            let said = said(&mut flight, "two copies cannot run")?;
+            held_back(&mut flight.vm)?;
+            // It may have loaded the VM, and paused the migration.
+            flight.destination.process.kill()?;
+            if victim == SourceRelay {
+                end_keeper(&said)?;
+            } else {
+                flight.relay.process.signal(Signal::INT)?;
+            }
+            flight.vm.wait_back(&["failed", "cancelled"], NOTICE).context("the source goes on")?;
+            flight.vm.guest.verify().context("in the source")?;
+            relays_end(&mut flight, phase, victim)?;
+            stage.park_other(flight.vm);
+        }
+        Nowhere if phase == Phase::PostcopyEnd => {
+            // The source still has it, as it was when it was handed over: a person decides.
+            held_back(&mut flight.vm)?;
+            said(&mut flight, "two copies cannot run")?;
+            held_back(&mut flight.vm)?;
+        }
+        Nowhere if matches!(phase, Phase::Postcopy | Phase::PostcopyDevice) => {
             relays_end(&mut flight, phase, victim)?;
             let (end, source) = match victim {
                 SourceQemu => (&mut flight.destination, false),
@@ -193,6 +226,13 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
             never_ran(&mut flight.destination, phase)?;
         }
         Paused => {
+            if phase == Phase::PostcopyDevice {
+                // The source learns from its peer that the destination has loaded the VM.
+                said(&mut flight, "two copies cannot run")?;
+                held_back(&mut flight.vm)?;
+                stage.lab.net.heal();
+                flight.let_go()?;
+            }
             // Both notice it by themselves, whichever process died.
             flight.pauses()?;
             relays_end(&mut flight, phase, victim)?;
@@ -201,11 +241,36 @@ fn run(stage: &mut Stage, spec: &VmSpec, phase: Phase, victim: Victim, left: Lef
             flight.let_go()?;
             flight.recover(stage)?;
             flight.land()?;
-            flight.destination.guest.stop()?;
+            if phase == Phase::Postcopy {
+                flight.destination.guest.stop()?;
+            }
             flight.destination.guest.verify().context("after the recovery")?;
             stage.park_other(flight.destination);
         }
     }
+    Ok(())
+}
+
+/// Waits until the source relay, or its keeper, which writes to the same log, has said `words`.
+fn said(flight: &mut Flight, words: &str) -> Result<String> {
+    let deadline = Instant::now() + NOTICE;
+    loop {
+        let output = flight.relay.process.output();
+        if output.contains(words) {
+            return Ok(output);
+        }
+        let said = flight.relay.process.tail();
+        ensure!(Instant::now() < deadline, "nobody says that {words}; {said}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Ends the keeper that names itself in `said`, as its message tells a person to.
+fn end_keeper(said: &str) -> Result<()> {
+    let number = said.split("(kill ").nth(1).and_then(|rest| rest.split(')').next());
+    let number = number.context("no process is named")?.parse()?;
+    let keeper = rustix::process::Pid::from_raw(number).context("a process's number")?;
+    rustix::process::kill_process(keeper, rustix::process::Signal::TERM)?;
     Ok(())
 }
 

@@ -18,8 +18,6 @@ const LIBVIRTS: [&str; 2] = ["virtqemud", "libvirtd"];
 /// The oldest versions that platen is tested with.
 const OLDEST_QEMU: (u32, u32) = (7, 2);
 const OLDEST_LIBVIRT: (u32, u32) = (9, 0);
-/// From this version on QEMU's postcopy is refused.
-const NO_POSTCOPY: (u32, u32) = (10, 2);
 const USERFAULTFD: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 /// How long a program may take to tell its version.
 const TOLD: Duration = Duration::from_secs(10);
@@ -77,10 +75,6 @@ fn qemu(told: Option<String>) -> Finding {
     match version(&line) {
         Some(version) if version < OLDEST_QEMU => {
             Finding::warn(CHECK, line, "platen is tested with QEMU 7.2 and later: upgrade")
-        }
-        Some(version) if version >= NO_POSTCOPY => {
-            let advice = "migrate without --postcopy: platen refuses it with QEMU 10.2 and later";
-            Finding::warn(CHECK, line, advice)
         }
         Some(_) => Finding::ok(CHECK, line),
         None => Finding::warn(CHECK, line, "its version is not understood: compare with docs"),
@@ -199,7 +193,7 @@ mod tests {
         assert_eq!(judged("QEMU emulator version 7.2.17 (Debian 1:7.2+dfsg-7)"), Verdict::Ok);
         assert_eq!(judged("QEMU emulator version 10.0.0"), Verdict::Ok);
         assert_eq!(judged("QEMU emulator version 6.2.0"), Verdict::Warn);
-        assert_eq!(judged("QEMU emulator version 10.2.0"), Verdict::Warn);
+        assert_eq!(judged("QEMU emulator version 11.1.3"), Verdict::Ok);
         assert_eq!(judged("something else"), Verdict::Warn);
         assert!(qemu(None).advice.is_some());
         let judged = |line: &str| libvirt(Some(line.into())).verdict;

@@ -21,6 +21,43 @@ impl Shared {
         self.has_switched() || self.still_open_sent.load(Ordering::Acquire) && complete()
     }
 
+    /// Whether the source QEMU has, or gets, the PONG that its packaged state was loaded, and may
+    /// not have seen it: with its socket closed it could still run its VM.
+    pub(in crate::source) fn is_only_answered(&self) -> bool {
+        self.switchover.get() == Some(Switchover::Answered) && !self.has_switched()
+    }
+
+    /// Whether the source QEMU waits for that PONG.
+    pub(in crate::source) fn is_unanswered(&self) -> bool {
+        self.switchover.get() == Some(Switchover::Unanswered)
+    }
+
+    /// Whether the source QEMU in postcopy has sent all its memory: with its socket closed before
+    /// SHUT it would run its VM (QEMU 8.2 and later).
+    pub(in crate::source) fn has_sent_all(&self) -> bool {
+        self.switchover.get() == Some(Switchover::Sent)
+    }
+
+    /// Records that the PONG of the packaged state is about to be written to the source QEMU.
+    /// `whole`: what is written begins and ends with a message, so that the keeper may repeat it.
+    pub(in crate::source) fn answer(&self, stream: &SourceStream, whole: bool) {
+        if self.is_unanswered() {
+            self.switchover.set(Some(Switchover::Answered));
+            if whole {
+                self.guard(stream, Some(Switchover::Answered));
+            }
+        }
+    }
+
+    /// Records that the source QEMU has sent all its memory.
+    pub(in crate::source) fn sent_all(&self, stream: &SourceStream) {
+        if !self.has_sent_all() {
+            self.set_switched();
+            self.switchover.set(Some(Switchover::Sent));
+            self.guard(stream, Some(Switchover::Sent));
+        }
+    }
+
     /// Called before the source QEMU is ordered to cancel, which starts its VM again: from here on
     /// no bytes that start the destination's VM are sent. False when they may have been sent
     /// already.
@@ -62,6 +99,12 @@ impl Shared {
                 )));
             }
         }
+    }
+
+    /// Whether the source QEMU is being told to cancel, so that nothing that starts the
+    /// destination's VM may be sent.
+    pub(in crate::source) fn is_cancelling(&self) -> bool {
+        *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that the bytes to be sent next show that the source QEMU is in postcopy for good, at

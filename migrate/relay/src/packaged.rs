@@ -1,9 +1,8 @@
 //! The end of the packaged state of postcopy, which shows how the source QEMU switches to postcopy.
 //!
 //! Up to QEMU 10.1 the source is in postcopy for good once it has written the packaged state and a
-//! PING behind it. From 10.2 on the packaged state itself ends with PING 0x42 and POSTCOPY_RUN.
-//! Until the PONG of that number has come back, a source whose socket closes runs its VM again,
-//! although the destination may run it too.
+//! PING behind it. From 10.2 on, with a return path, the packaged state itself ends with PING 0x42
+//! and POSTCOPY_RUN ([`Switchover`](crate::postcopy::Switchover)). Both relays look at these bytes.
 
 /// PING 0x42, then POSTCOPY_RUN, at the end of the packaged state.
 const ACKNOWLEDGED: [u8; 14] =
@@ -11,7 +10,7 @@ const ACKNOWLEDGED: [u8; 14] =
 
 /// Collects the last bytes of the packaged state.
 #[derive(Debug, Default)]
-pub(super) struct PackagedEnd {
+pub(crate) struct PackagedEnd {
     last: Vec<u8>,
     done: bool,
 }
@@ -19,7 +18,7 @@ pub(super) struct PackagedEnd {
 impl PackagedEnd {
     /// Adds `bytes` of the main stream, which end at offset `fed`. `end`: offset of the packaged
     /// state's end. True when it ends as that of a source that waits for a PONG.
-    pub(super) fn feed(&mut self, bytes: &[u8], fed: u64, end: u64) -> bool {
+    pub(crate) fn feed(&mut self, bytes: &[u8], fed: u64, end: u64) -> bool {
         if self.done {
             return false;
         }

@@ -1,0 +1,212 @@
+//! When the socket of a source QEMU in postcopy may be closed, so that the source pauses.
+//!
+//! Two moments have to be avoided, in which a closed socket makes the source fail and run its VM
+//! beside the destination's:
+//!
+//! * QEMU 10.2 and later: the PONG of the packaged state is in its socket, and its migration thread
+//!   has not seen it. That thread looks once for each section that it writes, and a section takes
+//!   it 50 ms, or 100 ms with a rate limit. So it is given that time: [`Rounds`].
+//! * QEMU 8.2 and later: it has sent all its memory and waits for SHUT. The end of its stream then
+//!   waits in its socket, or was read before.
+
+use crate::sockets::is_open;
+use rustix::fd::AsFd;
+use rustix::io::ioctl_fionread;
+use rustix::net::{recv, RecvFlags};
+use std::time::{Duration, Instant};
+
+/// Pause between two looks.
+pub(crate) const LOOK: Duration = Duration::from_millis(25);
+/// Bytes of a section have come this long after others: the migration thread goes on.
+const ROUND: Duration = Duration::from_millis(125);
+/// So many of these are a second, in which the thread that reads the PONG had its turn, too.
+const ROUNDS: u32 = 8;
+/// A queue that does not grow for so long is full, or its writer has nothing more. A rate limit
+/// makes QEMU wait for 100 ms.
+const STABLE: Duration = Duration::from_millis(300);
+/// No kernel holds more bytes of a socket.
+const MOST: usize = 64 << 20;
+
+/// Counts the times at which bytes have come from a source that has its PONG.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    count: u32,
+    last: Option<Instant>,
+}
+
+impl Rounds {
+    /// Whether a look now would count.
+    fn is_due(&self, now: Instant) -> bool {
+        self.last.is_none_or(|last| now.saturating_duration_since(last) >= ROUND)
+    }
+
+    /// Bytes have come; true once the source's migration thread has certainly seen its PONG.
+    pub(crate) fn bytes_at(&mut self, now: Instant) -> bool {
+        if self.is_due(now) {
+            self.last = Some(now);
+            self.count += 1;
+        }
+        self.count > ROUNDS
+    }
+}
+
+/// The state of a source QEMU in postcopy whose bytes go nowhere any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// It has memory to send: closed, it pauses.
+    Pauses,
+    /// It has sent all, and must not see its socket close before SHUT.
+    Sent,
+    /// It has closed its end itself.
+    Closed,
+}
+
+/// Looks at the socket of such a source until its state is known.
+#[derive(Debug)]
+pub(crate) struct Settle {
+    /// `None` once it is in postcopy for good.
+    rounds: Option<Rounds>,
+    queue: usize,
+    since: Instant,
+}
+
+impl Settle {
+    /// `answered`: the source has its PONG, and may not have seen it yet.
+    pub(crate) fn new(answered: bool) -> Self {
+        let rounds = answered.then(Rounds::default);
+        Self { rounds, queue: 0, since: Instant::now() }
+    }
+
+    /// Looks once; call it every [`LOOK`]. Where the source may not have seen its PONG, this reads
+    /// what it writes and drops it: QEMU sends such pages again when the migration is recovered.
+    pub(crate) fn look(&mut self, socket: &impl AsFd) -> Option<Settled> {
+        if !is_open(socket) {
+            return Some(Settled::Closed);
+        }
+        let now = Instant::now();
+        let queue = ioctl_fionread(socket)
+            .ok()
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .map_or(0, |bytes| bytes.min(MOST));
+        if queue != self.queue {
+            (self.queue, self.since) = (queue, now);
+        }
+        if let Some(rounds) = &mut self.rounds {
+            if queue == 0 || !rounds.is_due(now) {
+                return None;
+            }
+            if is_end(socket, queue) {
+                return Some(Settled::Sent);
+            }
+            let mut dropped = vec![0; queue];
+            let _ = recv(socket, &mut dropped[..], RecvFlags::DONTWAIT);
+            if rounds.bytes_at(now) {
+                self.rounds = None;
+                self.since = now;
+            }
+            return None;
+        }
+        if now.saturating_duration_since(self.since) < STABLE {
+            return None;
+        }
+        Some(if is_end(socket, queue) { Settled::Sent } else { Settled::Pauses })
+    }
+}
+
+/// Whether the `queue` bytes that wait in the socket end as a stream in postcopy does.
+fn is_end(socket: &impl AsFd, queue: usize) -> bool {
+    let mut bytes = vec![0; queue];
+    match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+        Ok((_, got)) if got == queue => ends_stream(&bytes),
+        _ => false,
+    }
+}
+
+/// The end of RAM's last section (a record EOS, then a footer unless the machine has none), then
+/// the end-of-stream tag. A page may end like that by chance, which only keeps the socket open.
+fn ends_stream(bytes: &[u8]) -> bool {
+    const EOS: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 0x10];
+    const FOOTER: usize = 5;
+    let Some((0, before)) = bytes.split_last() else { return false };
+    let with_footer = before.len().checked_sub(FOOTER).is_some_and(|at| before[at] == 0x7e);
+    // Fewer bytes than a section's end: its beginning was read before.
+    before.len() < EOS.len() + FOOTER || with_footer || before.ends_with(&EOS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    const END: [u8; 19] = [3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 0];
+
+    fn settled(settle: &mut Settle, socket: &UnixStream) -> Settled {
+        loop {
+            if let Some(settled) = settle.look(socket) {
+                return settled;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_source_that_has_sent_all_differs_from_one_that_waits_to_send() {
+        let (mut qemu, ours) = UnixStream::pair().unwrap();
+        qemu.write_all(&[7; 5000]).unwrap();
+        assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Pauses);
+        qemu.write_all(&END).unwrap();
+        assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Sent);
+        // Nothing was taken away.
+        let mut all = vec![0; 5019];
+        (&ours).read_exact(&mut all).unwrap();
+        assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Pauses);
+        drop(qemu);
+        assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Closed);
+    }
+
+    #[test]
+    fn the_end_is_known_with_and_without_a_footer() {
+        assert!(ends_stream(&END) && ends_stream(&END[12..]));
+        let bare = [&[9; 100][..], &END[..13], &[0]].concat();
+        assert!(ends_stream(&bare));
+        for cut in 1..7 {
+            assert!(!ends_stream(&END[..END.len() - cut]), "{cut} bytes before");
+        }
+        assert!(!ends_stream(&[&[9; 100][..], &[0]].concat()) && !ends_stream(&[]));
+    }
+
+    /// A source that writes a section now and then, as a rate limit makes it do.
+    #[test]
+    fn a_source_with_its_pong_is_read_for_a_second_before_it_may_pause() {
+        let (mut qemu, ours) = UnixStream::pair().unwrap();
+        let begin = Instant::now();
+        let mut settle = Settle::new(true);
+        // It is stopped: no time shows anything.
+        while begin.elapsed() < 2 * STABLE {
+            assert_eq!(settle.look(&ours), None);
+            std::thread::sleep(LOOK);
+        }
+        let begin = Instant::now();
+        let writer = std::thread::spawn(move || {
+            while qemu.write_all(&[7; 900]).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+                if begin.elapsed() > ROUND * (ROUNDS + 4) {
+                    return Some(qemu);
+                }
+            }
+            None
+        });
+        assert_eq!(settled(&mut settle, &ours), Settled::Pauses);
+        assert!(begin.elapsed() >= ROUND * ROUNDS, "{:?}", begin.elapsed());
+        drop(ours);
+        drop(writer.join().unwrap());
+    }
+
+    #[test]
+    fn a_source_that_ends_its_stream_when_it_has_its_pong_is_not_read_on() {
+        let (mut qemu, ours) = UnixStream::pair().unwrap();
+        qemu.write_all(&[&[7; 3000][..], &END].concat()).unwrap();
+        assert_eq!(settled(&mut Settle::new(true), &ours), Settled::Sent);
+    }
+}

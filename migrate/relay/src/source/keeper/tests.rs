@@ -1,0 +1,152 @@
+//! A keeper on a thread, with a QEMU and a relay that end in turn.
+
+use super::*;
+use std::io::{Read, Write};
+use std::sync::mpsc::{self, Receiver};
+use std::thread::JoinHandle;
+
+struct Rig {
+    control: Option<UnixStream>,
+    qemu: UnixStream,
+    relay: Option<UnixStream>,
+    notices: Receiver<String>,
+    keeper: JoinHandle<()>,
+}
+
+/// A keeper on a thread, told how many bytes of a packaged state are to come, if any.
+fn rig(packaged: Option<Option<u64>>) -> Rig {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (qemu, relay) = UnixStream::pair().unwrap();
+    let (send, notices) = mpsc::channel();
+    let keeper = std::thread::spawn(move || {
+        keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
+    });
+    // Not a process: while one starts it has copies of all sockets, including those of other
+    // tests.
+    let parent = Keeper { control: Some(ours.try_clone().unwrap()), child: None };
+    if let Some(packaged) = packaged {
+        parent.hold(&relay, packaged.map(Switchover::after)).unwrap();
+    }
+    drop(parent);
+    Rig { control: Some(ours), qemu, relay: Some(relay), notices, keeper }
+}
+
+fn is_open(mut qemu: &UnixStream) -> bool {
+    qemu.set_nonblocking(true).unwrap();
+    !matches!(qemu.read(&mut [0; 1]), Ok(0))
+}
+
+const SOON: Duration = Duration::from_secs(120);
+
+#[test]
+fn a_killed_relay_leaves_the_connection_open_until_qemu_ends_it() {
+    let mut rig = rig(Some(None));
+    rig.relay = None;
+    rig.control = None;
+    assert!(rig.notices.recv_timeout(SOON).unwrap().contains("migrate_cancel"));
+    (&rig.qemu).write_all(&[7; 1000]).unwrap();
+    assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
+    drop(rig.qemu);
+    rig.keeper.join().unwrap();
+}
+
+#[test]
+fn a_relay_that_ends_by_itself_takes_the_connection_with_it() {
+    let mut rig = rig(Some(None));
+    rig.relay.take().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
+    rig.control = None;
+    rig.keeper.join().unwrap();
+    assert!(!is_open(&rig.qemu) && rig.notices.try_recv().is_err());
+}
+
+#[test]
+fn sockets_never_handed_over_or_released_close() {
+    let mut never = rig(None);
+    never.relay = None;
+    never.control = None;
+    never.keeper.join().unwrap();
+    assert!(!is_open(&never.qemu));
+
+    let mut released = rig(Some(None));
+    released.control.as_mut().unwrap().write_all(&[RELEASE, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    released.relay = None;
+    released.control = None;
+    released.keeper.join().unwrap();
+    assert!(!is_open(&released.qemu) && released.notices.try_recv().is_err());
+}
+
+#[test]
+fn in_postcopy_the_keeper_closes_once_the_source_is_in_postcopy() {
+    let mut rig = rig(Some(Some(0)));
+    rig.relay = None;
+    rig.control = None;
+    rig.notices.recv_timeout(SOON).unwrap();
+    (&rig.qemu).write_all(&[7; 9]).unwrap();
+    assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
+    // The first byte of a section.
+    (&rig.qemu).write_all(&[2]).unwrap();
+    rig.keeper.join().unwrap();
+    assert!(!is_open(&rig.qemu));
+}
+
+fn state_rig(state: Switchover) -> Rig {
+    let rig = rig(None);
+    drop(rig.control);
+    rig.keeper.join().unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (qemu, relay) = UnixStream::pair().unwrap();
+    let (send, notices) = mpsc::channel();
+    let keeper = std::thread::spawn(move || {
+        keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
+    });
+    Keeper { control: Some(ours), child: None }.hold(&relay, Some(state)).unwrap();
+    Rig { control: None, qemu, relay: None, notices, keeper }
+}
+
+/// QEMU 10.2 and later: whatever it writes, it may still fail and run its VM.
+#[test]
+fn a_source_that_awaits_its_pong_is_held_whatever_it_writes() {
+    for (state, word) in [
+        (Switchover::Unanswered, "turned to postcopy"),
+        (Switchover::Sent, "end of a postcopy migration"),
+    ] {
+        let rig = state_rig(state);
+        let said = rig.notices.recv_timeout(SOON).unwrap();
+        assert!(said.contains(word), "{said}");
+        (&rig.qemu).write_all(&[2; 9000]).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
+        drop(rig.qemu);
+        rig.keeper.join().unwrap();
+    }
+}
+
+#[test]
+fn a_source_whose_pong_was_under_way_gets_it_and_then_pauses() {
+    let rig = state_rig(Switchover::Answered);
+    let mut pong = [0; 8];
+    (&rig.qemu).read_exact(&mut pong).unwrap();
+    assert_eq!(pong, PONG_LOADED);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!rig.keeper.is_finished(), "the source has written nothing since");
+    while (&rig.qemu).write_all(&[7; 900]).is_ok() {
+        std::thread::sleep(Duration::from_millis(20));
+        if rig.qemu.take_error().unwrap().is_some() || !is_open(&rig.qemu) {
+            break;
+        }
+        if rig.keeper.is_finished() {
+            break;
+        }
+    }
+    rig.keeper.join().unwrap();
+    assert!(rig.notices.try_recv().is_err());
+}
+
+#[test]
+fn the_keeper_closes_while_the_source_writes_its_packaged_state() {
+    let mut rig = rig(Some(Some(1)));
+    rig.relay = None;
+    rig.control = None;
+    rig.keeper.join().unwrap();
+    assert!(!is_open(&rig.qemu) && rig.notices.try_recv().is_err());
+}
