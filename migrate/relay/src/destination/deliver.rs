@@ -12,6 +12,7 @@ use crate::threads::drop_aside;
 use pages::Slot;
 use pipeline::Results;
 use session::{FrameType, Header, SessionError};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
@@ -34,6 +35,7 @@ pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
         deltas: None,
         packaged: PackagedEnd::default(),
         awaits_pong: false,
+        greeted: Cell::new(0),
     };
     loop {
         let stopped = match inbox.next() {
@@ -99,6 +101,8 @@ struct Delivery<'a> {
     packaged: PackagedEnd,
     /// Main stream: the source waits for the PONG of the packaged state (W20c).
     awaits_pong: bool,
+    /// Bytes of the next write that went out when the connection was made.
+    greeted: Cell<usize>,
 }
 
 impl Delivery<'_> {
@@ -137,7 +141,7 @@ impl Delivery<'_> {
         match kind {
             Kind::Multifd => self.shared.barriers.handed(self.stream, 0),
             // QEMU 7.2 starts only once it has this connection, which may never carry a byte.
-            Kind::Preempt => self.connect()?,
+            Kind::Preempt => self.connect(&[])?,
             Kind::Main | Kind::Recovery => self.shared.begun.store(true, Ordering::Release),
             Kind::Other => {}
         }
@@ -182,7 +186,7 @@ impl Delivery<'_> {
         }
         let bytes = &chunk[..header.plain_len as usize];
         let receipt = inbox.check(&header, bytes, checksum)?;
-        self.connect()?;
+        self.connect(bytes)?;
         self.tokens.clear();
         let before = self.tokeniser.facts().fed;
         self.tokeniser.feed(bytes, &mut self.tokens);

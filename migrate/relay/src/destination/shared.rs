@@ -9,7 +9,7 @@ use crate::qemu_socket::{QemuAddress, QemuSocket};
 use pipeline::{Pool, Results};
 use ring::EventCount;
 use session::{Session, SessionError};
-use std::io;
+use std::io::{self, Write};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -193,10 +193,15 @@ impl Shared {
 
     /// Connects to QEMU, which may take `patience` to listen; `None` when the migration has ended.
     /// Then QEMU gets no more connections: the target may be another migration's.
+    ///
+    /// `first`: the stream's first bytes, which are written before the migration can end. A QEMU
+    /// that gets a connection without a byte takes it for its main channel, and then refuses the
+    /// real one.
     pub(super) fn connect(
         &self,
         patience: Duration,
         is_main: bool,
+        first: &[u8],
     ) -> Result<Option<Arc<QemuSocket>>, RelayError> {
         let until = Instant::now() + patience;
         loop {
@@ -213,6 +218,8 @@ impl Shared {
                             address: self.target.to_string(),
                             source: io::Error::other(reason),
                         })?;
+                        // A new connection has room for them. An error shows at the next write.
+                        let _ = { &socket }.write_all(first);
                         let socket = Arc::new(socket);
                         let place = if is_main { 0 } else { sockets.len() };
                         sockets.insert(place, socket.clone());

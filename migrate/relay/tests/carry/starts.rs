@@ -284,3 +284,49 @@ fn a_relay_reports_why_it_ends() {
         assert!(error.contains("refused to migrate") && !error.contains("the user"), "{error}");
     });
 }
+
+/// Ends its session when the connection to QEMU was made, and has not carried a byte.
+#[derive(Default)]
+struct EndsWhenConnected(Mutex<Option<Arc<Session>>>);
+
+impl Host for EndsWhenConnected {
+    fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn connected(&self, _: &relay::QemuSocket) -> Result<(), String> {
+        let session = self.0.lock().unwrap().take().expect("the session runs");
+        session.fail(SessionError::Local { reason: "the end of the test".into() });
+        // Until the deciding thread is about to close QEMU's connections.
+        std::thread::sleep(Duration::from_millis(30));
+        Ok(())
+    }
+
+    fn serve(&self, _: &Option<String>, destination: &relay::Destination) {
+        *self.0.lock().unwrap() = Some(destination.session().clone());
+        let _ = destination.run(Vec::new);
+    }
+
+    fn notice(&self, _: &str) {}
+}
+
+/// QEMU would take it for its main channel, and refuse the migration that comes next.
+#[test]
+fn a_destination_never_gets_a_connection_without_a_byte_however_the_session_ends() {
+    bounded(|| {
+        for _ in 0..20 {
+            let folder = Receiving::new();
+            let listener = folder.qemu(None);
+            let host = Arc::new(EndsWhenConnected::default());
+            let (address, running) = once(host, folder.folder.path(), Duration::ZERO);
+            let sending = Sending::new(&folder, address, Options::default());
+            let source = sending.connect();
+            (&source).write_all(&single(3000).main).unwrap_or(());
+            let (destination, _) = listener.accept().unwrap();
+            assert!(read_rest(&destination).starts_with(b"QEVM"), "no byte came");
+            drop(source);
+            sending.result().unwrap_err();
+            running.join().unwrap();
+        }
+    });
+}

@@ -16,6 +16,9 @@ use stream::Kind;
 
 /// How long the destination QEMU may take to start listening.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes that QEMU tells a connection's kind by.
+const GREETING: usize = 4;
+
 impl Delivery<'_> {
     /// Writes bytes of a multifd channel. QEMU stops reading the channel after each SYNC until main
     /// has reached the barrier, so each SYNC counts as written before the bytes behind it are.
@@ -69,6 +72,13 @@ impl Delivery<'_> {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<(), Stop> {
+        // Written already, when the connection was made.
+        let greeted = self.greeted.get().min(bytes.len());
+        self.greeted.set(self.greeted.get() - greeted);
+        let bytes = &bytes[greeted..];
+        if greeted > 0 && self.is_main() {
+            self.shared.main_is_up();
+        }
         if bytes.is_empty() {
             return Ok(());
         }
@@ -98,8 +108,9 @@ impl Delivery<'_> {
         format!("the destination QEMU no longer takes the stream ({error}): it refused it or ended, see its log")
     }
 
-    /// W19: main first, the others after it, each with bytes to write.
-    pub(super) fn connect(&mut self) -> Result<(), Stop> {
+    /// W19: main first, the others after it, each with bytes to write: `bytes` are the next ones.
+    /// The first few go out with the connection; they start no VM.
+    pub(super) fn connect(&mut self, bytes: &[u8]) -> Result<(), Stop> {
         if self.socket.is_some() {
             return Ok(());
         }
@@ -110,7 +121,8 @@ impl Delivery<'_> {
         if is_main {
             self.shared.host_listens().map_err(Stop::Qemu)?;
         }
-        let socket = self.shared.connect(PATIENCE, is_main);
+        let greeting = &bytes[..bytes.len().min(GREETING)];
+        let socket = self.shared.connect(PATIENCE, is_main, greeting);
         let socket = match socket {
             Ok(Some(socket)) => socket,
             Ok(None) => return Err(Stop::Over),
@@ -122,6 +134,7 @@ impl Delivery<'_> {
                 let _ = self.shared.events.send(Event::QemuEof { unread: false });
             }
         }
+        self.greeted.set(greeting.len());
         self.socket = Some(socket);
         Ok(())
     }
