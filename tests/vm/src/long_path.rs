@@ -1,5 +1,5 @@
-//! A path whose round trip changes while connections use it, with one bottleneck for all of them:
-//! for kernels without netem.
+//! A path whose round trip changes while connections use it, with one bottleneck for all of them
+//! and for bytes of others: for kernels without netem.
 //!
 //! ```text
 //! source relay ═══ near socket ─► bottleneck (rate, short queue) ─► half the round trip ─► far socket
@@ -11,9 +11,9 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -43,6 +43,18 @@ struct State {
     round_trip_us: AtomicU64,
     /// When the bottleneck will have sent what it has.
     free: Mutex<Instant>,
+    /// The connections, until they are cut.
+    sockets: Mutex<Vec<TcpStream>>,
+}
+
+/// Bytes of others that use the bottleneck, until it is dropped.
+#[derive(Debug)]
+pub struct Bulk(Arc<AtomicBool>);
+
+impl Drop for Bulk {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl LongPath {
@@ -56,7 +68,8 @@ impl LongPath {
         let listener: TcpListener = net.listen_at(side, listen)?;
         set_socket_recv_buffer_size(&listener, BUFFER)?;
         let (round_trip_us, free) = (AtomicU64::new(0), Mutex::new(Instant::now()));
-        let state = Arc::new(State { rate, round_trip_us, free });
+        let sockets = Mutex::default();
+        let state = Arc::new(State { rate, round_trip_us, free, sockets });
         let (enter, of_thread) = (net.way_to(side)?, Arc::clone(&state));
         std::thread::spawn(move || {
             if let Err(error) = enter() {
@@ -67,6 +80,9 @@ impl LongPath {
                 let Ok(far) = TcpStream::connect(to) else { continue };
                 let _ = (near.set_nodelay(true), far.set_nodelay(true));
                 let (Ok(near2), Ok(far2)) = (near.try_clone(), far.try_clone()) else { continue };
+                if let (Ok(near), Ok(far)) = (near.try_clone(), far.try_clone()) {
+                    of_thread.lock_sockets().extend([near, far]);
+                }
                 of_thread.carry(near, far, true);
                 of_thread.carry(far2, near2, false);
             }
@@ -78,6 +94,26 @@ impl LongPath {
     pub fn set_round_trip(&self, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.state.round_trip_us.store(us, Ordering::Relaxed);
+    }
+
+    /// Cuts all connections; those made from now on find the path as it is then.
+    pub fn cut(&self) {
+        for socket in self.state.lock_sockets().drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// A flow that always has bytes for the bottleneck.
+    pub fn compete(&self) -> Bulk {
+        let ends = Arc::new(AtomicBool::new(false));
+        let (ended, state) = (Arc::clone(&ends), Arc::downgrade(&self.state));
+        std::thread::spawn(move || {
+            while let (false, Some(state)) = (ended.load(Ordering::Relaxed), Weak::upgrade(&state))
+            {
+                state.pass(PIECE);
+            }
+        });
+        Bulk(ends)
     }
 }
 
@@ -107,6 +143,10 @@ impl State {
             }
             let _ = from.shutdown(Shutdown::Read);
         });
+    }
+
+    fn lock_sockets(&self) -> std::sync::MutexGuard<'_, Vec<TcpStream>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the bottleneck's queue takes so many bytes; returns when they have left it.

@@ -17,7 +17,35 @@ use crate::stage::Stage;
 use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    vec![Scenario::new("a_path_whose_latency_changes_both_ways_is_filled_again_in_5_s", changes)]
+    vec![
+        Scenario::new("a_path_whose_latency_changes_both_ways_is_filled_again_in_5_s", |stage| {
+            let [to_long, back] = [path(LONG), path(Duration::ZERO)];
+            follows(stage, &[path(Duration::ZERO), to_long, back])
+        }),
+        Scenario::new("a_session_beside_a_bulk_flow_has_its_share_in_5_s", |stage| {
+            let beside = |round_trip| Path { bulk: true, ..path(round_trip) };
+            let course = [path(Duration::ZERO), beside(Duration::ZERO), beside(LONG), path(LONG)];
+            follows(stage, &course)
+        }),
+        Scenario::new("a_session_resumed_over_another_path_fills_it_in_5_s", |stage| {
+            let resumed = |round_trip| Path { resumed: true, ..path(round_trip) };
+            follows(stage, &[path(Duration::ZERO), resumed(LONG), resumed(Duration::ZERO)])
+        }),
+    ]
+}
+
+/// The path from a moment on.
+#[derive(Debug, Clone, Copy)]
+struct Path {
+    round_trip: Duration,
+    /// Another flow fills the bottleneck.
+    bulk: bool,
+    /// All links are lost at the change.
+    resumed: bool,
+}
+
+fn path(round_trip: Duration) -> Path {
+    Path { round_trip, bulk: false, resumed: false }
 }
 
 /// Bytes per second of the bottleneck. With the least window (1 MiB) a session gets half of it at
@@ -33,40 +61,42 @@ const SHARE: f64 = 0.9;
 /// not follow the latency fails each time.
 const TRIES: usize = 3;
 
-fn changes(stage: &mut Stage) -> Result<()> {
+/// One session over all of `course`; on each path but the first a fresh session is compared.
+fn follows(stage: &mut Stage, course: &[Path]) -> Result<()> {
     let mut worst = 0.0;
     for _ in 0..TRIES {
-        let [_, long, short] = rates(stage, [Duration::ZERO, LONG, Duration::ZERO])?;
-        let [fresh_long] = rates(stage, [LONG])?;
-        let [fresh_short] = rates(stage, [Duration::ZERO])?;
-        println!(
-            "  to 100 ms: {:.1} MB/s, fresh {:.1}; back to 0: {:.1} MB/s, fresh {:.1}",
-            long / 1e6,
-            fresh_long / 1e6,
-            short / 1e6,
-            fresh_short / 1e6
-        );
-        worst = (long / fresh_long).min(short / fresh_short);
-        if worst >= SHARE {
+        worst = f64::INFINITY;
+        let rates = rates(stage, course)?;
+        for (now, rate) in course.iter().zip(rates).skip(1) {
+            let [fresh] = self::rates(stage, &[*now])?[..] else { anyhow::bail!("one rate") };
+            println!("  {now:?}: {:.1} MB/s, fresh {:.1}", rate / 1e6, fresh / 1e6);
+            worst = worst.min(rate / fresh);
             // A fresh session that does not fill the path would make this easy.
-            ensure!(fresh_long > 0.8 * RATE, "a fresh session gets {fresh_long:.0} of {RATE:.0}");
+            let least = if now.bulk { 0.2 } else { 0.8 };
+            ensure!(fresh > least * RATE, "a fresh session gets {fresh:.0} of {RATE:.0}");
+        }
+        if worst >= SHARE {
             return Ok(());
         }
     }
-    anyhow::bail!("5 s after a change of latency it has {:.0} % of a fresh session", worst * 1e2)
+    anyhow::bail!("5 s after a change of the path it has {:.0} % of a fresh session", worst * 1e2)
 }
 
-/// The throughput of one session, with each of these round trips in turn.
-fn rates<const N: usize>(stage: &mut Stage, round_trips: [Duration; N]) -> Result<[f64; N]> {
-    let session = Session::start(stage, round_trips[0])?;
-    let mut rates = [0.0; N];
-    for (round_trip, rate) in round_trips.into_iter().zip(&mut rates) {
-        session.path.set_round_trip(round_trip);
+/// The throughput of one session on each of these paths in turn.
+fn rates(stage: &mut Stage, course: &[Path]) -> Result<Vec<f64>> {
+    let session = Session::start(stage, course[0].round_trip)?;
+    let mut rates = Vec::new();
+    for now in course {
+        let _bulk = now.bulk.then(|| session.path.compete());
+        session.path.set_round_trip(now.round_trip);
+        if now.resumed && !rates.is_empty() {
+            session.path.cut();
+        }
         std::thread::sleep(SETTLES);
         let (begin, before) = (Instant::now(), session.arrived.load(Ordering::Relaxed));
         std::thread::sleep(MEASURED);
         let bytes = session.arrived.load(Ordering::Relaxed) - before;
-        *rate = to_f64(bytes) / begin.elapsed().as_secs_f64();
+        rates.push(to_f64(bytes) / begin.elapsed().as_secs_f64());
         ensure!(bytes > 0, "nothing arrives: {}", session.relay.process.tail());
     }
     Ok(rates)
