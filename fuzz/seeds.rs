@@ -279,7 +279,7 @@ fn saves() -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
     let mut parent = None;
     let mut seeds = Vec::new();
     for name in ["one", "two"] {
-        let mut writer = Writer::create_in(&store, name, parent, options)?;
+        let mut writer = Writer::create_in(&store, name, parent, options.clone())?;
         let len = (pages.len() * PAGE) as u64;
         writer.blocks(PAGE, &[RamBlock { name: "ram".into(), len, host_page: 0 }])?;
         for (number, page) in (0..).zip(&pages) {
