@@ -1,10 +1,8 @@
 //! Folders for what a run writes. The tests run as root, in a folder that everybody may write to.
 
-use std::fs::DirBuilder;
-use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 
@@ -12,7 +10,7 @@ use crate::cleanup::{register, Leftover, Ticket};
 use crate::net;
 
 /// Makes an empty folder for this user alone in the system's folder of temporary files. Its path is
-/// short, because unix socket paths are limited to 107 bytes.
+/// short, because unix socket paths are limited to 107 bytes, and no other user can guess it.
 ///
 /// # Errors
 /// If there is no room for temporary files.
@@ -21,27 +19,24 @@ pub fn folder() -> Result<(PathBuf, Ticket)> {
 }
 
 fn folder_in(parent: &Path) -> Result<(PathBuf, Ticket)> {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let nth = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = parent.join(format!("platen-{}-{nth}", std::process::id()));
-        // An existing folder or link belongs to another user.
-        match DirBuilder::new().mode(0o700).create(&folder) {
-            Ok(()) => {
-                let ticket = register(Leftover::Folder(folder.clone()));
-                return Ok((folder, ticket));
-            }
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot create {}", folder.display()))
-            }
-        }
-    }
+    // The number of the process tells later runs whether the folder is in use.
+    let prefix = format!("platen-{}-", std::process::id());
+    let mine = Permissions::from_mode(0o700);
+    let made = tempfile::Builder::new().prefix(&prefix).permissions(mine).tempdir_in(parent);
+    let made = made.with_context(|| format!("cannot create a folder in {}", parent.display()))?;
+    // Its user removes it; the ticket if that is too late.
+    let folder = made.keep();
+    let ticket = register(Leftover::Folder(folder.clone()));
+    Ok((folder, ticket))
 }
 
 /// Removes folders of earlier runs whose process is gone (it was killed).
 pub(crate) fn remove_stale() {
-    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
+    remove_stale_in(&std::env::temp_dir());
+}
+
+fn remove_stale_in(parent: &Path) {
+    let Ok(entries) = std::fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         if net::owner_is_gone(&entry.file_name().to_string_lossy()) {
             // Perhaps another user's: no error.
@@ -53,40 +48,31 @@ pub(crate) fn remove_stale() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{symlink, PermissionsExt};
+    use std::collections::BTreeSet;
 
     #[test]
-    fn a_folder_is_new_whatever_somebody_has_put_in_its_place() {
+    fn a_folder_is_this_user_s_and_its_name_cannot_be_guessed() {
         let (parent, _ticket) = folder().unwrap();
-        let nth = |folder: &Path| -> u32 {
-            folder
-                .file_name()
-                .unwrap()
-                .to_string_lossy()
-                .rsplit_once('-')
-                .unwrap()
-                .1
-                .parse()
-                .unwrap()
-        };
-        let next = nth(&parent) + 1;
-        let somebodys = parent.join("elsewhere");
-        std::fs::create_dir(&somebodys).unwrap();
-        // Other tests of this process may take numbers meanwhile: enough of them.
-        for nth in next..next + 100 {
-            let name = parent.join(format!("platen-{}-{nth}", std::process::id()));
-            match nth % 3 {
-                0 => symlink(&somebodys, name).unwrap(),
-                1 => symlink("/nowhere", name).unwrap(),
-                _ => std::fs::create_dir(name).unwrap(),
-            }
+        let prefix = format!("platen-{}-", std::process::id());
+        let mut suffixes = BTreeSet::new();
+        for _ in 0..8 {
+            let (made, _ticket) = folder_in(&parent).unwrap();
+            let found = std::fs::symlink_metadata(&made).unwrap();
+            assert!(found.is_dir());
+            assert_eq!(found.permissions().mode() & 0o777, 0o700);
+            let name = made.file_name().unwrap().to_str().unwrap().to_owned();
+            let suffix = name.strip_prefix(&prefix).unwrap();
+            assert!(suffix.len() >= 6, "{name}");
+            suffixes.insert(suffix[..3].to_owned());
         }
-        let (made, _ticket) = folder_in(&parent).unwrap();
-        assert!(nth(&made) >= next + 100, "{}", made.display());
-        let found = std::fs::symlink_metadata(&made).unwrap();
-        assert!(found.is_dir());
-        assert_eq!(found.permissions().mode() & 0o777, 0o700);
-        assert_eq!(std::fs::read_dir(&somebodys).unwrap().count(), 0);
+        // Counted names would begin alike.
+        assert!(suffixes.len() > 4, "{suffixes:?}");
+        // The kernel gives no process such a number.
+        let stale = parent.join("platen-4194305-abcdef");
+        std::fs::create_dir(&stale).unwrap();
+        remove_stale_in(&parent);
+        assert!(!stale.exists());
+        assert_eq!(std::fs::read_dir(&parent).unwrap().count(), 8);
         std::fs::remove_dir_all(parent).unwrap();
     }
 }
