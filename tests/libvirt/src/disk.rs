@@ -9,7 +9,7 @@ use crate::host::Host;
 use crate::lab::{Lab, Migration, Side};
 use anyhow::{ensure, Context, Result};
 use std::fs::{self, File};
-use std::os::unix::fs::{chown, FileExt};
+use std::os::unix::fs::{chown, FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -147,6 +147,14 @@ impl DiskGuest {
         is_empty(&disk, (FIRST + RING) * SECTOR + self.content.len() as u64, self.size)?;
         host.virsh(&["resume", NAME])?;
         Ok(())
+    }
+
+    /// Bytes that the disk's file takes where it runs.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub fn allocated(&self, lab: &Lab) -> Result<u64> {
+        Ok(fs::metadata(self.path(lab, self.at))?.blocks() * 512)
     }
 
     /// Ends it.

@@ -43,15 +43,15 @@ pub(crate) fn there_and_back(lab: &mut Lab) -> Result<()> {
         let before = counts(lab)?;
         let migration = guest.begin(lab, words)?;
         guest.arrive(lab, migration)?;
+        // The guest writes all the time, so the bytes of NBD depend on how long the copy takes.
+        let allocated = guest.allocated(lab)?;
+        ensure!(allocated < SIZE / 2, "holes were copied: {allocated} bytes are allocated");
         for side in [Side::A, Side::B] {
             let (vm, disk) = ended(lab, side, before[side as usize])?;
             ensure!(vm["status"] == "completed" && disk["status"] == "completed", "{vm} {disk}");
             let figure = |name: &str| disk[name].as_u64().with_context(|| format!("{disk}"));
             let (plain, sent) = (figure("plain")?, figure("transferred")?);
             ensure!(plain >= filled as u64, "a part is missing: {disk}");
-            // QEMU's NBD client says in a few bytes where there is nothing. How much the rest is
-            // compressed is for codec `auto`, which has a fast link here.
-            ensure!(plain < SIZE / 2 && sent < plain, "holes were copied: {disk}");
             println!("  {plain} bytes of NBD for {SIZE} of the disk; {sent} on the network");
         }
     }

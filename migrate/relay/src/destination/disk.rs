@@ -92,8 +92,7 @@ fn open(shared: &Arc<Shared>, stream: u16) -> Result<Option<Arc<QemuSocket>>, Se
     shared.begun.store(true, Ordering::Release);
     shared.host_listens().map_err(local)?;
     // An NBD server speaks first.
-    let server =
-        shared.connect(PATIENCE, true, &[]).map_err(|error| local(error_chain(&error)))?;
+    let server = shared.connect(PATIENCE, true, &[]).map_err(|error| local(error_chain(&error)))?;
     let Some(server) = server else { return Ok(None) };
     if !has_greeted(shared, &server)? {
         return Ok(None);

@@ -12,10 +12,10 @@ mod barriers;
 mod commit;
 mod cutter;
 mod deltas;
+mod disks;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
 #[path = "../../../../accel/qpl/tests/fake/mod.rs"]
 mod fake_qpl;
-mod disks;
 mod flood;
 mod fronts;
 mod harness;
