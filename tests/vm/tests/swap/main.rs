@@ -9,7 +9,8 @@
 //! that `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack, and the binary of the same
 //! profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` is the length of the soak (60; 10 by NBD; 3
 //! with `--quick`), `PLATEN_SWAP_BEYOND=MIB` what the program has beyond the guest's memory (100;
-//! 40 with `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's memory (256; 192 with `--quick`).
+//! 40 with `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's memory (256; 192 with `--quick`),
+//! `PLATEN_SWAP_LARGE=MIB` that of the guests that store several GiB (4096).
 
 mod disk;
 mod limits;
@@ -17,6 +18,7 @@ mod redis;
 mod renew;
 mod sleep;
 mod swapping;
+mod takeover;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -59,6 +61,14 @@ const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "swap by ublk with lz4 and many threads: a server is replaced with memory exhausted",
         run: swapping::many_threads,
+    },
+    Scenario {
+        name: "several GiB swapped out by ublk: a server is replaced with memory exhausted",
+        run: takeover::large,
+    },
+    Scenario {
+        name: "several GiB swapped out with lz4 and 8 CPUs: the same",
+        run: takeover::large_with_many_threads,
     },
     Scenario {
         name: "swap by ublk: a server that is stopped under pressure is killed and replaced",

@@ -6,7 +6,7 @@ use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 
 /// Private memory, in bytes, that a server may take beyond what it has prepared: pages that the
 /// kernel copies when they are first written.
-const SLACK: u64 = 128 << 10;
+pub(crate) const SLACK: u64 = 128 << 10;
 
 pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     let guest = stage.boot("swap-ublk", memory_mib())?;
@@ -98,7 +98,7 @@ fn replaced_without_a_process(guest: &mut Guest) -> Result<()> {
 
 /// The program is told to end and verifies all of its memory: its swapped-out pages are then free,
 /// discarded, and no longer stored.
-fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
+pub(crate) fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     let pages = |guest: &mut Guest| Ok::<_, anyhow::Error>(guest.swapped_kib()? / 4);
     let (swapped, stored) = (pages(guest)?, guest.stat("orig_data_size")? / 4096);
     let before = guest.stat("notify_free")?;

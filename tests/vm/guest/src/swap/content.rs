@@ -56,6 +56,12 @@ pub(crate) fn fill_named(seed: u64, index: u64, page: &mut Page) {
     }
 }
 
+/// Writes random contents, and zeros from the middle on. A pure function, like [`fill`].
+pub(crate) fn fill_half(seed: u64, index: u64, version: u64, page: &mut Page) {
+    fill_random(seed, index, version, page);
+    page[PAGE / 2..].fill(0);
+}
+
 /// Writes random contents, which do not compress. A pure function, like [`fill`].
 pub(crate) fn fill_random(seed: u64, index: u64, version: u64, page: &mut Page) {
     let mut state = mix(seed, index, version) | 1;

@@ -1,11 +1,13 @@
-//! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P] [random=1]`: allocates and
-//! fills N MiB, and for T seconds and until FILE exists reads and rewrites random pages, each
-//! compared with its expected contents; at the end compares all of them. It frees what it has
-//! compared: otherwise the last comparison would swap out each page again that it has yet to read,
-//! and take most of the test. Between filling and touching it waits, without touching its memory,
-//! until the file of `after` exists.
+//! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P] [random=1] [half=1]
+//! [check=C]`: allocates and fills N MiB, and for T seconds and until FILE exists reads and
+//! rewrites random pages, each compared with its expected contents; at the end compares all of
+//! them. It frees what it has compared: otherwise the last comparison would swap out each page again that it
+//! has yet to read, and take most of the test. Between filling and touching it waits, without
+//! touching its memory, until the file of `after` exists.
 //!
-//! Of the touched pages P per cent are rewritten (default 30). With `random=1` no page compresses.
+//! Of the touched pages P per cent are rewritten (default 30). With `random=1` no page compresses,
+//! with `half=1` each compresses to half, at little CPU time. With `check=C` only each C-th MiB is
+//! compared at the end, and the rest is freed.
 //! Reports its progress every second (`beat`), which shows a test that it is not waiting for
 //! memory.
 
@@ -26,7 +28,12 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
     let pages = option(words, "mib", 64)? * 256;
     let limit = Duration::from_secs(option(words, "seconds", 0)?);
     let percent = option(words, "touch", 30)?;
-    let fill = if option(words, "random", 0)? == 0 { content::fill } else { content::fill_random };
+    let fill = match (option(words, "random", 0)?, option(words, "half", 0)?) {
+        (0, 0) => content::fill,
+        (0, _) => content::fill_half,
+        _ => content::fill_random,
+    };
+    let check = usize::try_from(option(words, "check", 1)?).unwrap_or(1).max(1);
     let file = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)).map(Path::new);
     let (after, until) = (file("after="), file("until="));
     let count = usize::try_from(pages).map_err(|e| Failure::Cannot(e.to_string()))?;
@@ -72,7 +79,7 @@ pub(crate) fn run(words: &[&str]) -> Result<String, Failure> {
         touched += 1;
         beat.tick("touched", touched);
     }
-    for (nth, part) in memory.into_iter().enumerate() {
+    for (nth, part) in memory.into_iter().enumerate().filter(|(nth, _)| nth % check == 0) {
         for (at, there) in part.iter().enumerate() {
             let at = nth * PART + at;
             let page = (seed, at as u64, u64::from(versions[at]));

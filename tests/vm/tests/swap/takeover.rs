@@ -1,0 +1,54 @@
+//! A server that takes over a store of several GiB while memory is exhausted.
+
+use std::time::Duration;
+
+use anyhow::{ensure, Result};
+use vm_tests::swap::{Guest, Stage, LONG, SHORT};
+
+use crate::swapping::{freed, SLACK};
+
+/// The guest's memory, in MiB.
+fn memory() -> u64 {
+    let given = std::env::var("PLATEN_SWAP_LARGE").ok().and_then(|mib| mib.parse().ok());
+    given.unwrap_or(4096)
+}
+
+/// How long the program may take to fill its memory, and to compare a part of it.
+const LIMIT: Duration = Duration::from_secs(7200);
+
+pub(crate) fn large(stage: &Stage) -> Result<()> {
+    replaced(stage.boot_with_cpus("large", memory(), 2)?, "zstd")
+}
+
+pub(crate) fn large_with_many_threads(stage: &Stage) -> Result<()> {
+    replaced(stage.boot_with_cpus("large-lz4", memory(), 8)?, "lz4")
+}
+
+fn replaced(mut guest: Guest, codec: &str) -> Result<()> {
+    let size = memory() * 5 / 2;
+    guest.serve(&format!("--size {size}M --codec {codec} --ublk --swap"), "page-cluster")?;
+    guest.check()?;
+    // Each page compresses to half, so twice as much is stored as the program has beyond memory.
+    let eat = guest.available_mib()? + memory() * 5 / 8;
+    let eater = format!("mib={eat} half=1 seconds=10 until=/tmp/enough check=16");
+    guest.background("eat", &format!("guest swap eat {eater}"))?;
+    guest.wait_for("eat", "filled pages", LIMIT)?;
+    let (plain, stored) =
+        (guest.stat("orig_data_size")? >> 20, guest.stat("mem_used_total")? >> 20);
+    ensure!(plain > memory() && stored > memory() / 2, "{plain} MiB are stored in {stored}");
+    let mut took = Vec::new();
+    for _ in 0..2 {
+        // There is a stand-by server, which has its memory and has mapped the store.
+        guest.check()?;
+        let (prepared, heap) = (guest.stat("stand_by")?, guest.stat("heap")?);
+        took.push(guest.kill_server()?);
+        let (server, now) = (guest.stat("server")?, guest.stat("heap")?);
+        ensure!(server <= prepared + SLACK, "private memory: {prepared} prepared, {server} now");
+        ensure!(now <= heap, "heap: {heap} prepared, {now} now");
+    }
+    freed(&mut guest, LIMIT)?;
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    println!("  {plain} MiB stored in {stored}, servers replaced in {took:?} ms (TCG)");
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", LONG).map(drop)
+}
