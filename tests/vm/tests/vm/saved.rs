@@ -376,7 +376,7 @@ fn snapshot(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     save.succeed(LIMIT)?;
     let report = save.report()?;
     ensure!(report["unsent"] == 0 && report["superseded"] == 0, "a page came twice: {report}");
-    ensure!(vm.guest.work("loops")? > loops, "the guest did not run while it was saved");
+    vm.guest.wait_work("loops", loops)?;
     ensure!(settings(&mut vm)? == before, "the settings are not as before");
     image_command(stage, &vm, &["verify", &image.display().to_string()])?;
     let destination = stage.lab.incoming_for(&vm)?;
