@@ -1,9 +1,9 @@
 //! `eat mib=N [seed=S] [after=FILE] [seconds=T] [until=FILE] [touch=P] [random=1] [half=1]
 //! [check=C]`: allocates and fills N MiB, and for T seconds and until FILE exists reads and
 //! rewrites random pages, each compared with its expected contents; at the end compares all of
-//! them. It frees what it has compared: otherwise the last comparison would swap out each page again that it
-//! has yet to read, and take most of the test. Between filling and touching it waits, without
-//! touching its memory, until the file of `after` exists.
+//! them. It frees what it has compared: otherwise the last comparison would swap out each page
+//! again that it has yet to read, and take most of the test. Between filling and touching it
+//! waits, without touching its memory, until the file of `after` exists.
 //!
 //! Of the touched pages P per cent are rewritten (default 30). With `random=1` no page compresses,
 //! with `half=1` each compresses to half, at little CPU time. With `check=C` only each C-th MiB is
