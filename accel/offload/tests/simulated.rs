@@ -33,10 +33,14 @@ impl Carry for Job {
 #[test]
 fn every_unit_is_returned_once_and_correct_whatever_the_device_does() {
     let sim = Sim::turn();
-    for fault in &FAULTS {
+    // `make test` sets this: half of the cases, in which every two values still meet.
+    let half = std::env::var_os("PLATEN_QUICK").is_some();
+    for (number, fault) in FAULTS.iter().enumerate() {
         for compress in [true, false] {
             for workers in [1, 4] {
-                run_case(&sim, fault, compress, workers);
+                if !half || (number + usize::from(compress) + workers / 4) % 2 == 0 {
+                    run_case(&sim, fault, compress, workers);
+                }
             }
         }
     }

@@ -28,9 +28,23 @@ pub(crate) const PARTS: [&str; 12] = [
 ];
 
 /// The number of programs among which `make test` divides the whole-VM tests. Each boots the VMs
-/// that its scenarios share, so more of them cost more CPU; one alone waits too much of its time,
-/// above all for timeouts.
-const SHARDS: usize = 2;
+/// that its scenarios share, so more of them cost more CPU; fewer wait too much of their time, above
+/// all for timeouts.
+const SHARDS: usize = 3;
+
+/// The number of the crates' test programs that run at once: many of them wait for timeouts.
+const CRATES_AT_ONCE: usize = 3;
+
+/// The crates' test programs that take longest. They come first, so that none of them is left alone
+/// at the end.
+const LONGEST: [&str; 6] = [
+    "relay/carry",
+    "platen/saved",
+    "qat/simulated",
+    "platen/host",
+    "platen/device",
+    "controller/sim",
+];
 
 /// A fetch script with its arguments, and the variable by which a user opts out of it.
 type Fetched = (&'static str, &'static [&'static str], &'static str);
@@ -98,9 +112,11 @@ pub(crate) fn test() -> Result<bool> {
         words(),
         guest_init(),
     ];
-    // The same cases in every run: a failure is one of the change. `make proof` takes new ones.
-    jobs.extend(crates(&programs).into_iter().map(|job| job.env("PROPTEST_RNG_SEED", "20261101")));
-    tracks.push(Track { jobs, at_once: 2 });
+    // The same cases in every run: a failure is one of the change. `make proof` takes new ones, and
+    // all of those of which `PLATEN_QUICK` takes a part.
+    let quick = |job: Job| job.env("PROPTEST_RNG_SEED", "20261101").env("PLATEN_QUICK", "1");
+    jobs.extend(crates(&programs).into_iter().map(quick));
+    tracks.push(Track { jobs, at_once: CRATES_AT_ONCE });
     tracks.extend(swap_and_libvirt(&programs, &mut all)?);
     all.extend(run_tracks(tracks, summary::say)?);
     Ok(summary::print(&all, begin.elapsed()))
@@ -233,9 +249,13 @@ fn build(profile: &[&str]) -> Result<Vec<Program>> {
 fn crates(programs: &[Program]) -> Vec<Job> {
     let is_root = is_root();
     let libtest = |program: &&Program| !cargo::SCENARIOS.contains(&&*program.name);
+    let mut programs: Vec<&Program> = programs.iter().filter(libtest).collect();
+    let place = |program: &&Program| {
+        LONGEST.iter().position(|name| *name == program.name).unwrap_or(LONGEST.len())
+    };
+    programs.sort_by_key(place);
     programs
         .iter()
-        .filter(libtest)
         .map(|program| {
             // The pinned toolchain's harness reports times only with this unstable option.
             let arguments = ["-Zunstable-options", "--report-time"];

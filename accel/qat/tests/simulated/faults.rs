@@ -9,11 +9,16 @@ use std::time::{Duration, Instant};
 #[test]
 fn every_piece_is_returned_once_and_correct_whatever_the_device_does() {
     let sim = Sim::turn();
-    for fault in &FAULTS {
+    // `make test` sets this: half of the cases, in which every two values still meet.
+    let half = std::env::var_os("PLATEN_QUICK").is_some();
+    for (number, fault) in FAULTS.iter().enumerate() {
         for compress in [true, false] {
             for workers in [1, 4] {
                 for (count, len, window) in [(160, 4096, 128), (24, 64 << 10, 8)] {
-                    run_case(&sim, fault, compress, workers, (count, len, window));
+                    let sum = number + usize::from(compress) + workers / 4 + len / (64 << 10);
+                    if !half || sum % 2 == 0 {
+                        run_case(&sim, fault, compress, workers, (count, len, window));
+                    }
                 }
             }
         }

@@ -9,7 +9,7 @@
 //! that `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack, and the binary of the same
 //! profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` is the length of the soak (60; 10 by NBD; 3
 //! with `--quick`), `PLATEN_SWAP_BEYOND=MIB` what the program has beyond the guest's memory (100;
-//! 40 with `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's memory (256; 192 with `--quick`),
+//! 20 with `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's memory (256; 192 with `--quick`),
 //! `PLATEN_SWAP_LARGE=MIB` that of the guests that store several GiB (4096).
 
 mod disk;
@@ -161,7 +161,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     for (name, value) in
-        [("PLATEN_SWAP_MEMORY", "192"), ("PLATEN_SWAP_SOAK", "3"), ("PLATEN_SWAP_BEYOND", "40")]
+        [("PLATEN_SWAP_MEMORY", "192"), ("PLATEN_SWAP_SOAK", "3"), ("PLATEN_SWAP_BEYOND", "20")]
     {
         if quick && std::env::var_os(name).is_none() {
             std::env::set_var(name, value);

@@ -55,11 +55,11 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
 
     // swapoff, which brings everything back, and swapon. The kernel kills a swapoff that lacks
     // memory, so there is some.
-    guest.wait_for_memory(32 + 16)?;
-    guest.eat("again", "mib=32 after=/tmp/again until=/tmp/off")?;
-    guest.push_out("again", 24)?;
+    guest.wait_for_memory(24 + 16)?;
+    guest.eat("again", "mib=24 after=/tmp/again until=/tmp/off")?;
+    guest.push_out("again", 16)?;
     let swapped = guest.swapped_kib()?;
-    ensure!(swapped > 12 << 10, "only {swapped} KiB are swapped out");
+    ensure!(swapped > 8 << 10, "only {swapped} KiB are swapped out");
     // Pages that come back one by one leave their groups.
     guest.wait_for_stat("grouped_pages", 1024)?;
     guest.vm.sh("touch /tmp/again", SHORT)?;
@@ -226,7 +226,7 @@ fn written_back(mut guest: Guest, way: &str) -> Result<()> {
 
     guest.serve(&arguments, "page-cluster")?;
     guest.check()?;
-    let eat = guest.available_mib()? + 30;
+    let eat = guest.available_mib()? + beyond_mib().min(30);
     let eater = format!("guest swap eat mib={eat} after=/tmp/go until=/tmp/enough");
     guest.background("eat", &eater)?;
     guest.wait_for("eat", "filled pages", LONG)?;
