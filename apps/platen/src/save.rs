@@ -12,7 +12,7 @@ use crate::store_command::{begin_image, say_shared};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
 use image::{Finished, State, Summary, Writer};
-use qmp::Qmp;
+use qmp::{Qmp, QmpError};
 use recorder::Recorded;
 use relay::UnixAddress;
 use serde_json::json;
@@ -175,7 +175,12 @@ impl Saving<'_> {
             settings.set_parameter(self.qmp, "downtime-limit", json!(STOP_NOW))?;
         }
         let mut intake = Intake::listen(writer, snapshot)?;
-        self.qmp.migrate(intake.uri())?;
+        if let Err(refused) = self.qmp.migrate(intake.uri()) {
+            if matches!(refused, QmpError::Refused { .. }) {
+                intake.call_off();
+            }
+            return Err(refused.into());
+        }
         let result = self.watch(&mut intake, settings);
         let recorded = match result {
             Ok(recorded) => recorded,

@@ -151,6 +151,15 @@ impl Intake {
         }
     }
 
+    /// QEMU has refused to migrate, so it will not connect.
+    pub(crate) fn call_off(&mut self) {
+        let keeper = self.keeper.take();
+        // The thread has the keeper, too.
+        self.end();
+        self.keeper = keeper;
+        self.dismiss_keeper();
+    }
+
     /// Ends the connection and the thread: QEMU's migration fails, and its VM continues. That of a
     /// snapshot does not fail: its keeper reads on.
     pub(crate) fn end(&mut self) {

@@ -47,6 +47,34 @@ fn a_snapshot_that_cannot_be_is_refused_with_what_to_do() {
     assert!(!Path::new(path).exists());
 }
 
+/// A QEMU that refuses to migrate leaves no process behind that waits for its connection.
+#[test]
+fn a_snapshot_that_qemu_refuses_ends_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    // QEMU 7.2 cannot migrate this device, and says so when it is told to migrate.
+    let disk = ["-drive", "if=none,id=disk,file=null-co://,format=raw"];
+    let nvme = ["-device", "nvme,serial=1,drive=disk"];
+    let words = [&MACHINE[..], &disk, &nvme].concat();
+    let Some(source) = Qemu::start(folder, "source", &words) else { return };
+    let before = settings(&source);
+    let image = folder.join("image").display().to_string();
+    let mut save = Command::new(env!("CARGO_BIN_EXE_platen"))
+        .args(["save", &image, "--qmp", &source.address(), "--snapshot"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    assert!(!save.wait().unwrap().success());
+    let mut said = save.stderr.take().unwrap();
+    rustix::fs::fcntl_setfl(&said, rustix::fs::OFlags::NONBLOCK).unwrap();
+    let mut text = String::new();
+    // This fails if a process still has the other end.
+    said.read_to_string(&mut text).unwrap();
+    assert!(text.contains("QEMU refused migrate: State blocked by non-migratable"), "{text}");
+    assert_eq!(settings(&source), before);
+    assert_eq!(comes_to(&source, &["running"]), "running");
+}
+
 /// Whenever the save is killed, the VM runs, QEMU's settings come back, and a file at the image's
 /// path is complete.
 #[test]

@@ -148,6 +148,7 @@ impl Source {
         report: impl FnOnce() -> Vec<u8>,
     ) -> Result<SourceEnd, RelayError> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        self.has_run.store(true, Ordering::Release);
         let result = Decision::new(&self.shared, &self.redial, &events, &mut notice)
             .run()
             .and_then(|()| self.finish(&events, report));
