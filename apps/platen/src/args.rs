@@ -76,7 +76,8 @@ pub(crate) struct SourceOptions {
     /// by Intel's libqpl
     #[arg(long, default_value = "auto", visible_alias = "multifd-compression")]
     pub(crate) codec: CodecChoice,
-    /// Compression level of a named codec: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
+    /// Compression level of a named codec: zlib 0 to 9, zstd -5 to 19, lz4 -63 to 1, qatzip 1 to 9
+    /// [default: 1]
     #[arg(long, allow_negative_numbers = true, visible_alias = "compress-level")]
     pub(crate) level: Option<i32>,
     /// Compression level of codec qatzip, 1 to 9, by QEMU's name for it [default: 1]

@@ -15,7 +15,7 @@ pub(crate) struct CompressionArgs {
     /// with which the compression threads keep up with QEMU and the disk
     #[arg(long, default_value = "zstd")]
     codec: CodecChoice,
-    /// Compression level: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
+    /// Compression level: zlib 0 to 9, zstd -5 to 19, lz4 -63 to 1, qatzip 1 to 9 [default: 1]
     #[arg(long, allow_negative_numbers = true)]
     level: Option<i32>,
     /// Compressor for codec qatzip

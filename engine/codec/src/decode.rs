@@ -1,7 +1,7 @@
 //! Decodes a payload to exactly the plain bytes that its header promises, or returns an error.
 
 use crate::fill::{fill, WORD};
-use crate::{checksum, qz, zstd, Codec, Dictionary, HeaderError, UnitHeader};
+use crate::{checksum, lz4, qz, zstd, Codec, Dictionary, HeaderError, UnitHeader};
 
 /// Decompresses units of any codec; owned by one thread.
 pub struct Decoder {
@@ -93,16 +93,8 @@ impl Decoder {
                 fill(out, *word);
                 out.len()
             }
-            Codec::Lz4 => lz4_flex::block::decompress_into(payload, out).map_err(|error| {
-                use lz4_flex::block::DecompressError as E;
-                bad(match error {
-                    E::OutputTooSmall { .. } => "decodes to more bytes",
-                    E::LiteralOutOfBounds => "literals run past the end",
-                    E::ExpectedAnotherByte => "ends too early",
-                    E::OffsetOutOfBounds => "match before the start",
-                    _ => "not an lz4 block",
-                })
-            })?,
+            Codec::Lz4 => lz4::decompress(payload, out)
+                .ok_or_else(|| bad("not an lz4 block, or one of more bytes"))?,
             Codec::Zlib => self.inflate.deflate_decompress(payload, out).map_err(|error| {
                 use libdeflater::DecompressionError as E;
                 bad(match error {

@@ -1,14 +1,13 @@
 //! Encodes plain bytes to a smaller payload, or reports that there is none.
 
 use libdeflater::CompressionLvl;
-use lz4_flex::block::{compress_into_with_table, get_maximum_output_size, CompressTable};
 
 use std::sync::Arc;
 
 use crate::dictionary::{Compressed, Dictionary, WithDictionary};
 use crate::fill::same_filled;
 use crate::fixed::{checked, Fixed};
-use crate::{qz, zstd, Codec, Settings, SettingsError, MAX_PLAIN};
+use crate::{lz4, qz, zstd, Codec, Settings, SettingsError, MAX_PLAIN};
 
 /// The result of [`Encoder::encode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +41,6 @@ pub enum Deflated {
 /// costs nothing.
 pub struct Encoder {
     settings: Settings,
-    lz4: Option<Lz4>,
     /// For both codecs based on deflate.
     deflate: Option<(i32, libdeflater::Compressor)>,
     /// For [`Settings::qpl`].
@@ -65,7 +63,6 @@ impl Encoder {
     pub fn new(settings: Settings) -> Result<Self, SettingsError> {
         let mut this = Self {
             settings,
-            lz4: None,
             deflate: None,
             other: None,
             zstd: [None, None],
@@ -122,8 +119,7 @@ impl Encoder {
             (Codec::Zstd, level) => Fixed::memory_for(level, largest),
             (Codec::Zlib | Codec::DeflateQz, level) if level > 3 => 712 << 10,
             (Codec::Zlib | Codec::DeflateQz, _) => 400 << 10,
-            (Codec::Lz4, _) => 48 << 10,
-            (Codec::Raw | Codec::SameFilled, _) => 0,
+            (Codec::Raw | Codec::SameFilled | Codec::Lz4, _) => 0,
         }
     }
 
@@ -143,10 +139,7 @@ impl Encoder {
         self.fixed = None;
         let level = settings.level();
         match settings.codec() {
-            Codec::Raw | Codec::SameFilled => {}
-            Codec::Lz4 => {
-                self.lz4.get_or_insert_with(Lz4::new);
-            }
+            Codec::Raw | Codec::SameFilled | Codec::Lz4 => {}
             Codec::Zlib | Codec::DeflateQz
                 if self.deflate.as_ref().is_some_and(|(have, _)| *have == level) => {}
             codec @ (Codec::Zlib | Codec::DeflateQz) => {
@@ -172,8 +165,6 @@ impl Encoder {
     /// caller sends `plain` itself, and the contents of `out` are unspecified. With [`Codec::Raw`]
     /// set, `plain` is not even read; any other codec first checks for a repeated word.
     ///
-    /// An `out` of at least [`Encoder::roomy`] bytes saves lz4 a copy of its payload.
-    ///
     /// # Panics
     ///
     /// If `plain` is longer than [`MAX_PLAIN`] or than `out`.
@@ -194,7 +185,7 @@ impl Encoder {
         let room = plain.len() - 1;
         let len = match codec {
             Codec::Raw | Codec::SameFilled => None,
-            Codec::Lz4 => self.lz4.as_mut().and_then(|lz4| lz4.compress(plain, out)),
+            Codec::Lz4 => lz4::compress(self.settings.level(), plain, &mut out[..room]),
             // Level 0 writes stored blocks only, which are never smaller.
             Codec::Zlib if self.settings.level() == 0 => None,
             Codec::Zlib => self.deflate(plain, &mut out[..room]),
@@ -268,7 +259,7 @@ impl Encoder {
 
     /// The length of `out` with which no codec needs scratch for `plain_len` bytes.
     pub fn roomy(plain_len: usize) -> usize {
-        get_maximum_output_size(plain_len)
+        plain_len
     }
 }
 
@@ -277,44 +268,6 @@ impl Encoder {
 /// third of its memory for long.
 fn zstd_number(level: i32) -> usize {
     usize::from(level > 3)
-}
-
-/// Tables for short and for long inputs, since each unit clears its table; and scratch memory.
-struct Lz4 {
-    small: CompressTable,
-    large: CompressTable,
-    /// lz4_flex requires room for the worst case. Allocated on first use: pages never need it, and
-    /// a device has an encoder for each thread.
-    scratch: Box<[u8]>,
-}
-
-impl Lz4 {
-    fn new() -> Self {
-        Self {
-            small: CompressTable::small(),
-            large: CompressTable::large(),
-            scratch: Box::default(),
-        }
-    }
-
-    /// Compresses into `out`, which is at least as long as `plain`; `None` if the result is not
-    /// shorter.
-    fn compress(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
-        // The small table has 16-bit positions; the library would silently turn it into a large
-        // one.
-        let table =
-            if plain.len() < usize::from(u16::MAX) { &mut self.small } else { &mut self.large };
-        if out.len() >= get_maximum_output_size(plain.len()) {
-            return compress_into_with_table(plain, out, table).ok();
-        }
-        if self.scratch.is_empty() {
-            self.scratch = vec![0; get_maximum_output_size(MAX_PLAIN)].into_boxed_slice();
-        }
-        let len = compress_into_with_table(plain, &mut self.scratch, table).ok()?;
-        let payload = self.scratch.get(..len).filter(|_| len < plain.len())?;
-        out[..len].copy_from_slice(payload);
-        Some(len)
-    }
 }
 
 /// Below this no codec gains: any payload is longer.

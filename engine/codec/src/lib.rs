@@ -38,6 +38,7 @@ mod dictionary;
 mod encode;
 mod fill;
 mod fixed;
+mod lz4;
 pub mod qz;
 mod settings;
 mod unit;

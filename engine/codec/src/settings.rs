@@ -16,7 +16,7 @@ impl Settings {
     /// Pairs `codec` with `level`, or with the codec's default level (1).
     ///
     /// zlib has 0 to 9 (0: no compression, every unit is sent raw), zstd -5 to 19 (0: zstd's own
-    /// default, 3), qatzip 1 to 9, lz4 only 1, and none has no level.
+    /// default, 3), qatzip 1 to 9, lz4 -63 to 1 (-n: acceleration n + 1), and none has no level.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ pub enum SettingsError {
 fn levels(codec: Codec) -> Option<RangeInclusive<i32>> {
     match codec {
         Codec::Raw | Codec::SameFilled => None,
-        Codec::Lz4 => Some(1..=1),
+        Codec::Lz4 => Some(-63..=1),
         Codec::Zlib => Some(0..=9),
         Codec::Zstd => Some(-5..=19),
         Codec::DeflateQz => Some(1..=9),
@@ -142,8 +142,10 @@ mod tests {
         assert_eq!(error.to_string(), "zstd has no level -6, expected -5 to 19");
         let error = Settings::new(Codec::DeflateQz, Some(0)).unwrap_err();
         assert_eq!(error.to_string(), "qatzip has no level 0, expected 1 to 9");
-        let error = Settings::new(Codec::Lz4, Some(2)).unwrap_err();
-        assert_eq!(error.to_string(), "lz4 has no level 2, expected 1 to 1");
+        for level in [-64, 2] {
+            let error = Settings::new(Codec::Lz4, Some(level)).unwrap_err();
+            assert_eq!(error.to_string(), format!("lz4 has no level {level}, expected -63 to 1"));
+        }
         let error = Settings::new(Codec::Raw, Some(1)).unwrap_err();
         assert_eq!(error.to_string(), "codec none takes no level, got 1");
         assert!(Settings::new(Codec::SameFilled, None).is_err());

@@ -47,7 +47,7 @@ fn batches_up_to_the_largest_come_back() {
     let sizes = [524_288, 524_287, 525_632, MAX_PLAIN - 1, MAX_PLAIN];
     let mut decoder = Decoder::new();
     for (codec, levels) in [
-        (Codec::Lz4, [1, 1, 1]),
+        (Codec::Lz4, [1, -7, -63]),
         (Codec::Zlib, [1, 1, 6]),
         (Codec::Zstd, [-5, 1, 3]),
         (Codec::DeflateQz, [1, 1, 6]),
@@ -142,6 +142,7 @@ fn a_payload_is_shorter_than_its_plain_bytes_down_to_the_last_byte() {
     // gain.
     for (codec, level, fixed) in [
         (Codec::Lz4, 1, 0),
+        (Codec::Lz4, -15, 0),
         (Codec::Zlib, 6, 0),
         (Codec::Zstd, 1, 0),
         (Codec::DeflateQz, 6, codec::qz::MEMBER_OVERHEAD),

@@ -33,7 +33,8 @@ pub fn thread_heap(settings: Settings) -> usize {
         (Codec::Zlib | Codec::DeflateQz, _) => 400,
         (Codec::Zstd, level) if level > 9 => 320,
         (Codec::Zstd, _) => 144,
-        _ => 48,
+        // lz4 works on the stack.
+        _ => 8,
     };
     (contexts + 304) << 10
 }

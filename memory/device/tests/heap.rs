@@ -16,7 +16,7 @@ fn heap() -> usize {
 fn a_thread_uses_between_half_and_all_of_its_stated_heap() {
     for (codec, levels) in [
         (Codec::Raw, &[None][..]),
-        (Codec::Lz4, &[None]),
+        (Codec::Lz4, &[None, Some(-15)]),
         (Codec::Zlib, &[Some(1), Some(6), Some(9)]),
         (Codec::Zstd, &[Some(-5), Some(1), Some(3), Some(9), Some(15), Some(19)]),
         (Codec::DeflateQz, &[Some(1), Some(9)]),

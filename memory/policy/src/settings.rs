@@ -33,7 +33,7 @@ pub struct Settings {
     pub idle_pressed: u8,
     /// Codec of recompressed pages: zstd, zlib or lz4.
     pub codec: String,
-    /// Level of that codec: zstd -5 to 19, zlib 1 to 9, lz4 1.
+    /// Level of that codec: zstd -5 to 19, zlib 1 to 9, lz4 -63 to 1.
     // 14 is the first level of zstd with which groups reach 1.5 times zram's ratio on guest memory,
     // the store's tables included; 9 reaches 1.49 at a quarter of the cost.
     pub level: i32,
@@ -169,7 +169,10 @@ pub enum SettingsError {
     #[error("policy: backing_dev needs enabled = true")]
     Disabled,
     /// An unknown codec or level, or a codec that does not compress.
-    #[error("policy: codec {codec} at level {level} is none of zstd -5 to 19, zlib 1 to 9, lz4 1")]
+    #[error(
+        "policy: codec {codec} at level {level} is none of zstd -5 to 19, zlib 1 to 9, lz4 \
+             -63 to 1"
+    )]
     Codec {
         /// The codec.
         codec: String,

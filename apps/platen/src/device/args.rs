@@ -61,7 +61,7 @@ pub(crate) struct ServeArgs {
     /// none stores pages uncompressed
     #[arg(long, default_value = "zstd", value_parser = page_codec)]
     pub(crate) codec: Codec,
-    /// Compression level: zlib 0 to 9, zstd -5 to 19, qatzip 1 to 9 [default: 1]
+    /// Compression level: zlib 0 to 9, zstd -5 to 19, lz4 -63 to 1, qatzip 1 to 9 [default: 1]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) level: Option<i32>,
     /// Compressor for codec qatzip

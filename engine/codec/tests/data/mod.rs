@@ -59,8 +59,9 @@ pub(crate) fn every_setting() -> impl Iterator<Item = Settings> {
     let zlib = (0..=9).map(|level| (Codec::Zlib, Some(level)));
     let zstd = [-5, -1, 0, 1, 2, 3, 5, 9, 19].map(|level| (Codec::Zstd, Some(level)));
     let qatzip = [1, 2, 6, 9].map(|level| (Codec::DeflateQz, Some(level)));
-    [(Codec::Raw, None), (Codec::Lz4, None)]
-        .into_iter()
+    let lz4 = [1, 0, -7, -63].map(|level| (Codec::Lz4, Some(level)));
+    std::iter::once((Codec::Raw, None))
+        .chain(lz4)
         .chain(zlib)
         .chain(zstd)
         .chain(qatzip)
