@@ -352,7 +352,7 @@ fn add_of_stream(
     for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
         let mut encoder = Encoder::new(Settings::new(codec, None)?)?;
         for plain in [&head[..head.len().min(5000)], &[7; 4096], b"short"] {
-            let mut out = vec![0; Encoder::roomy(plain.len())];
+            let mut out = vec![0; plain.len()];
             let encoded = encoder.encode(plain, &mut out);
             let payload = if encoded.codec == Codec::Raw { plain } else { &out[..encoded.len] };
             let unit = [&UnitHeader::of(plain, encoded).to_bytes()[..], payload].concat();

@@ -179,7 +179,7 @@ fn header(payload: &[u8], plain: &[u8]) -> UnitHeader {
 
 fn encode(plain: &[u8]) -> Vec<u8> {
     let mut encoder = Encoder::new(Settings::new(Codec::DeflateQz, Some(1)).unwrap()).unwrap();
-    let mut payload = vec![0; Encoder::roomy(plain.len())];
+    let mut payload = vec![0; plain.len()];
     let encoded = encoder.encode(plain, &mut payload);
     assert_eq!(encoded.codec, Codec::DeflateQz);
     payload.truncate(encoded.len);

@@ -256,11 +256,6 @@ impl Encoder {
             context.clear_dictionary();
         }
     }
-
-    /// The length of `out` with which no codec needs scratch for `plain_len` bytes.
-    pub fn roomy(plain_len: usize) -> usize {
-        plain_len
-    }
 }
 
 /// Which of the two zstd compressors handles `level`. For units of 512 KiB, levels up to 3 need 0.5

@@ -76,7 +76,7 @@ impl Context {
 
 /// Buffer size for the stored bytes of a unit of `unit_bytes` plain bytes.
 pub(crate) fn room(unit_bytes: usize) -> usize {
-    UnitHeader::LEN + Encoder::roomy(unit_bytes)
+    UnitHeader::LEN + unit_bytes
 }
 
 /// Decodes what was encoded.

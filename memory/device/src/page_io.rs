@@ -79,7 +79,7 @@ impl PageIo {
             },
             reader: PageReader::new(worker.store()),
             worker,
-            coded: vec![0; Encoder::roomy(PAGE)].into_boxed_slice(),
+            coded: vec![0; PAGE].into_boxed_slice(),
             object: Box::new([0; MAX_OBJECT]),
             plain: Box::new([0; PAGE]),
             place: records.place(thread),

@@ -68,7 +68,7 @@ pub(crate) struct Sweep {
 
 /// The most heap memory of a sweep, in bytes.
 pub(crate) fn memory(codec: codec::Settings, group: usize) -> usize {
-    let buffers = MAX_MEMBERS * (MAX_OBJECT + PAGE) + Encoder::roomy(MAX_MEMBERS * PAGE);
+    let buffers = MAX_MEMBERS * (MAX_OBJECT + PAGE) + MAX_MEMBERS * PAGE;
     // Beside them a reader and a group's payload.
     Encoder::memory_with_limit(codec, group * PAGE) + buffers + (384 << 10)
 }
@@ -96,7 +96,7 @@ impl Sweep {
             group: GroupBuffer::new(),
             objects: boxed(),
             plain: boxed(),
-            coded: vec![0; Encoder::roomy(MAX_MEMBERS * PAGE)].into_boxed_slice(),
+            coded: vec![0; MAX_MEMBERS * PAGE].into_boxed_slice(),
             found: [Idle::default(); MAX_MEMBERS],
             count: 0,
             cursor: None,

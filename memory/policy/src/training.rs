@@ -153,7 +153,7 @@ impl Training {
             bytes: Box::new([0; MAX_DICTIONARY]),
             plain: Box::new([0; PAGE]),
             again: Box::new([0; PAGE]),
-            coded: vec![0; Encoder::roomy(PAGE)].into_boxed_slice(),
+            coded: vec![0; PAGE].into_boxed_slice(),
             indices: vec![0; SAMPLES].into_boxed_slice().try_into().expect("as many"),
             found: 0,
             every: 1,

@@ -606,7 +606,7 @@ fn a_gain_is_what_the_store_s_classes_make_of_it() {
     assert_eq!(trainer::cost(Codec::Zstd, 4000), 4100);
     assert_eq!(trainer::cost(Codec::Zstd, 1000), 1008);
     let mut encoder = Encoder::new(codec::Settings::default()).unwrap();
-    let mut out = vec![0; Encoder::roomy(PAGE)];
+    let mut out = vec![0; PAGE];
     let encoded = encoder.encode(&record(1, 1), &mut out);
     assert!(trainer::cost(encoded.codec, encoded.len) < 4096);
 }
@@ -685,7 +685,7 @@ proptest! {
         if room.digest(&bent).is_ok() {
             let room = Arc::new(room);
             let mut encoder = Encoder::with_dictionaries(codec::Settings::default()).unwrap();
-            let mut coded = vec![0; Encoder::roomy(PAGE)];
+            let mut coded = vec![0; PAGE];
             let plain = record(1, 5);
             let (encoded, used) = encoder.encode_with(Some(&room), &plain, &mut coded);
             if used {

@@ -92,7 +92,7 @@ impl WriteBack {
             encoder: Encoder::with_limit(settings.codec()?, PAGE).map_err(wrong)?,
             batch: Batch::new(settings.writeback_batch_size as usize),
             plain: Box::new([0; PAGE]),
-            coded: vec![0; Encoder::roomy(PAGE)].into_boxed_slice(),
+            coded: vec![0; PAGE].into_boxed_slice(),
             cursor: None,
             settings: settings.clone(),
             counters: Arc::clone(counters),

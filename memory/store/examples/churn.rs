@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn compress(plain: &[u8], settings: Settings) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
     let mut encoder = Encoder::new(settings)?;
-    let mut out = vec![0; Encoder::roomy(PAGE)];
+    let mut out = vec![0; PAGE];
     let objects = plain.chunks_exact(PAGE).map(|page| {
         let encoded = encoder.encode(page, &mut out);
         if encoded.codec == Codec::Raw { page } else { &out[..encoded.len] }.to_vec()

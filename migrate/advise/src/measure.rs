@@ -116,7 +116,7 @@ fn single(pages: &[Page<'_>], time: Duration) -> Result<Vec<Candidate>, String> 
         let mut sum = Candidate::new(settings);
         let mut encoder = Encoder::with_limit(settings, PAGE).map_err(|error| wrong(&error))?;
         let mut decoder = Decoder::new();
-        let (mut out, mut back) = (vec![0; Encoder::roomy(PAGE)], [0; PAGE]);
+        let (mut out, mut back) = (vec![0; PAGE], [0; PAGE]);
         let until = Instant::now() + time / 2;
         for page in &pages {
             let begun = cpu_ns();

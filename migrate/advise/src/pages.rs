@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(pages.len(), PAGES * PAGE);
         assert_eq!(pages, built_in());
         let mut encoder = codec::Encoder::new(codec::Settings::default()).unwrap();
-        let mut out = vec![0; codec::Encoder::roomy(1 << 19)];
+        let mut out = vec![0; 1 << 19];
         let encoded: usize =
             pages.chunks(1 << 19).map(|chunk| encoder.encode(chunk, &mut out).len).sum();
         #[expect(clippy::cast_precision_loss, reason = "8 MiB")]

@@ -42,7 +42,7 @@ impl Bench {
             encoder,
             decoder: Decoder::new(),
             packed: vec![0; largest],
-            payload: vec![0; Encoder::roomy(largest)],
+            payload: vec![0; largest],
             decoded: vec![0; largest],
             plain: vec![0; largest],
         })

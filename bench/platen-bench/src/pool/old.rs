@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-use codec::{Decoder, Encoder, Settings};
+use codec::{Decoder, Settings};
 use pages::PAGE_SIZE;
 
 use super::link::Link;
@@ -136,10 +136,7 @@ pub(super) fn compress(
     settings: Settings,
     gbit: f64,
 ) -> Run {
-    let shared = Threads::new(threads, || Compressed {
-        done: None,
-        out: vec![0; Encoder::roomy(PAGE_SIZE)],
-    });
+    let shared = Threads::new(threads, || Compressed { done: None, out: vec![0; PAGE_SIZE] });
     let mut run = Run::default();
     thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)

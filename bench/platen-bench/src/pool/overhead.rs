@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use codec::{Codec, Encoder, Settings};
+use codec::{Codec, Settings};
 use pages::{Arena, PAGE_SIZE};
 use pipeline::{Pool, PoolConfig, Popped, Reorder, Results, Submitted, Submitter};
 
@@ -117,7 +117,7 @@ fn bare(pages: &Pages, case: Case, settings: Settings) -> Run {
     let began = Instant::now();
     let work = |number: usize| {
         let mut compressor = Compressor::new(settings);
-        let mut out = vec![1; Encoder::roomy(case.batch)];
+        let mut out = vec![1; case.batch];
         let watch = Watch::start();
         for plain in bytes.chunks(case.batch).skip(number).step_by(case.threads) {
             black_box(compressor.encode(plain, &mut out));
@@ -149,7 +149,7 @@ impl Engine {
         // Twice the capacity of the pool: finished batches wait in the window for an earlier one
         // whose worker was preempted.
         let slots = pool.depth() * 2;
-        let arena = Arena::new(slots, Encoder::roomy(case.batch))?;
+        let arena = Arena::new(slots, case.batch)?;
         Ok(Self { case, pool, results: Results::new(slots), arena, slots })
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use codec::{Decoder, Encoder, Settings, UnitHeader};
+use codec::{Decoder, Settings, UnitHeader};
 use pages::{Arena, Slot, PAGE_SIZE};
 use pipeline::{Job, Pool, PoolConfig, Popped, Results, Submitted, Submitter};
 
@@ -162,7 +162,7 @@ fn compress(
     let config = PoolConfig { threads, ring_capacity: RING_CAPACITY, name: "bench" };
     let pool = Pool::new(config, |_| Compressor::copying(plan.settings, batch))?;
     let slots = pool.depth() * 2;
-    let arena = Arena::new(slots, Encoder::roomy(batch))?;
+    let arena = Arena::new(slots, batch)?;
     let results: Arc<Results<Encoded>> = Results::new(slots);
     // This thread also feeds the link, which must not run dry while the thread waits. With pages it
     // sleeps until there is room for many, as the link's buffer lasts for hundreds of them. A batch

@@ -1,6 +1,6 @@
 //! Compressed units as received from the link, and the memory for their plain bytes.
 
-use codec::{Encoder, Settings, UnitHeader};
+use codec::{Settings, UnitHeader};
 
 use super::measure::{payload, Compressor};
 
@@ -12,7 +12,7 @@ pub(super) struct Unit {
 
 pub(super) fn encode_all(pages: &[u8], settings: Settings, batch: usize) -> Vec<Unit> {
     let mut compressor = Compressor::new(settings);
-    let mut out = vec![0; Encoder::roomy(batch)];
+    let mut out = vec![0; batch];
     let unit = |plain: &[u8]| {
         let unit = compressor.encode(plain, &mut out);
         let payload = payload(unit, plain, &out).to_vec();
