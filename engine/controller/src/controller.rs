@@ -89,14 +89,20 @@ impl Controller {
         }
     }
 
-    /// Updates the estimates of the flow; call it every 25 to 100 ms. `now`: time since any fixed
-    /// moment.
+    /// Updates the estimates of the flow; call it every 25 to 100 ms, and every 10 ms until it
+    /// [knows the link](Self::knows_link). `now`: time since any fixed moment.
     pub fn tick(&self, now: Duration, signals: &Signals) {
         let mut planner = self.lock();
         planner.now = planner.now.max(now);
         if planner.flow.tick(now, signals) && !self.stopped.load(Ordering::Relaxed) {
             planner.plan(&self.plans);
         }
+    }
+
+    /// Whether the plans rest on an estimate of the link. Until then each chunk gets the cheapest
+    /// candidate that compresses, which is wrong for most links.
+    pub fn knows_link(&self) -> bool {
+        self.lock().flow.is_known()
     }
 
     /// Records that the VM has stopped: from now on each class gets the one candidate with which a

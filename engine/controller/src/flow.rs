@@ -58,8 +58,11 @@ pub(crate) struct Worked {
     pub(crate) wall_ns: f64,
 }
 
-/// Ticks are merged until they cover this much, or last this long.
-const ENOUGH: Duration = Duration::from_millis(8);
+/// Ticks are merged until they cover this much, or last this long. Codec threads that are busy all
+/// the time show that sooner than a link does, whose queue is looked at every 5 ms: two looks at a
+/// peer that is about to start were taken for a link of a third of its rate.
+const ENOUGH: Duration = Duration::from_millis(18);
+const ENOUGH_BUSY: Duration = Duration::from_millis(8);
 const ENOUGH_BYTES: u64 = 2 << 20;
 const LONG: Duration = Duration::from_millis(400);
 /// The codec threads are the bottleneck from this busy share on: waking up takes some of their
@@ -72,8 +75,8 @@ const OFTEN: f64 = 0.05;
 /// Share of the codec threads' time that may save bytes while QEMU is the bottleneck. The rest is a
 /// reserve for data that is costlier to encode: until that is noticed, QEMU would wait.
 const IDLE_USE: f64 = 0.4;
-/// Consecutive looks at which a QEMU must be the bottleneck before it counts as one.
-const SURE: u32 = 3;
+/// For how long a QEMU must be the bottleneck at each look before it counts as one.
+const SURE: Duration = Duration::from_millis(70);
 /// How long the fastest measurement counts as a QEMU's capacity: its pauses do not make it slower.
 const RECENT: Duration = Duration::from_secs(1);
 /// Until the link was the bottleneck once, it is assumed to be this much faster than the bytes sent
@@ -107,7 +110,7 @@ pub(crate) struct Flow {
     waited: f64,
     /// The link was the bottleneck once.
     pub(crate) measured: bool,
-    /// The codec threads were the bottleneck once, or a QEMU for [`SURE`] looks.
+    /// The codec threads were the bottleneck once, or a QEMU for [`SURE`].
     outrun: bool,
     pub(crate) bottleneck: Bottleneck,
     /// Capacity of the link, bytes a ns; `None` until it was seen to deliver anything.
@@ -128,8 +131,8 @@ pub(crate) struct Flow {
     pub(crate) granted: f64,
     /// Looks that contributed to `granted`.
     grants: u32,
-    /// Consecutive looks at which a QEMU was the bottleneck.
-    slow: u32,
+    /// For how long a QEMU has been the bottleneck at each look.
+    slow: Duration,
     /// The least time for a plain byte in this stretch of [`RECENT`], when it began, and the least
     /// in the stretch before.
     least: f64,
@@ -168,7 +171,7 @@ impl Flow {
             used: 0.0,
             granted: 1.0,
             grants: 0,
-            slow: 0,
+            slow: Duration::ZERO,
             least: f64::INFINITY,
             least_since: Duration::ZERO,
             least_before: f64::INFINITY,
@@ -208,7 +211,9 @@ impl Flow {
         self.link_looks += 1.0;
         let span = now.saturating_sub(since);
         let plain = signals.plain_bytes.saturating_sub(before.plain_bytes);
-        if span < ENOUGH || (plain < ENOUGH_BYTES && span < LONG) {
+        let busy = self.worked.wall_ns / (span.as_nanos() as f64).max(1.0) / self.threads;
+        let enough = if busy >= ALL_BUSY { ENOUGH_BUSY } else { ENOUGH };
+        if span < enough || (plain < ENOUGH_BYTES && span < LONG) {
             return false;
         }
         self.last = Some((now, *signals));
@@ -217,7 +222,7 @@ impl Flow {
         (self.link_busy, self.link_looks) = (0.0, 0.0);
         let span_ns = span.as_nanos() as f64;
         self.used = worked.cpu_ns / span_ns;
-        self.busy = (worked.wall_ns / span_ns / self.threads).min(1.0);
+        self.busy = busy.min(1.0);
         if worked.wall_ns > 0.0 {
             let granted = (worked.cpu_ns / worked.wall_ns).clamp(0.0, 1.0);
             self.granted += if self.grants == 0 { 1.0 } else { 0.3 } * (granted - self.granted);
@@ -252,7 +257,7 @@ impl Flow {
             (self.least_before, self.least, self.least_since) = (self.least, interval, now);
         }
         self.least = self.least.min(interval);
-        self.learn(wire, interval, link_busy);
+        self.learn(wire, interval, link_busy, span);
         true
     }
 
@@ -306,8 +311,8 @@ impl Flow {
         }
     }
 
-    /// `wire` bytes a ns went out, and a plain byte took `interval` ns.
-    fn learn(&mut self, wire: f64, interval: f64, link_busy: f64) {
+    /// `wire` bytes a ns went out, and a plain byte took `interval` ns, in a look of `span`.
+    fn learn(&mut self, wire: f64, interval: f64, link_busy: f64, span: Duration) {
         self.delivered += LOOK * (wire - self.delivered);
         self.waited += LOOK * (link_busy - self.waited);
         // On a path with a long round trip nothing is delivered at first, which is no evidence
@@ -324,7 +329,7 @@ impl Flow {
             self.supply += 0.1 * (self.threads * self.granted.max(0.05) - self.supply);
         }
         let held = matches!(self.bottleneck, Bottleneck::Source | Bottleneck::Destination);
-        self.slow = if held { self.slow.saturating_add(1) } else { 0 };
+        self.slow = if held { self.slow.saturating_add(span) } else { Duration::ZERO };
         // With short pauses the link still seems to be the bottleneck.
         let waits = held || self.bottleneck == Bottleneck::Link && link_busy < NEARLY;
         self.held += 0.2 * (f64::from(u8::from(waits)) - self.held);
@@ -378,5 +383,37 @@ mod tests {
             let link = flow.link.unwrap();
             assert!(link < 1.1 * measured, "{link} after {measured}, look {at}");
         }
+    }
+
+    /// A flow after 10 ms in which 4 MiB were read, bytes waited for the link, and the only codec
+    /// thread was `busy`; and what the tick said.
+    fn first_look(busy: f64) -> (Flow, bool) {
+        let mut flow = Flow::new(1, None, 0.3);
+        let mut signals = Signals::default();
+        flow.tick(Duration::ZERO, &signals);
+        flow.worked(Worked { cpu_ns: busy * 10e6, wall_ns: busy * 10e6 });
+        (signals.plain_bytes, signals.wire_bytes, signals.link_busy) = (4 << 20, 2 << 20, 1.0);
+        let looked = flow.tick(Duration::from_millis(10), &signals);
+        (flow, looked)
+    }
+
+    #[test]
+    fn at_the_start_busy_codec_threads_show_sooner_than_a_link() {
+        let (flow, looked) = first_look(0.95);
+        assert!(looked && flow.is_known() && !flow.measured);
+        assert_eq!(flow.bottleneck, Bottleneck::Workers);
+        let (mut flow, looked) = first_look(0.5);
+        assert!(!looked && !flow.is_known());
+        // The second tick covers both.
+        let signals = Signals {
+            plain_bytes: 8 << 20,
+            wire_bytes: 4 << 20,
+            link_busy: 1.0,
+            ..Signals::default()
+        };
+        flow.worked(Worked { cpu_ns: 5e6, wall_ns: 5e6 });
+        assert!(flow.tick(Duration::from_millis(20), &signals) && flow.measured);
+        let link = flow.link.unwrap();
+        assert!((link - (4 << 20) as f64 / 20e6).abs() < 1e-6, "{link}");
     }
 }

@@ -6,7 +6,7 @@
 //!               │                                     ▼
 //!          mix (the best mix) ◄── estimates (size and cost of each candidate for a class)
 //!               ▲
-//!               └── flow (bottleneck, drain rate, cores) ◄── tick(Signals), every 25 to 100 ms
+//!               └── flow (bottleneck, drain rate, cores) ◄── tick(Signals), every 10 to 100 ms
 //! ```
 //!
 //! Pure logic: no thread, no I/O, no clock; callers pass the time.
@@ -47,7 +47,7 @@
 //! # Exploring
 //!
 //! Now and then a chunk gets a candidate that could, by the observations so far, be better than the
-//! mix. The additional time of codec threads and link is limited to 2 % of either (8 % for a
+//! mix. The additional time of codec threads and link is limited to 2 % of either (4 % for a
 //! class's first 24 chunks). An observation of one candidate also updates the others, so a class
 //! that becomes incompressible is noticed at once, and then explored only rarely. Observations age,
 //! so a candidate that was tried on a few untypical chunks is tried again.

@@ -4,7 +4,7 @@
 //! ```text
 //!  intake: class of the chunk ─► choice ─► codec thread, or raw past it ─► outcome ─► controller
 //!  auto (a thread): every 5 ms: do bytes wait for a link? bytes delivered
-//!                   every 25 ms: these, waits for credit, CPU time ─► controller
+//!                   every 25 ms (10 at first): these, waits for credit, CPU time ─► controller
 //! ```
 
 pub(crate) mod assigned;

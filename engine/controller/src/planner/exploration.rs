@@ -49,7 +49,7 @@ impl Planner {
             .max(0.0);
         let is_new = estimates.ever() < NEW;
         let (share, least) = if is_new {
-            (4.0 * self.config.explore_share, EXPLORE_NEW)
+            (2.0 * self.config.explore_share, EXPLORE_NEW)
         } else {
             // Well-known candidates can wait.
             (self.config.explore_share, EXPLORE * (1.0 + estimates.seen(rarest) / 8.0))

@@ -15,7 +15,7 @@ mod tables;
 
 use controller::Controller;
 use model::{controller, run, Chooser, Outcome, World};
-use tables::{Row, GUEST, LEVELS, RANDOM, REDIS, TEXT};
+use tables::{Row, GUEST, LZ4, RANDOM, REDIS, TEXT, ZSTD};
 
 /// 100 Mbit/s, 1 and 10 Gbit/s, and no limit, in bytes per ns.
 const LINKS: [(&str, f64); 4] =
@@ -43,7 +43,7 @@ fn compare(world: &World) -> (usize, Outcome, Outcome, Controller) {
     let auto = controller(world);
     let chosen = run(world, Chooser::Auto(&auto));
     // Includes candidates that the controller does not have.
-    let fixed = (0..LEVELS.len() + 2).map(|at| (at, run(world, Chooser::Fixed(at))));
+    let fixed = (0..1 + LZ4.len() + ZSTD.len()).map(|at| (at, run(world, Chooser::Fixed(at))));
     let (at, best) = fixed.min_by(|a, b| a.1.time.total_cmp(&b.1.time)).expect("there are some");
     (at, best, chosen, auto)
 }
@@ -61,8 +61,8 @@ fn check(name: &str, world: &World, more: f64, failed: &mut Vec<String>) {
         chosen.time / 1e9,
         match at {
             0 => "none".into(),
-            1 => "lz4".into(),
-            _ => format!("zstd {}", LEVELS[at - 2]),
+            at if at <= LZ4.len() => format!("lz4 {}", LZ4[at - 1]),
+            _ => format!("zstd {}", ZSTD[at - 1 - LZ4.len()]),
         },
         best.time / 1e9,
         chosen.time / best.time,

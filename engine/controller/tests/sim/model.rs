@@ -12,7 +12,7 @@ use std::time::Duration;
 use codec::{Codec, Settings};
 use controller::{Choice, Class, Config, Controller, Observation, Signals};
 
-use crate::tables::{Row, LEVELS};
+use crate::tables::{Row, LZ4, ZSTD};
 
 /// The simulated environment. Times are in ns, rates in bytes per ns.
 pub(crate) struct World {
@@ -145,6 +145,7 @@ impl Chunk {
 }
 
 const TICK: f64 = 50e6;
+const FIRST_TICK: f64 = 10e6;
 const FULL: f64 = 524_288.0;
 
 struct Run<'a> {
@@ -341,7 +342,11 @@ impl Run<'_> {
             }
             Event::Tick => {
                 self.tick();
-                self.at(self.now + TICK, Event::Tick);
+                let knows = match &self.chooser {
+                    Chooser::Auto(controller) => controller.knows_link(),
+                    Chooser::Fixed(_) => true,
+                };
+                self.at(self.now + if knows { TICK } else { FIRST_TICK }, Event::Tick);
             }
         }
     }
@@ -444,10 +449,12 @@ impl Run<'_> {
 pub(crate) fn column(settings: Settings) -> usize {
     match settings.codec() {
         Codec::Raw => 0,
-        Codec::Lz4 => 1,
-        _ => {
-            let level = LEVELS.iter().position(|level| *level == settings.level());
-            2 + level.expect("the tables have every candidate")
+        codec => {
+            let is_lz4 = codec == Codec::Lz4;
+            let levels = if is_lz4 { &LZ4[..] } else { &ZSTD };
+            let level = levels.iter().position(|level| *level == settings.level());
+            let first = if is_lz4 { 1 } else { 1 + LZ4.len() };
+            first + level.expect("the tables have every candidate")
         }
     }
 }

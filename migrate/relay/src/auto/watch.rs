@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(5);
 /// Checks per tick of the controller.
 const LOOKS: u32 = 5;
-/// Checks before the first tick: until then nothing is known.
+/// Checks per tick until the controller knows the link: meanwhile it plans without it.
 const FIRST_LOOKS: u32 = 2;
 /// The time over which a link's peak rate is measured.
 const LASTING: Duration = Duration::from_millis(200);
@@ -74,7 +74,6 @@ impl Auto {
             delivered.look(acked);
             // The controller counts time from the first bytes.
             if looks == wanted || self.started.get().is_none() {
-                wanted = if looks == 0 { FIRST_LOOKS } else { LOOKS };
                 let wire = delivered.bytes(session.bytes_out.load(Ordering::Relaxed));
                 self.controller.tick(
                     self.started.get_or_init(Instant::now).elapsed(),
@@ -87,6 +86,7 @@ impl Auto {
                         sends_again: counters.sends_again(page_size),
                     },
                 );
+                wanted = if self.controller.knows_link() { LOOKS } else { FIRST_LOOKS };
                 self.see(plain, wire, explain);
                 (looks, waited) = (0, 0);
             }

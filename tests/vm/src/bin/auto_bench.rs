@@ -69,7 +69,8 @@ fn main() -> ExitCode {
 
 /// The available fixed choices, those first that are likely to be good.
 fn all() -> Vec<String> {
-    let mut fixed: Vec<String> = ["none", "lz4"].map(String::from).to_vec();
+    let mut fixed: Vec<String> =
+        ["none", "lz4", "lz4:-7", "lz4:-15", "lz4:-31"].map(String::from).to_vec();
     fixed.extend((-5..=19).filter(|level| *level != 0).map(|level| format!("zstd:{level}")));
     fixed.extend((1..=9).map(|level| format!("zlib:{level}")));
     fixed.extend((1..=9).map(|level| format!("qatzip:{level}")));
