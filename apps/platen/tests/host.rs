@@ -4,8 +4,8 @@
 mod rig;
 
 use rig::{
-    finish, is_reset, migrates, read_all, read_exactly, status_of, under_way, until, Rig, A, B,
-    SHUT_OK, UNCONFIRMED, WATCHDOG,
+    figures, finish, is_reset, migrates, read_all, read_exactly, status_of, under_way, until, Rig,
+    A, B, SHUT_OK, UNCONFIRMED, WATCHDOG,
 };
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -312,6 +312,73 @@ fn a_migration_that_was_silent_at_first_does_not_go_in_the_clear() {
     assert!(record["cause"].as_str().unwrap().contains("migrate again"), "{record}");
 }
 
+/// The other host's QEMU awaits a VM, and gets no connection before the source has written: it would
+/// take that for the VM's.
+#[test]
+fn a_source_that_is_silent_for_seconds_migrates_all_the_same() {
+    let rig = Rig::new("");
+    let (_a, b) = (rig.start(A), rig.start(B));
+    let qemu = rig.listen_as_qemu(B, 49152);
+    // As QEMU does for a migration without multifd.
+    rustix::net::listen(&qemu, 1).unwrap();
+    let source = rig.connect_as_qemu(A, 49152);
+    // Twice as long as a connection may be silent to a place of which nothing is known.
+    std::thread::sleep(Duration::from_secs(4));
+    qemu.set_nonblocking(true).unwrap();
+    let looked = qemu.accept().unwrap_err();
+    assert_eq!(looked.kind(), std::io::ErrorKind::WouldBlock);
+    qemu.set_nonblocking(false).unwrap();
+    let stream = rig::main_stream(50);
+    let writer = rig::write_all(&source, stream.clone());
+    let (destination, _) = qemu.accept().unwrap();
+    finish(&source, &destination, &stream);
+    writer.join().unwrap();
+    drop((source, destination));
+    let record = rig.ended(A, 1);
+    assert_eq!((&record["what"], &record["status"]), (&"vm".into(), &"completed".into()));
+    let (_, said) = b.terminates();
+    assert!(!said.contains("turned a connection away"), "a question is no stranger: {said}");
+}
+
+#[test]
+fn a_disk_s_client_does_not_wait_for_its_silence_to_last() {
+    let rig = Rig::new("");
+    let _services = (rig.start(A), rig.start(B));
+    let server = rig.listen_as_qemu(B, 49153);
+    // As QEMU does for its NBD server.
+    rustix::net::listen(&server, 4096).unwrap();
+    let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    if allowed.trim().parse::<u32>().unwrap() <= 512 {
+        return println!("skipped: net.core.somaxconn is {}: both look alike", allowed.trim());
+    }
+    // On a busy machine some take longer; without the answer of the other host, all do.
+    until(|| {
+        let begin = Instant::now();
+        let client = rig.connect_as_qemu(A, 49153);
+        let (mut there, _) = server.accept().unwrap();
+        let took = begin.elapsed();
+        there.write_all(b"NBDMAGIC").unwrap();
+        assert_eq!(read_exactly(&client, 8), b"NBDMAGIC");
+        took < Duration::from_secs(2)
+    });
+}
+
+/// What listens there may have changed since the question, and an older source does not ask.
+#[test]
+fn a_qemu_that_awaits_a_vm_gets_no_silent_connection() {
+    let rig = Rig::new("");
+    let _services = (rig.start(A), rig.start(B));
+    let qemu = rig.listen_as_qemu(B, 49152);
+    let source = rig.connect_as_qemu(A, 49152);
+    std::thread::sleep(Duration::from_secs(1));
+    rustix::net::listen(&qemu, 1).unwrap();
+    assert!(is_reset(&source));
+    let record = rig.ended(A, 1);
+    assert!(record["cause"].as_str().unwrap().contains("a QEMU awaits a VM at"), "{record}");
+    qemu.set_nonblocking(true).unwrap();
+    assert_eq!(qemu.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
 /// The bytes that a disk's connection carries in this test: blocks with something and zeros.
 fn blocks() -> Vec<u8> {
     let byte = |at: u32| if at % 5000 < 2500 { (at / 7).to_le_bytes()[0] } else { 0 };
@@ -391,14 +458,6 @@ fn a_killed_carrier_of_a_disk_ends_its_connection_at_both() {
             assert_eq!((&record["what"], &record["status"]), (&"disk".into(), &"failed".into()));
         }
     }
-}
-
-/// Descriptors, threads and KiB of memory of a service.
-fn figures(pid: u32) -> (usize, usize, usize) {
-    let count = |what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    (count("fd"), count("task"), line.split_whitespace().next().unwrap().parse().unwrap())
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //!
 //! A door is *lent* while a carrier has its listening socket: then only the carrier accepts there.
 
+use crate::awaits::Awaits;
 use crate::entrance::{has_closed, reset};
 use crate::error::HostError;
 use crate::listener::{admit, DoorAddress, DoorListener};
@@ -21,9 +22,10 @@ use stream::Kind;
 /// Longest time for which a connection's kind may stay unknown: a multifd channel may come before
 /// its migration.
 const UNDECIDED: Duration = Duration::from_secs(10);
-/// Longest silence of a connection. QEMU writes its header as soon as it is connected. An NBD
-/// server writes first, and its client waits for that, perhaps with a VM that waits for the client.
-const SILENT: Duration = Duration::from_secs(2);
+/// Silence after which the other host is asked what awaits a connection there. Most migrations have
+/// written by then. An NBD server writes first, and its client waits for that, perhaps with a VM
+/// that waits for the client.
+const ASK: Duration = Duration::from_millis(100);
 /// Interval of checks of a connection whose bytes do not show its kind yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Connections that may wait at one door: as many as QEMU opens.
@@ -54,6 +56,9 @@ pub trait Doorkeeper {
     fn is_lent(&self, door: &Door) -> bool;
     /// A migration begins with these connections: a carrier gets them, and the door.
     fn migration(&mut self, door: &Door, listener: &DoorListener, connections: Vec<QemuSocket>);
+    /// What awaits this connection at the other host, which has been silent since then; `None` if
+    /// that is not known yet. Called again and again, and must not wait.
+    fn awaits(&mut self, door: &Door, connection: &QemuSocket, since: Instant) -> Option<Awaits>;
     /// A connection whose client waits for its server to speak, as an NBD client does.
     fn silent(&mut self, door: &Door, connection: QemuSocket);
     /// A connection that is no migration, with the reason.
@@ -91,6 +96,10 @@ struct Waiting {
     since: Instant,
     /// It has bytes that do not show its kind: poll would return at once.
     spoke: bool,
+    /// The other host is being asked about it.
+    asked: bool,
+    /// What the other host has answered last.
+    awaited: Option<Awaits>,
 }
 
 /// Kind of a waiting connection.
@@ -172,7 +181,8 @@ impl Doors {
             gate.open(now, &self.allowed, keeper);
         }
         let lent: Vec<bool> = self.doors.iter().map(|gate| keeper.is_lent(&gate.door)).collect();
-        let undecided = self.doors.iter().any(|gate| gate.waiting.iter().any(|one| one.spoke));
+        let is_looked_at = |one: &Waiting| one.spoke || one.asked;
+        let undecided = self.doors.iter().any(|gate| gate.waiting.iter().any(is_looked_at));
         let patience = if undecided { patience.min(LOOK_AGAIN) } else { patience };
         self.wait(&lent, patience)?;
         let allowed = &self.allowed;
@@ -264,7 +274,9 @@ impl Gate {
                 keeper.refused(&self.door, "too many connections wrote nothing");
             }
             let wanted = place_of(&socket);
-            self.waiting.push(Waiting { socket, wanted, since: Instant::now(), spoke: false });
+            let since = Instant::now();
+            let (spoke, asked, awaited) = (false, false, None);
+            self.waiting.push(Waiting { socket, wanted, since, spoke, asked, awaited });
         }
         true
     }
@@ -288,16 +300,24 @@ impl Gate {
                     keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
                 }
                 Look::Gone => drop(self.waiting.remove(at)),
-                Look::Silent if one.since.elapsed() >= SILENT => {
-                    keeper.silent(&self.door, self.waiting.remove(at).socket);
-                }
-                Look::Undecided if one.since.elapsed() >= UNDECIDED => {
-                    let why = format!("it began no migration in {} s", UNDECIDED.as_secs());
-                    keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
-                }
                 found => {
-                    one.spoke = found == Look::Undecided;
-                    at += 1;
+                    let (so_long, spoke) = (one.since.elapsed(), found == Look::Undecided);
+                    if so_long >= ASK {
+                        let answer = keeper.awaits(&self.door, &one.socket, one.since);
+                        one.asked = answer.is_none();
+                        one.awaited = answer.or(one.awaited);
+                    }
+                    one.spoke = spoke;
+                    let patience = Awaits::patience(one.awaited);
+                    let patience = patience.max(if spoke { UNDECIDED } else { ASK });
+                    match so_long < patience {
+                        true => at += 1,
+                        false if spoke => {
+                            let why = format!("it began no migration in {} s", so_long.as_secs());
+                            keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
+                        }
+                        false => keeper.silent(&self.door, self.waiting.remove(at).socket),
+                    }
                 }
             }
         }
@@ -354,6 +374,8 @@ mod tests {
         refused: Vec<String>,
         shut: Vec<String>,
         lent: bool,
+        /// The answers of the other host, in turn; the last one stays.
+        answers: Vec<Option<Awaits>>,
     }
 
     impl Doorkeeper for Keeper {
@@ -362,6 +384,13 @@ mod tests {
         }
         fn migration(&mut self, door: &Door, _: &DoorListener, all: Vec<QemuSocket>) {
             self.migrations.push((door.clone(), all));
+        }
+        fn awaits(&mut self, _: &Door, _: &QemuSocket, _: Instant) -> Option<Awaits> {
+            match &mut self.answers[..] {
+                [] => Some(Awaits::Unknown),
+                [last] => *last,
+                _ => self.answers.remove(0),
+            }
         }
         fn silent(&mut self, _: &Door, connection: QemuSocket) {
             self.silent.push(connection);
@@ -467,6 +496,37 @@ mod tests {
         let mut got = [0; 3];
         { &keeper.silent[0] }.read_exact(&mut got).unwrap();
         assert!(&got == b"NBD" && keeper.strangers.is_empty() && keeper.migrations.is_empty());
+    }
+
+    #[test]
+    fn what_the_other_host_awaits_tells_a_late_migration_from_a_client() {
+        let (mut doors, mut keeper) = doors(50_008, &[me()]);
+        keeper.answers = vec![None, None, Some(Awaits::Vm)];
+        let connect = || TcpStream::connect((PEER, 50_008)).unwrap();
+        let (mut source, mut channel) = (connect(), connect());
+        channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
+        let until = Instant::now() + Duration::from_secs(120);
+        let is_known = |one: &Waiting| one.awaited == Some(Awaits::Vm);
+        while doors.doors[0].waiting.iter().filter(|one| is_known(one)).count() < 2 {
+            assert!(Instant::now() < until, "it is not asked for");
+            doors.turn(Duration::from_millis(20), &mut keeper).unwrap();
+        }
+        // It is asked again, and has not answered yet.
+        keeper.answers = vec![None];
+        // Far longer than a connection of which nothing is known may be silent.
+        for one in &mut doors.doors[0].waiting {
+            one.since = one.since.checked_sub(Duration::from_secs(30)).unwrap();
+        }
+        doors.turn(Duration::from_millis(20), &mut keeper).unwrap();
+        assert!(keeper.silent.is_empty() && keeper.strangers.is_empty());
+        source.write_all(b"QEVM\0\0\0\x03").unwrap();
+        turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+        assert_eq!(keeper.migrations[0].1.len(), 2, "the channel still waited");
+        // A client's goes on as soon as that is known, and not before.
+        keeper.answers = vec![None, Some(Awaits::Clients)];
+        let _client = connect();
+        turn(&mut doors, &mut keeper, |keeper| !keeper.silent.is_empty());
+        assert_eq!(keeper.answers.len(), 1, "it was not asked for");
     }
 
     #[test]

@@ -21,9 +21,10 @@
 //! (multifd, postcopy) and knows how many there are (W18). A service that starts finds the carriers
 //! again by their sockets in the registry's folder.
 //!
-//! A connection at a door that stays silent is an NBD client's: QEMU copies a disk to the other
-//! host by it. It goes the same way in a session and carriers of its own, and the door stays the
-//! service's.
+//! A silent connection at a door is that of an NBD client, by which QEMU copies a disk, or that of
+//! a source QEMU which has not begun to write. The service asks the other host what awaits the
+//! connection there ([`Awaits`]). An NBD client's goes the same way in a session and carriers of
+//! its own, and the door stays the service's.
 //!
 //! | module | |
 //! |---|---|
@@ -31,6 +32,7 @@
 //! | `change` | the parts of a new configuration that a running service adopts |
 //! | `doors`, `listener` | the listening sockets; the users who connect, and the kinds of connections |
 //! | `place`, `target` | the place of a VM on its destination host, and its name there |
+//! | `awaits` | what listens at a place: a QEMU that awaits a VM, or a server |
 //! | `wanted` | the original destination of an intercepted connection |
 //! | `acl` | the permissions of unix sockets |
 //! | `peer_user`, `sock_diag`, `unix_diag`, `guest` | the user and the VM behind a socket |
@@ -48,6 +50,7 @@
 //! that have ended.
 
 mod acl;
+mod awaits;
 mod carrier;
 mod change;
 mod channel;
@@ -69,6 +72,7 @@ mod target;
 mod unix_diag;
 mod wanted;
 
+pub use awaits::Awaits;
 pub use carrier::Carrier;
 pub use change::Change;
 pub use channel::Channel;

@@ -95,12 +95,24 @@ pub fn connection_owner(own: SocketAddr, other: SocketAddr) -> io::Result<Option
 /// # Errors
 /// The kernel does not tell.
 pub(crate) fn listener_owner(address: SocketAddr) -> io::Result<Option<Owner>> {
+    Ok(listener(address)?.and_then(Owner::of))
+}
+
+/// How many connections may wait at that socket.
+///
+/// # Errors
+/// The kernel does not tell.
+pub(crate) fn listener_backlog(address: SocketAddr) -> io::Result<Option<u32>> {
+    Ok(listener(address)?.map(|found| found.to_send))
+}
+
+fn listener(address: SocketAddr) -> io::Result<Option<Found>> {
     let nobody = match address {
         SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
         SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
     };
     let is_it = |found: &Found| found.state == LISTEN && found.own.port() == address.port();
-    Ok(tcp_socket(address, nobody)?.filter(is_it).and_then(Owner::of))
+    Ok(tcp_socket(address, nobody)?.filter(is_it))
 }
 
 impl Owner {

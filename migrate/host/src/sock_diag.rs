@@ -40,6 +40,8 @@ pub(crate) struct Found {
     pub(crate) uid: u32,
     /// 0 if no process has the socket.
     pub(crate) inode: u64,
+    /// Of a listening socket: how many connections may wait. Of another: bytes to be sent.
+    pub(crate) to_send: u32,
 }
 
 /// The TCP socket of the caller's network namespace with this own address, connected to `other`; if
@@ -132,6 +134,7 @@ pub(crate) fn answer(bytes: &[u8]) -> io::Result<Option<Found>> {
         state: message[1],
         uid: u32_at(numbers + 12)?,
         inode: u64::from(u32_at(numbers + 16)?),
+        to_send: u32_at(numbers + 8)?,
     }))
 }
 

@@ -27,10 +27,11 @@ const DONE: u16 = 3;
 const DUMP: u16 = 0x301;
 /// The sockets in state `TCP_LISTEN`.
 const LISTENING: u32 = 1 << 10;
-/// `UDIAG_SHOW_NAME | UDIAG_SHOW_VFS`, and the attributes that they bring.
-const SHOW: u32 = 3;
+/// `UDIAG_SHOW_NAME | UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN`, and the attributes that they bring.
+const SHOW: u32 = 0x13;
 const NAME: u16 = 0;
 const VFS: u16 = 1;
+const QUEUES: u16 = 4;
 /// Bytes of a netlink header, of the question, and of the fixed part of an answer.
 const HEADER: usize = 16;
 const QUESTION: usize = HEADER + 24;
@@ -38,12 +39,28 @@ const ANSWER: usize = HEADER + 16;
 /// Sockets of that path that are listed at most.
 const MOST: usize = 64;
 
+/// A socket that listens at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Listening {
+    pub(crate) inode: u64,
+    /// How many connections may wait there.
+    pub(crate) backlog: Option<u32>,
+}
+
 /// The inodes of the sockets that listen at this path, whatever the folder is called, in the
 /// caller's network namespace.
 ///
 /// # Errors
 /// The kernel does not tell.
 pub fn unix_listeners(path: &Path) -> io::Result<Vec<u64>> {
+    Ok(listeners(path)?.into_iter().map(|found| found.inode).collect())
+}
+
+/// These sockets.
+///
+/// # Errors
+/// The kernel does not tell.
+pub(crate) fn listeners(path: &Path) -> io::Result<Vec<Listening>> {
     let flags = SocketFlags::CLOEXEC;
     let kernel = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
     set_socket_timeout(&kernel, Timeout::Recv, Some(PATIENCE))?;
@@ -58,11 +75,11 @@ pub fn unix_listeners(path: &Path) -> io::Result<Vec<u64>> {
     let mut bytes = vec![0; 64 << 10];
     loop {
         let (got, _) = recv(&kernel, &mut bytes[..], RecvFlags::empty())?;
-        let is_over = each(&bytes[..got], |name, place, inode| {
+        let is_over = each(&bytes[..got], |name, place, listening| {
             if place == Some(device) && found.len() < MOST && is_same(name, path) {
-                found.push(inode);
+                found.push(listening);
             } else if place != Some(device) && named.len() < MOST && name == path {
-                named.push(inode);
+                named.push(listening);
             }
         })?;
         if is_over {
@@ -110,7 +127,7 @@ fn question() -> [u8; QUESTION] {
 /// Hands on each socket with a path in a packet of the kernel's; true at the end of the list.
 pub(crate) fn each(
     mut bytes: &[u8],
-    mut socket: impl FnMut(&Path, Option<u32>, u64),
+    mut socket: impl FnMut(&Path, Option<u32>, Listening),
 ) -> io::Result<bool> {
     let cut = || io::Error::new(ErrorKind::InvalidData, "the kernel's answer is cut short");
     while !bytes.is_empty() {
@@ -123,11 +140,12 @@ pub(crate) fn each(
                 return Err(io::Error::from_raw_os_error(errno));
             }
             BY_FAMILY => {
-                let inode = u32_at(message, HEADER + 4).ok_or_else(cut)?;
+                let inode = u64::from(u32_at(message, HEADER + 4).ok_or_else(cut)?);
                 let attributes = message.get(ANSWER..).ok_or_else(cut)?;
                 if let Some(name) = attribute(attributes, NAME).and_then(path) {
-                    let device = attribute(attributes, VFS).and_then(|vfs| u32_at(vfs, 4));
-                    socket(&name, device, u64::from(inode));
+                    let second = |kind| attribute(attributes, kind).and_then(|it| u32_at(it, 4));
+                    let (device, backlog) = (second(VFS), second(QUEUES));
+                    socket(&name, device, Listening { inode, backlog });
                 }
             }
             _ => {}
@@ -204,14 +222,17 @@ mod tests {
         whole.extend(b"/x\0\0");
         whole.extend([12_u16.to_ne_bytes(), VFS.to_ne_bytes()].concat());
         whole.extend([5_u32.to_ne_bytes(), 9_u32.to_ne_bytes()].concat());
+        whole.extend([12_u16.to_ne_bytes(), QUEUES.to_ne_bytes()].concat());
+        whole.extend([0_u32.to_ne_bytes(), 16_u32.to_ne_bytes()].concat());
         let len = u32::try_from(whole.len()).unwrap();
         whole[..4].copy_from_slice(&len.to_ne_bytes());
         let found = |bytes: &[u8]| {
             let mut found = Vec::new();
-            each(bytes, |path, device, inode| found.push((path.to_owned(), device, inode)))
+            each(bytes, |path, device, socket| found.push((path.to_owned(), device, socket)))
                 .map(|_| found)
         };
-        assert_eq!(found(&whole).unwrap(), [(PathBuf::from("/x"), Some(9), 77)]);
+        let socket = Listening { inode: 77, backlog: Some(16) };
+        assert_eq!(found(&whole).unwrap(), [(PathBuf::from("/x"), Some(9), socket)]);
         for len in 1..whole.len() {
             assert_eq!(found(&whole[..len]).unwrap_err().kind(), ErrorKind::InvalidData, "{len}");
         }

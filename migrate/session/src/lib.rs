@@ -1,5 +1,5 @@
 //! The protocol between the relays: links, streams, credits, acknowledgements. `docs/wire.md`
-//! specifies it; the code quotes its rules as `W1` ... `W37`.
+//! specifies it; the code quotes its rules as `W1` ... `W38`.
 //!
 //! ```text
 //!  reader of a QEMU socket                               Sink (the other relay)

@@ -2,7 +2,7 @@
 
 use super::carriage::{Carriage, Outcome};
 use anyhow::Context;
-use host::{of_process, unix_listeners, Phase, Record, Status, What};
+use host::{of_process, unix_listeners, Awaits, Phase, Record, Status, What};
 use relay::{
     Destination, DestinationEnd, Host, Promise, QemuAddress, QemuSocket, RelayError, Server,
     ServerConfig,
@@ -31,7 +31,7 @@ pub(super) fn run(
         QemuAddress::Tcp(_) => None,
     };
     let config = ServerConfig {
-        targets: vec![(promise.hello.name.clone(), address)],
+        targets: vec![(promise.hello.name.clone(), address.clone())],
         acceptor: Some(settings.acceptor()?.0),
         decompress_threads: settings.decompress_threads(),
         qat: None,
@@ -41,8 +41,13 @@ pub(super) fn run(
         delta_cache: promise.hello.delta_cache,
         resume: Duration::from_secs(settings.config.resume_timeout),
     };
-    let receiver =
-        Arc::new(Receiving { carriage, path, process: OnceLock::new(), outcome: Mutex::new(None) });
+    let receiver = Arc::new(Receiving {
+        carriage,
+        address,
+        path,
+        process: OnceLock::new(),
+        outcome: Mutex::new(None),
+    });
     let server = Server::new(config, receiver.clone())?;
     let stopping = server.clone();
     receiver.carriage.stop_by(move || stopping.stop());
@@ -53,6 +58,7 @@ pub(super) fn run(
 
 struct Receiving {
     carriage: Carriage,
+    address: QemuAddress,
     /// The unix socket of the destination QEMU.
     path: Option<PathBuf>,
     /// The process behind the first connection there.
@@ -77,6 +83,14 @@ impl Host for Receiving {
     }
 
     fn listen(&self, _: &Option<String>) -> Result<(), String> {
+        // The QEMU takes the first connection for its VM's (W36).
+        if self.is_for_a_disk() && Awaits::at(&self.address) == Awaits::Vm {
+            return Err(format!(
+                "a QEMU awaits a VM at {}, and a connection that has written nothing is no \
+                 migration's",
+                self.address
+            ));
+        }
         self.path.as_deref().map_or(Ok(()), is_of_one_vm)
     }
 

@@ -4,6 +4,7 @@
 //! outlives it. Crate `host` has the parts that both use.
 
 mod activity;
+mod asking;
 mod carriage;
 mod carry;
 mod destination;

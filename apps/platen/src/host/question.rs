@@ -1,16 +1,21 @@
-//! The question of another host's `platen doctor`, and its answer.
+//! Questions of another host's service or `platen doctor`, and their answers.
 //!
-//! The question is a hello for a target of this name, which opens nothing; the reason of the
-//! refusal is the answer.
+//! A question is a hello for a target of its name, which opens nothing; the reason of the refusal
+//! is the answer (W38). A service of an older version refuses it as a target that it does not have.
 
-use host::now;
+use host::{now, Awaits, Place};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use session::{dial, random_id, Hello, SessionError};
+use tls::Connector;
 
-/// The target that asks.
-const TARGET: &str = "doctor:";
-/// Bytes that the target's name is filled up with: more than a packet of 1500 takes at once, and
-/// with one of 9000 it is one packet that is larger than those of 1500.
+/// The question of a doctor.
+const DOCTOR: &str = "doctor:";
+/// Bytes that its name is filled up with: more than a packet of 1500 takes at once, and with one of
+/// 9000 it is one packet that is larger than those of 1500.
 const FILL: usize = 6000;
+/// The question what awaits a connection to the place behind it.
+const AWAITS: &str = "awaits:";
 
 /// A service's answer about itself.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,16 +26,75 @@ pub(super) struct Told {
     pub(super) clock: u64,
 }
 
-/// The target that asks, as long as packets of full size need.
-pub(super) fn target() -> String {
-    format!("{TARGET}{}", ".".repeat(FILL))
+/// A service's answer about a place.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct OfPlace {
+    pub(super) awaits: Awaits,
 }
 
-/// The answer to a hello for this target, if it is one that asks.
-pub(super) fn answer(target: &str) -> Option<String> {
-    let asks = target.strip_prefix(TARGET)?.bytes().all(|byte| byte == b'.');
+/// The target of a doctor, as long as packets of full size need.
+pub(super) fn of_doctor() -> String {
+    format!("{DOCTOR}{}", ".".repeat(FILL))
+}
+
+/// The target that asks what awaits a connection there.
+pub(super) fn about(place: Place) -> String {
+    format!("{AWAITS}{place}")
+}
+
+/// Asks another host's service.
+///
+/// # Errors
+/// It is not reached, or has no answer to this question.
+pub(super) fn ask<T: DeserializeOwned>(
+    to: &str,
+    connector: &Connector,
+    page_size: u32,
+    target: String,
+) -> Result<T, SessionError> {
+    let hello = Hello {
+        session: random_id()?,
+        link: 0,
+        links: 1,
+        token: None,
+        page_size,
+        name: Some(target),
+        setup: None,
+        codecs: Vec::new(),
+        delta_cache: 0,
+        ask: false,
+        again: true,
+        pass: false,
+    };
+    match dial(to, Some(connector), &hello) {
+        Err(SessionError::Refused { peer, reason }) => {
+            serde_json::from_str(&reason).map_err(|_| SessionError::Refused { peer, reason })
+        }
+        Err(error) => Err(error),
+        Ok(_) => {
+            let detail = "it has opened a session for a question".into();
+            Err(SessionError::Hello { peer: to.into(), detail })
+        }
+    }
+}
+
+/// The answer to a hello for this target, if it is one that asks. `awaits` finds what awaits a
+/// connection to a place, or says why the place is none.
+pub(super) fn answer(
+    target: &str,
+    awaits: impl FnOnce(&str) -> Result<Awaits, String>,
+) -> Option<String> {
+    let json = |told: serde_json::Result<String>| told.unwrap_or_default();
+    if let Some(place) = target.strip_prefix(AWAITS) {
+        return Some(match awaits(place) {
+            Ok(awaits) => json(serde_json::to_string(&OfPlace { awaits })),
+            Err(why) => why,
+        });
+    }
+    let asks = target.strip_prefix(DOCTOR)?.bytes().all(|byte| byte == b'.');
     let told = Told { version: env!("CARGO_PKG_VERSION").into(), clock: now() };
-    asks.then(|| serde_json::to_string(&told).unwrap_or_default())
+    asks.then(|| json(serde_json::to_string(&told)))
 }
 
 #[cfg(test)]
@@ -39,11 +103,18 @@ mod tests {
 
     #[test]
     fn only_a_question_is_answered() {
-        let told: Told = serde_json::from_str(&answer(&target()).unwrap()).unwrap();
+        let nowhere = |place: &str| Err(format!("no {place}"));
+        let told = answer(&of_doctor(), nowhere).unwrap();
+        let told: Told = serde_json::from_str(&told).unwrap();
         assert_eq!(told.version, env!("CARGO_PKG_VERSION"));
         assert!(told.clock > 1_700_000_000_000);
-        for other in ["door:49152", "doctor:x", "doctor", ""] {
-            assert_eq!(answer(other), None, "{other}");
+        for other in ["door:49152", "doctor:x", "doctor", "awaits", ""] {
+            assert_eq!(answer(other, nowhere), None, "{other}");
         }
+        let target = about(Place::Door(49152));
+        assert_eq!(answer(&target, nowhere).unwrap(), "no door:49152");
+        let told = answer(&target, |_| Ok(Awaits::Vm)).unwrap();
+        assert_eq!(told, "{\"awaits\":\"vm\"}");
+        assert_eq!(serde_json::from_str::<OfPlace>(&told).unwrap().awaits, Awaits::Vm);
     }
 }

@@ -2,18 +2,20 @@
 //! manager.
 
 use super::activity::Activity;
+use super::asking::Asking;
 use super::links::Links;
 use super::metrics::{self, Metrics};
 use super::reload::{self, Hangups};
 use super::settings::Settings;
-use super::switchboard::Carriers;
+use super::switchboard::{place_of, Carriers};
 use super::{events, status, ServiceArgs};
 use crate::device::control;
 use crate::device::endpoint::Endpoint;
 use crate::say::{say, say_panics};
 use anyhow::Context;
 use host::{
-    intercepted, reset, Door, DoorListener, Doorkeeper, Doors, Place, Policy, Registry, Role, Task,
+    intercepted, reset, Awaits, Door, DoorListener, Doorkeeper, Doors, Place, Policy, Registry,
+    Role, Task,
 };
 use relay::{Listening, QemuSocket, UnixAddress};
 use rustix::process::{getrlimit, setrlimit, Resource};
@@ -56,7 +58,7 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     links.serve(acceptor, settings.config.page_size)?;
 
     let mut doors = Doors::new(settings.doors(), found.doors, settings.allowed_users());
-    let mut keeper = Keeper { carriers, activity, said: Said::new() };
+    let mut keeper = Keeper { carriers, activity, said: Said::new(), asking: Asking::default() };
     // The first turn opens them.
     doors.turn(Duration::ZERO, &mut keeper)?;
     let notify = Notify::new(std::env::var("NOTIFY_SOCKET").ok().as_deref());
@@ -209,6 +211,7 @@ struct Keeper {
     carriers: Arc<Carriers>,
     activity: Arc<Activity>,
     said: Said,
+    asking: Asking,
 }
 
 impl Keeper {
@@ -228,6 +231,11 @@ impl Doorkeeper for Keeper {
             say(&format!("a migration to {door} failed: {error:#}"));
             connections.into_iter().for_each(reset);
         }
+    }
+
+    fn awaits(&mut self, door: &Door, connection: &QemuSocket, since: Instant) -> Option<Awaits> {
+        let (settings, place) = (self.carriers.settings(), place_of(door, connection));
+        self.asking.about(&settings, &door.peer, place, since)
     }
 
     fn silent(&mut self, door: &Door, connection: QemuSocket) {

@@ -7,8 +7,8 @@ use super::settings::Settings;
 use crate::say::say;
 use anyhow::{ensure, Context};
 use host::{
-    intercepted, new_id, now, of_connection, of_listener, of_path, Channel, Door, DoorListener,
-    Job, Order, Place, Record, Registry, Role, Target, Task, What,
+    intercepted, new_id, now, of_connection, of_listener, of_path, Awaits, Channel, Door,
+    DoorListener, Job, Order, Place, Record, Registry, Role, Target, Task, What,
 };
 use relay::{Promise, QemuAddress, QemuSocket, Switchboard};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -76,15 +76,13 @@ impl Carriers {
         listener: Option<&DoorListener>,
         connections: &[QemuSocket],
     ) -> anyhow::Result<()> {
-        // A connection that was led to the door wanted to go there.
-        let elsewhere = connections.first().and_then(intercepted);
         let what = if matches!(task, Task::Disk) { What::Disk } else { What::Vm };
         let record = Record {
             role: Role::Source,
             what,
             peer: door.peer.clone(),
             port: door.place.port(),
-            place: Some(elsewhere.map_or(door.place, Place::Address)),
+            place: Some(connections.first().map_or(door.place, |first| place_of(door, first))),
             vm: connections.first().and_then(of_connection),
             holds_port: listener.is_some(),
             ..self.record()
@@ -146,9 +144,6 @@ impl Carriers {
     fn come(&self, promise: Promise) -> Result<(), String> {
         let settings = self.settings();
         let named = promise.hello.name.as_deref().unwrap_or_default();
-        if let Some(answer) = question::answer(named) {
-            return Err(answer);
-        }
         let Target { place, what } = settings.target(named)?;
         let until = Instant::now() + PORT_FREE;
         let opening = loop {
@@ -190,6 +185,11 @@ impl Carriers {
     }
 }
 
+/// Where a connection at a door goes. One that was led to the door wanted to go elsewhere.
+pub(super) fn place_of(door: &Door, connection: &QemuSocket) -> Place {
+    intercepted(connection).map_or(door.place, Place::Address)
+}
+
 /// Sends an order to a carrier that may still be starting.
 fn send(channel: &Channel, order: &Order, fd: Option<BorrowedFd<'_>>) -> anyhow::Result<()> {
     let until = Instant::now() + ORDERS;
@@ -214,6 +214,12 @@ impl Switchboard for Carriers {
 
     fn open(&self, promise: Promise) -> Result<(), String> {
         self.come(promise)
+    }
+
+    fn answer(&self, target: &str) -> Option<String> {
+        let settings = self.settings();
+        let awaits = |place: &str| Ok(Awaits::at(&settings.deliver(settings.target(place)?.place)));
+        question::answer(target, awaits)
     }
 
     fn notice(&self, text: &str) {

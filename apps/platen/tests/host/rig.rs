@@ -81,6 +81,14 @@ pub(crate) fn status_of(status: &Value, outcome: &str) -> usize {
     history.iter().filter(|record| record["status"] == outcome).count()
 }
 
+/// Descriptors, threads and KiB of memory of a service.
+pub(crate) fn figures(pid: u32) -> (usize, usize, usize) {
+    let count = |what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    (count("fd"), count("task"), line.split_whitespace().next().unwrap().parse().unwrap())
+}
+
 /// Half-compressible pages of a VM, different for each `count`.
 fn pages(count: usize) -> Vec<Vec<u8>> {
     let mut state = count as u64 * 2 + 1;

@@ -64,6 +64,11 @@ pub trait Switchboard: Send + Sync + 'static {
     /// # Errors
     /// A message for the peer's user.
     fn open(&self, promise: Promise) -> Result<(), String>;
+    /// The answer to a hello whose target opens nothing and only asks; `None` if it does not ask.
+    fn answer(&self, target: &str) -> Option<String> {
+        let _ = target;
+        None
+    }
     /// A message for the user.
     fn notice(&self, text: &str);
 }
@@ -182,6 +187,11 @@ impl Front {
         if let Some(wanted) = measure::wanted(&hello) {
             let grants = welcome(self.config.grants, "", true);
             return measure::answer(link, peer, wanted, &grants);
+        }
+        let target = hello.name.as_deref().unwrap_or_default();
+        if let Some(answer) = self.switchboard.answer(target) {
+            refuse(&mut link, peer, &answer);
+            return Ok(());
         }
         match self.open(&hello, peer, &link) {
             Ok(welcome) => write_preamble(&mut link, peer, &welcome),

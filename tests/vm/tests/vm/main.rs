@@ -16,6 +16,7 @@ mod cancel;
 mod choice;
 mod clones;
 mod course;
+mod doors;
 mod doubt;
 mod ending;
 mod evacuate;
@@ -103,6 +104,7 @@ fn run() -> anyhow::Result<u32> {
         ending::scenarios(),
         rehearse::scenarios(),
         intercept::scenarios(),
+        doors::scenarios(),
         advise::scenarios(),
         saved::scenarios(),
         clones::scenarios(),

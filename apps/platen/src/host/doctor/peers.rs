@@ -4,11 +4,11 @@
 //! refusal has the answer. A service of a version without it says that there is no such door. The
 //! target's name is as long as a hello allows, so that packets of full size have to arrive.
 
-use super::super::question::{target, Told};
+use super::super::question::{ask, of_doctor, Told};
 use super::super::settings::Settings;
 use super::Finding;
 use host::{now, HostEntry};
-use session::{dial, random_id, Hello, SessionError};
+use session::SessionError;
 use socket2::SockRef;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ fn check_one(settings: &Settings, host: &HostEntry) -> Vec<Finding> {
         }
     };
     let begun = (Instant::now(), now());
-    let answer = ask(&to, &connector, settings.config.page_size);
+    let answer = ask::<Told>(&to, &connector, settings.config.page_size, of_doctor());
     let took = u64::try_from(begun.0.elapsed().as_millis()).unwrap_or(u64::MAX);
     match answer {
         Ok(told) => {
@@ -93,34 +93,6 @@ fn connect(to: &str) -> std::io::Result<TcpStream> {
         }
     }
     Err(last)
-}
-
-/// Asks a service about itself.
-fn ask(to: &str, connector: &Connector, page_size: u32) -> Result<Told, SessionError> {
-    let hello = Hello {
-        session: random_id()?,
-        link: 0,
-        links: 1,
-        token: None,
-        page_size,
-        name: Some(target()),
-        setup: None,
-        codecs: Vec::new(),
-        delta_cache: 0,
-        ask: false,
-        again: true,
-        pass: false,
-    };
-    match dial(to, Some(connector), &hello) {
-        Err(SessionError::Refused { peer, reason }) => {
-            serde_json::from_str(&reason).map_err(|_| SessionError::Refused { peer, reason })
-        }
-        Err(error) => Err(error),
-        Ok(_) => {
-            let detail = "it has opened a session for a question".into();
-            Err(SessionError::Hello { peer: to.into(), detail })
-        }
-    }
 }
 
 fn refused(check: &str, error: &SessionError) -> Finding {
