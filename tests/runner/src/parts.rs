@@ -185,7 +185,7 @@ fn proof_jobs(part: &'static str, all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> 
         "crates" => {
             let programs = build(&[])?;
             let mut jobs = vec![guest_init()];
-            jobs.extend(crates(&programs));
+            jobs.extend(crates(&programs).into_iter().map(|job| job.env("PLATEN_PROOF", "1")));
             vec![jobs]
         }
         "specification" => {

@@ -1,0 +1,66 @@
+//! Many migrations at once through two services, between made QEMUs.
+
+#[path = "host/rig.rs"]
+mod rig;
+
+use rig::{figures, finish_under_way, status_of, under_way, until, Rig, A, B};
+
+/// The first of B's ports here.
+const FIRST: u16 = 49_200;
+
+/// Migrations at a time, and rounds until the figures are taken: the services then keep as many
+/// records as they ever do. `make proof` has more of both.
+fn choice() -> (u16, usize) {
+    if std::env::var_os("PLATEN_PROOF").is_some() {
+        (20, 5)
+    } else {
+        (4, 1)
+    }
+}
+
+#[test]
+fn many_guests_at_once_leave_the_services_as_they_were() {
+    let (count, warm) = choice();
+    let rig = Rig::new("");
+    for host in [A, B] {
+        let ports = format!("\"{FIRST}-{}\"", FIRST + count - 1);
+        rig.configure(host, |text| text.replace("\"49152-49155\"", &ports));
+    }
+    let services = [A, B].map(|host| {
+        let mut service = rig.spawn(host, &[]);
+        service.says("for other hosts");
+        service
+    });
+    let mut before = None;
+    for round in 1..=warm + 2 {
+        let ends: Vec<_> = (0..count).map(|nth| under_way(&rig, FIRST + nth)).collect();
+        for host in [A, B] {
+            let running = rig.list(host)["running"].as_array().unwrap().clone();
+            let active = running.iter().filter(|record| record["phase"] == "active").count();
+            assert_eq!(running.len(), usize::from(count), "{running:?}");
+            assert!(active > 0, "{running:?}");
+        }
+        std::thread::scope(|scope| {
+            ends.into_iter().for_each(|ends| drop(scope.spawn(|| finish_under_way(ends))));
+        });
+        // The last threads and descriptors go with the last carriers.
+        until(|| rig.carriers_are_gone());
+        for host in [A, B] {
+            let all = (round * usize::from(count)).min(100);
+            rig.ended(host, all);
+            let status = rig.status(host);
+            assert_eq!((status_of(&status, "completed"), status_of(&status, "failed")), (all, 0));
+        }
+        if round == warm {
+            before = Some(services.each_ref().map(|service| figures(service.id())));
+        }
+    }
+    for (service, (fds, threads, memory)) in services.iter().zip(before.expect("a first round")) {
+        let now = || figures(service.id());
+        // A question about the status may just be ending.
+        until(|| (now().0, now().1) == (fds, threads));
+        let grown = now().2.saturating_sub(memory);
+        println!("{count} at once: {fds} descriptors, {threads} threads, {memory} KiB, +{grown}");
+        assert!(grown < 1024, "two rounds cost {grown} KiB: {memory} KiB before");
+    }
+}
