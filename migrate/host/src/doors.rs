@@ -4,7 +4,7 @@
 //! A door is *lent* while a carrier has its listening socket: then only the carrier accepts there.
 
 use crate::awaits::Awaits;
-use crate::entrance::{has_closed, reset};
+use crate::entrance::{has_closed, reset, OTHER_WAY};
 use crate::error::HostError;
 use crate::listener::{admit, DoorAddress, DoorListener};
 use crate::peer_user::AllowedUsers;
@@ -191,7 +191,7 @@ impl Doors {
             if !lent {
                 short |= !gate.accept(allowed, keeper);
             }
-            gate.sort(keeper);
+            gate.sort(lent, keeper);
         }
         if short {
             // The connection still waits, so poll would return at once.
@@ -282,11 +282,16 @@ impl Gate {
     }
 
     /// Finds the kinds of the waiting connections.
-    fn sort(&mut self, keeper: &mut impl Doorkeeper) {
+    fn sort(&mut self, lent: bool, keeper: &mut impl Doorkeeper) {
         let mut at = 0;
         while at < self.waiting.len() {
             let one = &mut self.waiting[at];
             match look(&one.socket) {
+                // Two carriers at one listening socket would take each other's connections.
+                Look::Migration if lent => {
+                    reset(self.waiting.remove(at).socket);
+                    keeper.refused(&self.door, OTHER_WAY);
+                }
                 Look::Migration => {
                     let Some(listener) = &self.listener else { return };
                     // Those with another destination are another VM's.
@@ -527,6 +532,20 @@ mod tests {
         let _client = connect();
         turn(&mut doors, &mut keeper, |keeper| !keeper.silent.is_empty());
         assert_eq!(keeper.answers.len(), 1, "it was not asked for");
+    }
+
+    #[test]
+    fn a_migration_by_another_way_is_refused_while_one_has_the_door() {
+        let (mut doors, mut keeper) = doors(50_009, &[me()]);
+        let mut second = TcpStream::connect((PEER, 50_009)).unwrap();
+        someone_waits(&mut doors, &mut keeper, 0);
+        // The first one began in the same turn, and has the door now.
+        keeper.lent = true;
+        second.write_all(b"QEVM\0\0\0\x03").unwrap();
+        turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
+        assert!(keeper.refused[0].contains("another way"), "{:?}", keeper.refused);
+        assert!(keeper.migrations.is_empty());
+        assert_eq!(second.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     }
 
     #[test]

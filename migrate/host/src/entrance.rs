@@ -13,21 +13,40 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+/// Why a connection with another original destination is refused.
+pub(crate) const OTHER_WAY: &str =
+    "a migration that came another way (by the door's address, or by \
+                                    interception) has this door: migrate again when it has ended";
+
 /// The door of one migration.
-#[derive(Debug)]
 pub struct DoorEntrance {
     listener: DoorListener,
     first: Mutex<VecDeque<QemuSocket>>,
     /// The original destination of the first ones: a connection with another one is another VM's.
     wanted: Option<SocketAddr>,
     allowed: AllowedUsers,
+    refused: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl std::fmt::Debug for DoorEntrance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DoorEntrance").field("listener", &self.listener).finish_non_exhaustive()
+    }
 }
 
 impl DoorEntrance {
-    /// `first` come before those at the door; they have been checked.
-    pub fn new(listener: DoorListener, first: Vec<QemuSocket>, allowed: AllowedUsers) -> Self {
+    /// `first` come before those at the door; they have been checked. `refused` gets the reason why
+    /// a connection was reset, except that of a user who may not connect: such a user may do it
+    /// any number of times.
+    pub fn new(
+        listener: DoorListener,
+        first: Vec<QemuSocket>,
+        allowed: AllowedUsers,
+        refused: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Self {
         let wanted = first.first().and_then(place_of);
-        Self { listener, first: Mutex::new(first.into()), wanted, allowed }
+        let (first, refused) = (Mutex::new(first.into()), Box::new(refused));
+        Self { listener, first, wanted, allowed, refused }
     }
 
     /// Resets every connection that waits.
@@ -54,8 +73,10 @@ impl DoorEntrance {
                 continue;
             }
             let is_ours = self.wanted.is_none() || place_of(&socket) == self.wanted;
-            if is_ours && self.allowed.check(&socket).is_ok() {
-                return Ok(socket);
+            match (self.allowed.check(&socket), is_ours) {
+                (Ok(()), true) => return Ok(socket),
+                (Ok(()), false) => (self.refused)(OTHER_WAY),
+                (Err(_), _) => {}
             }
             reset(socket);
         }
@@ -115,7 +136,7 @@ mod tests {
         door.set_nonblocking(true).unwrap();
         let address = door.local_addr().unwrap();
         let door = DoorListener::Tcp(door);
-        let entrance = DoorEntrance::new(door, Vec::new(), AllowedUsers(Vec::new()));
+        let entrance = DoorEntrance::new(door, Vec::new(), AllowedUsers(Vec::new()), |_| {});
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..8 {

@@ -179,7 +179,7 @@ mod tests {
         };
         first.set_nonblocking(false).unwrap();
         let door = DoorListener::Tcp(door);
-        let entrance = DoorEntrance::new(door, vec![first.into()], AllowedUsers::default());
+        let entrance = DoorEntrance::new(door, vec![first.into()], AllowedUsers::default(), |_| {});
         let copied = AtomicU64::new(0);
         std::thread::scope(|scope| {
             let forwarding =

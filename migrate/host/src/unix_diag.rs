@@ -61,6 +61,9 @@ pub fn unix_listeners(path: &Path) -> io::Result<Vec<u64>> {
 /// # Errors
 /// The kernel does not tell.
 pub(crate) fn listeners(path: &Path) -> io::Result<Vec<Listening>> {
+    // A link may lead to where the process listens.
+    let real = path.canonicalize();
+    let path = real.as_deref().unwrap_or(path);
     let flags = SocketFlags::CLOEXEC;
     let kernel = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
     set_socket_timeout(&kernel, Timeout::Recv, Some(PATIENCE))?;
@@ -201,6 +204,8 @@ mod tests {
         let _client = UnixStream::connect(&path).unwrap();
         let _accepted = first.accept().unwrap();
         let _other = UnixListener::bind(folder.path().join("2")).unwrap();
+        std::os::unix::fs::symlink("2", folder.path().join("3")).unwrap();
+        assert_eq!(unix_listeners(&folder.path().join("3")).unwrap().len(), 1);
         assert_eq!(unix_listeners(&path).unwrap().len(), 1);
         // As a second QEMU does, by another name of the folder.
         let link = folder.path().join("link");

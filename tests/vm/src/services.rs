@@ -94,6 +94,11 @@ impl Services {
         self.services[nth(side)].take().context("it does not run")?.kill().map(drop)
     }
 
+    /// What the service of a side and its carriers have said; nothing if it does not run.
+    pub fn said(&self, side: Side) -> String {
+        self.services[nth(side)].as_ref().map(Proc::output).unwrap_or_default()
+    }
+
     /// The address of a side, as the other reaches it.
     pub fn address(&self, side: Side) -> IpAddr {
         self.addresses[nth(side)]

@@ -7,10 +7,13 @@ use relay::{
     Destination, DestinationEnd, Host, Promise, QemuAddress, QemuSocket, RelayError, Server,
     ServerConfig,
 };
+use rustix::fs::{Access, AtFlags, CWD};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
 use session::{Grants, Hello};
 use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
@@ -91,7 +94,7 @@ impl Host for Receiving {
                 self.address
             ));
         }
-        self.path.as_deref().map_or(Ok(()), is_of_one_vm)
+        self.path.as_deref().map_or(Ok(()), |path| is_of_one_vm(path).and_then(|()| is_open(path)))
     }
 
     fn connected(&self, socket: &QemuSocket) -> Result<(), String> {
@@ -180,6 +183,24 @@ fn is_of_one_vm(path: &Path) -> Result<(), String> {
     ))
 }
 
+/// Refuses a socket to which this process may not connect. The rights that the folder's list gives to
+/// new sockets are cut by the umask of the process that listens, and only its user can mend them.
+fn is_open(path: &Path) -> Result<(), String> {
+    match rustix::fs::accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS) {
+        Err(Errno::ACCESS) => {
+            let mode = path.metadata().map_or(0, |found| found.mode() & 0o777);
+            Err(format!(
+                "the service (user {}) may not connect to {} (mode {mode:03o}): the umask of the \
+                 QEMU there takes the group's right to write. Start it with umask 002, as libvirt \
+                 does, or run the service as root",
+                rustix::process::geteuid().as_raw(),
+                path.display()
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn outcome(begun: bool, result: Result<DestinationEnd, RelayError>) -> Outcome {
     match result {
         Ok(DestinationEnd { confirmed: true, .. }) => {
@@ -197,5 +218,44 @@ fn outcome(begun: bool, result: Result<DestinationEnd, RelayError>) -> Outcome {
                 format!("the source left before it migrated: {error:#}")
             })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::thread::{set_thread_res_uid, Uid};
+    use std::fs::{set_permissions, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_socket_of_another_umask_is_refused_with_its_cause() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: needs root, to look as another user");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        set_permissions(folder.path(), Permissions::from_mode(0o711)).unwrap();
+        let path = folder.path().join("1");
+        let _qemu = UnixListener::bind(&path).unwrap();
+        let seen_by = |user: u32, mode: u32| {
+            set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let look = || {
+                let user = Uid::from_raw(user);
+                // Of this thread only.
+                set_thread_res_uid(user, user, user).unwrap();
+                is_open(&path)
+            };
+            std::thread::scope(|scope| scope.spawn(look).join().unwrap())
+        };
+        let why = seen_by(12345, 0o755).unwrap_err();
+        assert!(why.contains("user 12345") && why.contains("mode 755"), "{why}");
+        assert!(why.contains("umask 002"), "{why}");
+        seen_by(12345, 0o777).unwrap();
+        // Root may.
+        seen_by(0, 0o755).unwrap();
+        // Nothing listens: the connection says so.
+        std::fs::remove_file(&path).unwrap();
+        is_open(&path).unwrap();
     }
 }

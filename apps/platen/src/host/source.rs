@@ -1,6 +1,7 @@
 //! A carrier beside the source QEMU: of a migration, of a disk, or of what goes past platen.
 
 use super::carriage::{Carriage, Outcome};
+use super::journal::say_of;
 use crate::keeper;
 use crate::report::process_cpu;
 use anyhow::Context;
@@ -23,7 +24,10 @@ pub(super) fn run(
 ) -> anyhow::Result<Outcome> {
     let record = carriage.carrier.record();
     let settings = &carriage.settings;
-    let entrance = DoorEntrance::new(door, connections, settings.allowed_users());
+    let (said, of) = (record.clone(), settings.allowed_users());
+    let entrance = DoorEntrance::new(door, connections, of, move |why| {
+        say_of(&said, &format!("{}: reset another connection: {why}", said.title()));
+    });
     let entrance = Arc::new(entrance);
     let peer = settings.config.find(&record.peer)?;
     let turns = carriage.turns.clone();

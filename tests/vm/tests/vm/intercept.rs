@@ -21,6 +21,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         Scenario::new("intercepted_strangers_pass_unharmed", strangers_pass),
         Scenario::new("intercepted_with_the_service_killed", service_killed),
         Scenario::new("intercepted_with_nobody_at_the_other_host", nobody_there),
+        Scenario::new("intercepted_beside_a_migration_by_the_door", two_ways),
         Scenario::new("proxmox_sequence", proxmox),
         Scenario::new("proxmox_while_the_rules_go", rules_go),
     ];
@@ -65,6 +66,11 @@ struct Pair {
 
 impl Pair {
     fn new(stage: &mut Stage, services: &Services, settings: &Settings, port: u16) -> Result<Self> {
+        let uri = format!("tcp:{}:{port}", services.address(Side::Destination));
+        Self::at(stage, settings, uri)
+    }
+
+    fn at(stage: &mut Stage, settings: &Settings, uri: String) -> Result<Self> {
         // A VM of its own, at the source, where the rules are. After a migration that was cancelled
         // with the return path on, a QEMU 7.2 without it announces one that it does not read.
         let spec = VmSpec::tiny(Qemu::System, MACHINE_7_2);
@@ -72,8 +78,6 @@ impl Pair {
         let mut destination = stage.lab.incoming_for(&vm)?;
         settings.apply(&mut vm)?;
         settings.apply(&mut destination)?;
-        let side = destination.side();
-        let uri = format!("tcp:{}:{port}", services.address(side));
         destination.listen(&uri)?;
         Ok(Self { vm, destination, uri })
     }
@@ -231,6 +235,37 @@ fn nobody_there(stage: &mut Stage) -> Result<()> {
         ensure!(history["history"].as_array().map(Vec::len) == Some(1), "a loop: {history}");
         rules(stage, &services, "off", "no migration")?;
     }
+    Ok(())
+}
+
+/// Two migrations at one door, one by its address and one by interception: the second one is reset
+/// with its cause, and the first one goes on.
+fn two_ways(stage: &mut Stage) -> Result<()> {
+    let services = intercepting(stage, "")?;
+    let door = |nth: u16| SocketAddr::from(([127, 80, 0, 2], 47_100 + nth));
+    let address = |nth: u16| SocketAddr::new(services.address(Side::Destination), 46_000 + nth);
+    for (nth, first, second) in [(1, address(1), door(1)), (2, door(2), address(2))] {
+        let settings = Settings::multifd(0, "none");
+        let mut pair = Pair::at(stage, &settings, format!("tcp:{first}"))?;
+        pair.vm.hold_migration(4)?;
+        pair.go()?;
+        services.carrier(Side::Source, MIDDLE)?;
+        // The reset may come before the connection is known to be one, and before the bytes.
+        if let Ok(mut other) = stage.lab.net.connect_from(Side::Source, second) {
+            other.set_read_timeout(Some(NOTICE))?;
+            let _ = other.write_all(b"QEVM\0\0\0\x03");
+            let got = other.read(&mut [0; 1]);
+            ensure!(!matches!(got, Ok(1)), "it was answered");
+        }
+        pair.vm.let_migrate()?;
+        pair.lands(stage)?;
+        for side in [Side::Source, Side::Destination] {
+            let record = services.ended(side, nth)?;
+            ensure!(record["status"] == "completed", "{record}");
+        }
+    }
+    let said = services.said(Side::Source);
+    ensure!(said.matches("came another way").count() == 2, "{said}");
     Ok(())
 }
 
