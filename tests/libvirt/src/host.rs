@@ -150,6 +150,11 @@ impl Host {
         let _ = self.child.wait();
     }
 
+    /// Its folder of unix sockets, as this machine has it.
+    pub(crate) fn doors(&self) -> PathBuf {
+        self.folder.join("doors")
+    }
+
     /// The number of its first process.
     pub fn pid(&self) -> u32 {
         self.pid

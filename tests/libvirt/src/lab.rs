@@ -164,6 +164,16 @@ impl Lab {
         command
     }
 
+    /// The path of the folder of unix sockets, on both hosts.
+    pub fn doors(&self) -> &Path {
+        &self.doors
+    }
+
+    /// That folder of a host, as this machine has it.
+    pub fn doors_of(&self, side: Side) -> PathBuf {
+        self.host(side).doors()
+    }
+
     /// A folder for files of a scenario, outside of the hosts.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -251,7 +261,21 @@ impl Lab {
     /// It cannot be started.
     pub fn begin_of(&self, domain: &str, from: Side, words: &[&str]) -> Result<Migration> {
         let to = format!("qemu+tcp://{}/system", self.host(from.other()).name);
-        let command = [&["virsh", "migrate", "--live"], words, &[domain, &to]].concat();
+        self.begin_to(domain, from, &to, words)
+    }
+
+    /// The same to the libvirt of this URI.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn begin_to(
+        &self,
+        domain: &str,
+        from: Side,
+        to: &str,
+        words: &[&str],
+    ) -> Result<Migration> {
+        let command = [&["virsh", "migrate", "--live"], words, &[domain, to]].concat();
         let child = self
             .host(from)
             .command(&command)

@@ -15,9 +15,11 @@
 mod disk;
 mod domain;
 mod host;
+mod kubevirt;
 mod lab;
 
 pub use disk::DiskGuest;
 pub use domain::domain;
 pub use host::{Host, Service};
+pub use kubevirt::Proxies;
 pub use lab::{Lab, Migration, Side, FETCH};

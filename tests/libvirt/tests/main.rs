@@ -10,6 +10,7 @@
 //! machine's folder, is for the libvirt 11.3 that `scripts/fetch-libvirt trixie` unpacks.
 
 mod disks;
+mod kubevirt;
 mod virsh;
 
 use std::process::ExitCode;
@@ -108,6 +109,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "a_disk_whose_carrier_is_killed_leaves_the_guest_at_its_source",
         quick: false,
         run: disks::carrier_killed,
+    },
+    Scenario {
+        name: "libvirt_migrates_by_the_proxies_of_kubevirt",
+        quick: false,
+        run: kubevirt::migrates,
     },
 ];
 
