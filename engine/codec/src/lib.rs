@@ -25,7 +25,8 @@
 //! work and the bytes it writes. After a failed decode the contents of the output buffer are
 //! unspecified.
 //!
-//! A single page may be compressed with a [`Dictionary`]; the caller records which one.
+//! A single page may be compressed with a [`Dictionary`]; the caller records which one. Units whose
+//! payload is a part of a *history* do depend on others: see [`HistoryEncoder`].
 //!
 //! # Limits
 //!
@@ -39,6 +40,7 @@ mod encode;
 mod fill;
 mod fixed;
 mod lz4;
+mod history;
 pub mod qz;
 mod settings;
 mod unit;
@@ -48,6 +50,7 @@ pub use decode::{DecodeError, Decoder};
 pub use dictionary::{train, Dictionary, DictionaryError, MAX_DICTIONARY};
 pub use encode::{Deflate, Deflated, Encoded, Encoder};
 pub use fill::same_filled;
+pub use history::{HistoryDecoder, HistoryEncoder, PartHeader, HISTORY_LEVELS, HISTORY_WINDOWS};
 pub use settings::{Settings, SettingsError};
 pub use unit::{checksum, HeaderError, UnitHeader};
 

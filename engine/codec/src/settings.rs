@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::Codec;
+use crate::{Codec, HISTORY_LEVELS};
 
 /// A codec and a level, checked to fit each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +10,7 @@ pub struct Settings {
     codec: Codec,
     level: i32,
     by_qpl: bool,
+    history: bool,
 }
 
 impl Settings {
@@ -27,7 +28,7 @@ impl Settings {
             return match (codec, level) {
                 (Codec::SameFilled, _) => Err(SettingsError::NotSelectable(codec)),
                 (_, Some(level)) => Err(SettingsError::NoLevels { codec, level }),
-                (_, None) => Ok(Self { codec, level: 0, by_qpl: false }),
+                (_, None) => Ok(Self { codec, level: 0, by_qpl: false, history: false }),
             };
         };
         let level = level.unwrap_or(DEFAULT_LEVEL);
@@ -35,14 +36,14 @@ impl Settings {
             let (min, max) = levels.into_inner();
             return Err(SettingsError::Level { codec, level, min, max });
         }
-        Ok(Self { codec, level, by_qpl: false })
+        Ok(Self { codec, level, by_qpl: false, history: false })
     }
 
     /// Units of [`Codec::Zlib`] that Intel's QPL makes, where the encoder has it
     /// ([`Encoder::with_deflate`](crate::Encoder::with_deflate)). Its level is QPL's default, and
     /// that of QEMU's method `qpl`.
     pub fn qpl() -> Self {
-        Self { codec: Codec::Zlib, level: DEFAULT_LEVEL, by_qpl: true }
+        Self { codec: Codec::Zlib, level: DEFAULT_LEVEL, by_qpl: true, history: false }
     }
 
     /// Whether these are [`Settings::qpl`].
@@ -50,10 +51,25 @@ impl Settings {
         self.by_qpl
     }
 
-    /// The name in options and reports: "qpl", or the codec's.
+    /// These settings with a history ([`HistoryEncoder`](crate::HistoryEncoder)), if they are zstd
+    /// of a level for which one pays. An encoder of units ignores it.
+    #[must_use]
+    pub fn with_history(self) -> Self {
+        let history = self.codec == Codec::Zstd && HISTORY_LEVELS.contains(&self.level);
+        Self { history, ..self }
+    }
+
+    /// Whether chunks refer to the chunks before them.
+    pub fn has_history(&self) -> bool {
+        self.history
+    }
+
+    /// The name in options and reports: "qpl", "zstd-history", or the codec's.
     pub fn name(&self) -> &'static str {
         if self.by_qpl {
             "qpl"
+        } else if self.history {
+            "zstd-history"
         } else {
             self.codec.name()
         }
@@ -74,7 +90,7 @@ impl Default for Settings {
     /// zstd level 1: the best ratio for the CPU time on guest memory, and the default of QEMU's
     /// multifd zstd.
     fn default() -> Self {
-        Self { codec: Codec::Zstd, level: DEFAULT_LEVEL, by_qpl: false }
+        Self { codec: Codec::Zstd, level: DEFAULT_LEVEL, by_qpl: false, history: false }
     }
 }
 

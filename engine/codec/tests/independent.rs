@@ -5,7 +5,9 @@ mod data;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
-use codec::{qz, Codec, Decoder, Encoded, Encoder, Settings, UnitHeader};
+use codec::{
+    qz, Codec, Decoder, Encoded, Encoder, HistoryEncoder, PartHeader, Settings, UnitHeader,
+};
 use data::{every_setting, kinds, Kind};
 
 const SIZES: [usize; 11] =
@@ -66,6 +68,27 @@ fn other_decoders_read_our_units() {
                 assert!(judge(codec, payload, size) == plain, "{settings:?} {kind:?} {size}");
             }
         }
+    }
+}
+
+/// The parts of a history are one zstd frame, but for its last block.
+#[test]
+fn another_decoder_reads_our_histories() {
+    const LAST_BLOCK: [u8; 3] = [1, 0, 0];
+    for level in [3, 6, 9] {
+        let mut encoder = HistoryEncoder::new(0, level, 20).unwrap();
+        let (mut all, mut frame) = (Vec::new(), Vec::new());
+        for (number, kind) in (0_u32..).zip([Kind::Text, Kind::Heap, Kind::Text, Kind::Zero]) {
+            let plain = kind.make(140_000, 31 + u64::from(number) / 2);
+            let mut out = vec![0; plain.len()];
+            let len = encoder.encode(&plain, &mut out).expect("it shrinks");
+            let header = PartHeader::from_bytes(&out).unwrap();
+            assert_eq!((header.begins, header.number), (number == 0, number));
+            frame.extend_from_slice(&out[PartHeader::LEN..len]);
+            all.extend_from_slice(&plain);
+        }
+        frame.extend_from_slice(&LAST_BLOCK);
+        assert!(judge(Codec::Zstd, &frame, all.len()) == all, "level {level}");
     }
 }
 
