@@ -10,12 +10,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use codec::{Codec, Encoder, Settings, UnitHeader};
+use codec::{Codec, Encoder, HistoryEncoder, PartHeader, Settings, UnitHeader};
 use image::{Options, RamBlock, State, Store, Writer};
 // The run-time that instrumented objects need.
 use libfuzzer_sys as _;
 use recorder::{record, Ending};
-use session::{encode_preamble, AckEntry, FrameType, Header, Hello, Setup, Welcome};
+use session::{encode_preamble, AckEntry, FrameType, Header, Hello, Histories, Setup, Welcome};
 use stream::synth::{main_stream, mapped_ram_file, multifd_streams, Style};
 use stream::{classify, pack, Kind, Tokeniser};
 
@@ -102,6 +102,7 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
         setup: Some(Setup { channels: 2, postcopy: true, ..Setup::with_return_path() }),
         codecs: vec!["zstd".into(), "lz4".into()],
         delta_cache: 1 << 28,
+        histories: Histories::sized(4, 1 << 24),
         ask: false,
         again: false,
         pass: false,
@@ -141,6 +142,19 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
     add("remote_image", &[&[0], &requests[..]].concat());
     add("remote_image", b"\x19\0\0\0\0\0\0\0\x0ctwelve bytes");
     add("remote_image", b"\x19\x02\0\0\0\0\0\0\x06in use");
+    // Three chunks of one frame.
+    let mut encoder = HistoryEncoder::new(1, 6, 20)?;
+    let mut parts = Vec::new();
+    for chunk in [b"a page, ".repeat(300), b"another page, ".repeat(200), b"a page, ".repeat(90)] {
+        let mut part = vec![0; chunk.len()];
+        let len = encoder.encode(&chunk, &mut part).ok_or("does not shrink")?;
+        let (header, bytes) = part[..len].split_at(PartHeader::LEN);
+        parts.extend_from_slice(header);
+        parts.extend_from_slice(&u16::try_from(bytes.len())?.to_le_bytes());
+        parts.extend_from_slice(&u16::try_from(chunk.len())?.to_le_bytes());
+        parts.extend_from_slice(bytes);
+    }
+    add("history_decode", &parts);
     // Slots, pages, the table's length, a table of two runs, and bytes.
     add("delta_apply", &[16, 5, 8, 0, 8, 2, 0, 0b01, 8, 1, 4, 1, 1, 2, 3]);
     Ok(())

@@ -5,7 +5,9 @@ use crate::cpus::cores;
 use crate::ending_options::EndingOptions;
 use crate::qat_args::{QatLibraries, QplLibrary, SourceAccelerator};
 use crate::rate::Rate;
-use crate::relay_options::{delta_cache_default, delta_cache_size, ConnectOptions, RelayOptions};
+use crate::relay_options::{
+    delta_cache_default, delta_cache_size, history_size, ConnectOptions, RelayOptions,
+};
 use crate::size::Size;
 use crate::turns_option::TurnsOption;
 use anyhow::bail;
@@ -132,6 +134,12 @@ pub(crate) struct SourceOptions {
     // copies cost more than they save.
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
+    /// Memory, here and at the receiver, for what was sent before, so that zstd can refer to it.
+    /// platen shares it among the compression threads, and allocates it as it needs it; their
+    /// tables take up to 10M each besides. It goes with --codec auto, and with zstd of level 3 to
+    /// 19; more than 8M for each compression thread gains little. 0 turns it off; 4G at most
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = history_size)]
+    pub(crate) history: Size,
     /// Name or address that the receiver's certificate must contain [default: HOST of --peer]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Option<String>,

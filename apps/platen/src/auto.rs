@@ -119,7 +119,7 @@ impl From<AutoReport> for Auto {
             .parts
             .iter()
             .map(|part| Part {
-                codec: part.settings.codec().name(),
+                codec: part.settings.name(),
                 level: part.settings.level(),
                 plain: part.plain,
                 size: part.sent,
@@ -133,7 +133,7 @@ impl From<AutoReport> for Auto {
                 .parts
                 .iter()
                 .map(|(settings, share)| Share {
-                    codec: settings.codec().name(),
+                    codec: settings.name(),
                     level: settings.level(),
                     share: *share,
                 })
@@ -167,7 +167,7 @@ impl From<AutoReport> for Auto {
 
 fn named(codec: &str, level: i32) -> String {
     match codec {
-        "zstd" | "zlib" => format!("{codec} {level}"),
+        "zstd" | "zstd-history" | "zlib" => format!("{codec} {level}"),
         _ => codec.to_string(),
     }
 }

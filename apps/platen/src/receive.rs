@@ -235,6 +235,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
         grants: Grants::default(),
         resume: args.relay.resume(),
         delta_cache: args.delta_cache(),
+        history: args.history(),
     };
     let server = Server::new(config, receiver.clone())?;
     let _ = receiver.server.set(Arc::downgrade(&server));

@@ -2,7 +2,9 @@
 
 use crate::args::default_threads;
 use crate::qat_args::{Accelerator, QatLibraries};
-use crate::relay_options::{delta_cache_default, delta_cache_size, RelayOptions};
+use crate::relay_options::{
+    delta_cache_default, delta_cache_size, history_grant, history_size, RelayOptions,
+};
 use crate::size::Size;
 use crate::source_end::MAX_NAME;
 use anyhow::bail;
@@ -73,6 +75,11 @@ pub(crate) struct ReceiveArgs {
     /// available at the start, the smaller]
     #[arg(long, value_name = "SIZE", value_parser = delta_cache_size)]
     pub(crate) delta_cache: Option<Size>,
+    /// Largest memory that one migration may use here for what was sent before (--history of
+    /// `platen migrate`); 0 refuses it, 4G at most [default: 64M or 1/64 of the memory that is
+    /// available at the start, the smaller]
+    #[arg(long, value_name = "SIZE", value_parser = history_size)]
+    pub(crate) history: Option<Size>,
     /// Accept only sources with a certificate for this name. Repeatable [default: every certificate
     /// that a trusted CA has signed]
     #[arg(long, value_name = "NAME")]
@@ -88,6 +95,11 @@ impl ReceiveArgs {
     /// The most bytes of delta cache to grant.
     pub(crate) fn delta_cache(&self) -> u64 {
         self.delta_cache.map_or_else(delta_cache_default, |size| size.0)
+    }
+
+    /// The most bytes of histories to grant.
+    pub(crate) fn history(&self) -> u64 {
+        self.history.map_or_else(history_grant, |size| size.0)
     }
 
     /// Checks that the targets' names are consistent.

@@ -104,6 +104,24 @@ fn available_memory() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// The default of the most memory for a session's histories at a receiver: two levels of zstd for
+/// each of eight compression threads, with windows of 4 MiB; but at most 1/64 of the available
+/// memory.
+pub(crate) fn history_grant() -> u64 {
+    (64 << 20).min(available_memory().unwrap_or(u64::MAX) / 64)
+}
+
+/// A size of the histories of a session.
+pub(crate) fn history_size(text: &str) -> Result<Size, String> {
+    const MOST: u64 = 4 << 30;
+    let size: Size = text.parse()?;
+    if size.0 <= MOST {
+        Ok(size)
+    } else {
+        Err(format!("histories have at most {}, not {size}", Size(MOST)))
+    }
+}
+
 /// A size of a delta cache.
 pub(crate) fn delta_cache_size(text: &str) -> Result<Size, String> {
     /// Guests of 64 GiB; the cache's table takes 1/512 of this.

@@ -70,8 +70,10 @@ impl Plan {
             resume: options.relay.resume(),
             connect_timeout: Duration::from_secs(connect.connect_timeout),
             delta_cache: options.delta_cache(),
+            history: options.history.0,
             qpl,
         };
+        check_history(options, &config)?;
         Ok(Self { config, accelerator, settings })
     }
 
@@ -85,6 +87,26 @@ impl Plan {
         source.accept_on(listening.clone())?;
         Ok(source)
     }
+}
+
+/// Refuses a --history that would have no effect.
+fn check_history(options: &SourceOptions, config: &SourceConfig) -> anyhow::Result<()> {
+    let size = options.history;
+    if size.0 == 0 {
+        return Ok(());
+    }
+    let count = config.history_count();
+    if count == 0 {
+        bail!("--history {size} goes with --codec auto, and with zstd of --level 3 to 19");
+    }
+    if config.histories().is_none() {
+        bail!(
+            "--history {size} is too little for {} compression threads: {count}M at least, or fewer \
+             --compress-threads",
+            config.compress_threads
+        );
+    }
+    Ok(())
 }
 
 /// Binds the socket that QEMU migrates to.

@@ -82,6 +82,16 @@ pub(crate) struct Prior {
 /// libdeflate. Only a start: after some samples, observations outweigh them.
 pub(crate) fn prior(settings: Settings) -> Prior {
     let table: &[(i32, f64, f64)] = match settings.codec() {
+        // By `--example zstd_history` of crate `corpus`, with two histories.
+        Codec::Zstd if settings.has_history() => &[
+            (3, 1.08, 2.5),
+            (5, 1.115, 4.1),
+            (6, 1.137, 5.4),
+            (7, 1.149, 6.5),
+            (9, 1.162, 8.7),
+            (12, 1.18, 19.0),
+            (19, 1.24, 110.0),
+        ],
         Codec::Raw | Codec::SameFilled => &[(0, 0.0, 0.0)],
         Codec::Lz4 => {
             &[(-31, 0.374, 0.243), (-15, 0.478, 0.336), (-7, 0.583, 0.427), (1, 0.732, 0.598)]
@@ -140,9 +150,11 @@ mod tests {
         for codec in codecs {
             for level in std::iter::once(None).chain((-63..=22).map(Some)) {
                 let Ok(settings) = Settings::new(codec, level) else { continue };
-                let prior = prior(settings);
-                assert!((0.0..2.0).contains(&prior.power), "{settings:?} {prior:?}");
-                assert!((0.0..200.0).contains(&prior.cost), "{settings:?} {prior:?}");
+                for settings in [settings, settings.with_history()] {
+                    let prior = prior(settings);
+                    assert!((0.0..2.0).contains(&prior.power), "{settings:?} {prior:?}");
+                    assert!((0.0..200.0).contains(&prior.cost), "{settings:?} {prior:?}");
+                }
                 count += 1;
             }
         }

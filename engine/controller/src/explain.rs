@@ -153,8 +153,8 @@ struct Name(Settings);
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.codec() {
-            codec @ (Codec::Lz4 | Codec::Zlib | Codec::Zstd) => {
-                write!(f, "{codec} {}", self.0.level())
+            Codec::Lz4 | Codec::Zlib | Codec::Zstd => {
+                write!(f, "{} {}", self.0.name(), self.0.level())
             }
             codec => write!(f, "{codec}"),
         }

@@ -20,6 +20,8 @@ pub struct Counters {
     pub compressed_plain: AtomicU64,
     /// Bytes sent for those chunks.
     pub compressed_size: AtomicU64,
+    /// Chunks sent as parts of histories (W29a).
+    pub history_parts: AtomicU64,
     /// Pages stored in the delta cache.
     pub delta_stored: AtomicU64,
     /// Of these, the pages sent as a difference.

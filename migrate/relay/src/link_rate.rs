@@ -62,6 +62,7 @@ pub fn measure_links(
         setup: None,
         codecs: Vec::new(),
         delta_cache: 0,
+        histories: None,
         ask: false,
         again: true,
         pass: false,

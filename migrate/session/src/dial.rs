@@ -3,6 +3,7 @@
 use crate::error::SessionError;
 use crate::frame::MAX_CHUNK_BYTES;
 use crate::hello::{lost, read_preamble, write_preamble, Hello, Welcome, HELLO_TIMEOUT};
+use crate::history::Histories;
 use crate::pass;
 use crate::transport::Link;
 use crate::verdict::Verdict;
@@ -128,6 +129,11 @@ pub(crate) fn dial_as(
             "it grants a delta cache of {} bytes where {} were asked for",
             welcome.delta_cache, hello.delta_cache
         );
+        return Err(SessionError::Hello { peer: peer.into(), detail });
+    }
+    if !Histories::is_within(welcome.histories, hello.histories) {
+        let detail =
+            format!("it grants {:?} where {:?} was asked for", welcome.histories, hello.histories);
         return Err(SessionError::Hello { peer: peer.into(), detail });
     }
     Ok((link, welcome))

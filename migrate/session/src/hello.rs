@@ -1,6 +1,7 @@
 //! The exchange that opens a link: preamble, hello and welcome (W1 to W5).
 
 use crate::error::SessionError;
+use crate::history::Histories;
 use crate::transport::Link;
 use serde::{de::DeserializeOwned, Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -65,6 +66,9 @@ pub struct Hello {
     /// Bytes of delta cache that the client requests (W29).
     #[serde(default)]
     pub delta_cache: u64,
+    /// The histories that the client asks for (W29a).
+    #[serde(default)]
+    pub histories: Option<Histories>,
     /// Opens no link: the client's session has ended without an answer, and this asks how far the
     /// server's session got (W28).
     #[serde(default)]
@@ -105,6 +109,8 @@ pub struct Welcome {
     pub codecs: Vec<String>,
     /// Bytes of delta cache at either end, at most the client's request; 0 without deltas (W29).
     pub delta_cache: u64,
+    /// The histories granted, at most those asked for; `None` without any (W29a).
+    pub histories: Option<Histories>,
     /// The server takes a pass before TLS from the session's further links (W5a).
     pub pass: bool,
     /// Another process of the server holds the session: this connection ends, and link 0 is opened
@@ -285,6 +291,7 @@ mod tests {
             setup: Some(Setup { channels: 2, postcopy: true, ..Setup::with_return_path() }),
             codecs: vec!["zstd".into()],
             delta_cache: 0,
+            histories: None,
             ask: false,
             again: true,
             pass: false,
@@ -347,10 +354,12 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_without_delta_support_gets_no_deltas() {
+    fn a_peer_of_an_older_version_gets_no_deltas_and_no_histories() {
         let old = r#"{"session":"","link":0,"links":1,"page-size":4096,"codecs":[]}"#;
         assert_eq!(serde_json::from_str::<Hello>(old).unwrap().delta_cache, 0);
         assert_eq!(serde_json::from_str::<Welcome>("{}").unwrap().delta_cache, 0);
+        assert_eq!(serde_json::from_str::<Hello>(old).unwrap().histories, None);
+        assert_eq!(serde_json::from_str::<Welcome>("{}").unwrap().histories, None);
     }
 
     #[test]

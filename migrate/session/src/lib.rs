@@ -46,6 +46,7 @@ mod frame;
 mod frame_type;
 mod hash;
 mod hello;
+mod history;
 mod inbound;
 mod link;
 mod links;
@@ -69,13 +70,16 @@ mod writer;
 pub use credit::{Credits, Grants, Permit};
 pub use dial::dial;
 pub use error::SessionError;
-pub use frame::{AckEntry, Header, FLAG_PACKED, HEADER_BYTES, MAX_FREE_PAYLOAD, MAX_STREAMS};
+pub use frame::{
+    AckEntry, Header, FLAG_HISTORY, FLAG_PACKED, HEADER_BYTES, MAX_FREE_PAYLOAD, MAX_STREAMS,
+};
 pub use frame_type::FrameType;
 pub use hash::RunningHash;
 pub use hello::{
     decode_preamble, encode_preamble, random_id, read_preamble, write_preamble, Hello, Setup,
     Welcome, HELLO_TIMEOUT, MAX_LINKS, VERSION,
 };
+pub use history::{Histories, MAX_HISTORIES};
 pub use outgoing::Outgoing;
 pub use pass::{Pass, PASS_BYTES};
 pub use reader::SILENCE;

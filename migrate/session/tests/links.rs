@@ -286,6 +286,7 @@ fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
         name: None,
         setup: None,
         delta_cache: 0,
+        histories: None,
         pass: false,
         codecs: Vec::new(),
         ask: false,

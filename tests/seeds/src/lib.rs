@@ -89,6 +89,7 @@ targets! {
     delta_apply "../../../fuzz/fuzz_targets/delta_apply.rs"
     filter_streams "../../../fuzz/fuzz_targets/filter_streams.rs"
     hello "../../../fuzz/fuzz_targets/hello.rs"
+    history_decode "../../../fuzz/fuzz_targets/history_decode.rs"
     image_open "../../../fuzz/fuzz_targets/image_open.rs"
     libvirt_answers "../../../fuzz/fuzz_targets/libvirt_answers.rs"
     libvirt_head "../../../fuzz/fuzz_targets/libvirt_head.rs"

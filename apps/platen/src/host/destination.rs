@@ -11,7 +11,7 @@ use rustix::fs::{Access, AtFlags, CWD};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use serde_json::json;
-use session::{Grants, Hello};
+use session::{Grants, Hello, Histories};
 use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -42,6 +42,7 @@ pub(super) fn run(
         grants: Grants::default(),
         // As the front has granted it.
         delta_cache: promise.hello.delta_cache,
+        history: promise.hello.histories.map_or(0, Histories::bytes),
         resume: Duration::from_secs(settings.config.resume_timeout),
     };
     let receiver = Arc::new(Receiving {

@@ -2,7 +2,7 @@
 
 use super::settings::Settings;
 use super::switchboard::Carriers;
-use crate::relay_options::delta_cache_default;
+use crate::relay_options::{delta_cache_default, history_grant};
 use crate::say::say;
 use anyhow::Context;
 use relay::{Front, FrontConfig};
@@ -64,6 +64,7 @@ impl Links {
             page_size,
             grants: Grants::default(),
             delta_cache: delta_cache_default(),
+            history: history_grant(),
         };
         let (front, over) =
             (Front::new(config, self.carriers.clone()), Arc::new(AtomicBool::new(false)));

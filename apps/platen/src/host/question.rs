@@ -63,6 +63,7 @@ pub(super) fn ask<T: DeserializeOwned>(
         setup: None,
         codecs: Vec::new(),
         delta_cache: 0,
+        histories: None,
         ask: false,
         again: true,
         pass: false,

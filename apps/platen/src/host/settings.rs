@@ -174,6 +174,7 @@ impl Settings {
         let config = &self.config;
         let codec = codec(config)?;
         let threads = compress_threads(config.max_cpu);
+        let threads = config.compress_threads.map_or(threads, usize::from);
         Ok(SourceConfig {
             peer: peer.address_with(config.port),
             connector: Some(Connector::new(&self.credentials()?, &peer.name)?),
@@ -181,7 +182,7 @@ impl Settings {
             auto: codec
                 .is_none()
                 .then(|| AutoConfig { max_cpu: config.max_cpu, ..AutoConfig::default() }),
-            compress_threads: config.compress_threads.map_or(threads, usize::from),
+            compress_threads: threads,
             compress_wait_thread: true,
             links: config.links,
             page_size: config.page_size,
@@ -197,6 +198,7 @@ impl Settings {
                 (None, What::Vm) => delta_cache_default(),
                 _ => 0,
             },
+            history: 0,
             qpl: None,
         })
     }

@@ -1,8 +1,9 @@
 //! The work of the destination's codec threads: decoding and unpacking units.
 
+use super::histories::{Histories, Turn};
 use crate::inbox::Arrived;
 use crate::units::{CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
-use codec::{Codec, Decoder, UnitHeader};
+use codec::{Codec, Decoder, PartHeader, UnitHeader};
 use offload::{Carry, Done, Offload};
 use pages::Slot;
 use pipeline::{Job, Ticket};
@@ -15,7 +16,14 @@ pub(crate) struct DecodeContext {
     decoder: Decoder,
     packed: Box<[u8]>,
     offload: Option<Offload<Decoding>>,
+    /// The next part of a history that this thread decodes.
+    turn: Option<(Turn<Part>, Arc<Parts>)>,
 }
+
+/// A part of a history, with the place of its chunk.
+pub(crate) type Part = (DecodeJob, Ticket<Arrived>);
+/// The histories of a session.
+pub(crate) type Parts = Histories<Part>;
 
 impl DecodeContext {
     /// With `qat`, a device decodes units of deflate-qz if it has an instance for the thread.
@@ -31,7 +39,27 @@ impl DecodeContext {
             Offload::new(Engine::new(Some(qat), options), CHUNKS_ON_DEVICE, codec::MAX_PLAIN)
         });
         let packed = vec![0; codec::MAX_PLAIN].into_boxed_slice();
-        Self { decoder: Decoder::new(), packed, offload }
+        Self { decoder: Decoder::new(), packed, offload, turn: None }
+    }
+
+    /// Decodes a part of a history, and takes the next one if it has come.
+    fn decode_part(
+        &mut self,
+        turn: Turn<Part>,
+        histories: Arc<Parts>,
+    ) -> (Ticket<Arrived>, Arrived) {
+        let ((job, ticket), begins, mut taken) = turn.split();
+        let packed = &mut self.packed;
+        let arrived = job.decode_by(packed, |_, payload, out| {
+            let decoder = taken.decoder.as_mut().map_err(|reason| reason.clone())?;
+            let part = &payload[PartHeader::LEN..];
+            decoder.decode(begins, part, out).map_err(|error| error.to_string())
+        });
+        if let (Some(Err(error)), true) = (&arrived.chunk, taken.decoder.is_ok()) {
+            taken.decoder = Err(format!("the history has ended: {error}"));
+        }
+        self.turn = histories.end(taken).map(|turn| (turn, histories));
+        (ticket, arrived)
     }
 
     /// The accelerator's counters, if there is one.
@@ -58,6 +86,8 @@ pub(crate) struct DecodeJob {
     pub(crate) unit: UnitHeader,
     pub(crate) payload: Slot,
     pub(crate) chunk: Slot,
+    /// The unit's place in a history of the session, if it is a part of one (W29a).
+    pub(crate) history: Option<(PartHeader, Arc<Parts>)>,
 }
 
 impl DecodeJob {
@@ -74,24 +104,35 @@ impl DecodeJob {
     }
 
     /// Decodes the chunk in software.
-    fn decode(mut self, decoder: &mut Decoder, packed: &mut [u8]) -> Arrived {
+    fn decode(self, decoder: &mut Decoder, packed: &mut [u8]) -> Arrived {
+        self.decode_by(packed, |unit, payload, out| {
+            decoder.decode_unverified(unit, payload, out).map_err(|error| error.to_string())
+        })
+    }
+
+    /// Decodes the chunk by `decode`, which gets the unit's header and payload, and fills the
+    /// unit's plain bytes.
+    fn decode_by(
+        mut self,
+        packed: &mut [u8],
+        decode: impl FnOnce(&UnitHeader, &[u8], &mut [u8]) -> Result<(), String>,
+    ) -> Arrived {
         self.move_table();
-        let Self { header, unit, payload, chunk } = &mut self;
+        let Self { header, unit, payload, chunk, .. } = &mut self;
         let payload = &payload[..unit.payload_len as usize];
         let bad =
             |detail: String| SessionError::Unit { stream: header.stream, seq: header.seq, detail };
         let out = &mut chunk[..header.plain_len as usize];
         let result = if header.flags & FLAG_PACKED != 0 {
             let packed = &mut packed[..unit.plain_len as usize];
-            decoder
-                .decode_unverified(unit, payload, packed)
-                .map_err(|error| error.to_string())
+            decode(unit, payload, packed)
                 .and_then(|()| stream::unpack(packed, out).map_err(|error| error.to_string()))
-                .and_then(|()| unit.verify_checksum(out).map_err(|error| error.to_string()))
         } else {
-            decoder.decode(unit, payload, out).map_err(|error| error.to_string())
+            decode(unit, payload, out)
         };
-        let result = result.map_err(bad);
+        let result = result
+            .and_then(|()| unit.verify_checksum(out).map_err(|error| error.to_string()))
+            .map_err(bad);
         self.arrived(result)
     }
 
@@ -134,10 +175,15 @@ impl Job for DecodeJob {
     }
 
     fn start(
-        self,
+        mut self,
         context: &mut DecodeContext,
         ticket: Ticket<Arrived>,
     ) -> Option<(Ticket<Arrived>, Arrived)> {
+        if let Some((part, histories)) = self.history.take() {
+            // Without a turn the part waits with the histories.
+            let turn = histories.begin(part, (self, ticket))?;
+            return Some(context.decode_part(turn, histories));
+        }
         let plain_len = self.unit.plain_len as usize;
         match &mut context.offload {
             Some(offload) if self.unit.codec == Codec::DeflateQz && offload.has_room() => {
@@ -151,11 +197,12 @@ impl Job for DecodeJob {
     }
 
     fn in_flight(context: &DecodeContext) -> usize {
-        context.offload.as_ref().map_or(0, Offload::in_flight)
+        let on_device = context.offload.as_ref().map_or(0, Offload::in_flight);
+        on_device + usize::from(context.turn.is_some())
     }
 
     fn has_room(context: &DecodeContext) -> bool {
-        context.offload.as_ref().is_none_or(Offload::has_room)
+        context.turn.is_none() && context.offload.as_ref().is_none_or(Offload::has_room)
     }
 
     fn poll(
@@ -163,7 +210,12 @@ impl Job for DecodeJob {
         idle: bool,
         done: &mut dyn FnMut(Ticket<Arrived>, Arrived),
     ) {
-        let DecodeContext { decoder, packed, offload } = context;
+        if let Some((turn, histories)) = context.turn.take() {
+            let (ticket, arrived) = context.decode_part(turn, histories);
+            done(ticket, arrived);
+        }
+        let idle = idle && context.turn.is_none();
+        let DecodeContext { decoder, packed, offload, .. } = context;
         let Some(offload) = offload else { return };
         offload.poll(idle, &mut |Decoding { job, ticket }, what| {
             // Software repeats the device's failures, and words the error if the unit is wrong.
@@ -216,7 +268,7 @@ mod tests {
         let unit = UnitHeader { checksum, ..UnitHeader::of(packed, encoded) };
         let mut header = Header::free(FrameType::Data, 0);
         (header.flags, header.plain_len) = (FLAG_PACKED, u32::try_from(plain_len).unwrap());
-        let job = DecodeJob { header, unit, payload, chunk };
+        let job = DecodeJob { header, unit, payload, chunk, history: None };
         job.run(&mut DecodeContext::new(None))
     }
 

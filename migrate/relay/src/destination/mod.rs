@@ -2,7 +2,7 @@
 //! return path back.
 //!
 //! ```text
-//! run ─► sink (calls of the session) ─► decode (codec threads)
+//! run ─► sink (calls of the session) ─► decode (codec threads) ─► histories
 //!          └─► deliver ─► read_back ─► shared ─► barrier
 //! ```
 //!
@@ -12,6 +12,7 @@ mod barrier;
 mod decode;
 mod deliver;
 mod disk;
+mod histories;
 mod read_back;
 mod run;
 mod shared;

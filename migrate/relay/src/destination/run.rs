@@ -2,7 +2,7 @@
 //! events.
 
 use super::barrier::Barriers;
-use super::decode::DecodeJob;
+use super::decode::{DecodeJob, Parts};
 use super::disk;
 use super::shared::{Event, Listen, Shared, Vet};
 use super::sink::{DestinationSink, Notice};
@@ -11,7 +11,7 @@ use crate::error::{error_chain, RelayError};
 use crate::qemu_socket::QemuAddress;
 use pipeline::Pool;
 use ring::EventCount;
-use session::{Grants, Session, SessionError, Sink, MAX_STREAMS};
+use session::{Grants, Histories, Session, SessionError, Sink, MAX_STREAMS};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -25,6 +25,7 @@ const REACTION: Duration = Duration::from_secs(1);
 /// How long the source may take to acknowledge the end.
 const LAST_ACKS: Duration = Duration::from_secs(2);
 /// Buffers for compressed payloads: for at most 64 links, and those that the codec threads hold.
+/// With histories also for all that wait for their turn: the frame that they wait for needs one.
 const PAYLOAD_SLOTS: usize = 256;
 
 /// One migration, from its first link to its end.
@@ -60,7 +61,7 @@ impl Destination {
     pub(crate) fn new(
         peer: String,
         (grants, lifeline): (Grants, (u16, Duration)),
-        (page_size, delta_cache): (usize, u64),
+        (page_size, delta_cache, histories): (usize, u64, Option<Histories>),
         (target, listen, vet): (QemuAddress, Listen, Vet),
         pool: Arc<Pool<DecodeJob>>,
         notice: Notice,
@@ -68,7 +69,8 @@ impl Destination {
     ) -> Result<Self, RelayError> {
         let (events, receiver) = mpsc::channel();
         let sink = DestinationSink::new(events.clone(), notice);
-        let session = Session::new(peer, grants, PAYLOAD_SLOTS, lifeline, sink.clone())?;
+        let waiting = histories.map_or(0, |_| grants.buffers());
+        let session = Session::new(peer, grants, PAYLOAD_SLOTS + waiting, lifeline, sink.clone())?;
         session.supervise_links(None)?;
         let shared = Arc::new(Shared {
             session,
@@ -79,6 +81,7 @@ impl Destination {
             page_size,
             is_disk,
             delta_cache: AtomicU64::new(delta_cache),
+            histories: Arc::new(Parts::new(histories)),
             barriers: Barriers::default(),
             counters: Counters::default(),
             events,
@@ -205,6 +208,7 @@ impl Destination {
         }
         let session = &shared.session;
         session.join();
+        shared.histories.close();
         let untold = !session.resume_timeout().is_zero() && !session.is_peer_informed();
         shared.untold.store(result.is_err() && untold, Ordering::Release);
         result

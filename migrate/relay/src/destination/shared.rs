@@ -1,7 +1,7 @@
 //! The state that the threads of a destination relay share.
 
 use super::barrier::Barriers;
-use super::decode::DecodeJob;
+use super::decode::{DecodeJob, Parts};
 use crate::counters::Counters;
 use crate::error::RelayError;
 use crate::inbox::Arrived;
@@ -62,6 +62,8 @@ pub(super) struct Shared {
     pub(super) is_disk: bool,
     /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
+    /// The source's histories (W29a).
+    pub(super) histories: Arc<Parts>,
     pub(super) barriers: Barriers,
     pub(super) counters: Counters,
     pub(super) events: Sender<Event>,

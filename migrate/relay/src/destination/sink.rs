@@ -6,9 +6,9 @@ use super::disk;
 use super::shared::{Event, Shared};
 use crate::inbox::{self, Arrived};
 use crate::threads::spawn;
-use codec::Codec;
+use codec::{Codec, PartHeader};
 use pipeline::Results;
-use session::{Incoming, SessionError, Sink, FLAG_PACKED};
+use session::{Incoming, SessionError, Sink, FLAG_HISTORY, FLAG_PACKED};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -71,6 +71,16 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
         let _ = results.push(Arrived { header, chunk: None, checksum: None });
         return Ok(());
     };
+    let history = if header.flags & FLAG_HISTORY == 0 {
+        None
+    } else {
+        let bytes = &payload[..unit.payload_len as usize];
+        let part = Some(PartHeader::from_bytes(bytes)).filter(|_| unit.codec == Codec::Zstd);
+        let part = part.unwrap_or_else(|| Err(format!("a history has no part of {}", unit.codec)));
+        let (stream, seq) = (header.stream, header.seq);
+        let part = part.map_err(|detail| SessionError::Unit { stream, seq, detail })?;
+        Some((part, shared.histories.clone()))
+    };
     if unit.codec == Codec::Raw && header.flags & FLAG_PACKED == 0 {
         let _ = results.push(Arrived { header, chunk: Some(Ok(payload)), checksum: None });
         return Ok(());
@@ -80,7 +90,7 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
         shared.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
     // Waits for the codec threads, which wait for no stream. A closed pool means that the
     // session has ended.
-    let _ = shared.pool.submit_wait(DecodeJob { header, unit, payload, chunk }, &results);
+    let _ = shared.pool.submit_wait(DecodeJob { header, unit, payload, chunk, history }, &results);
     Ok(())
 }
 

@@ -48,6 +48,8 @@ pub struct FrontConfig {
     pub grants: Grants,
     /// The most bytes of delta cache for a session; 0 for none.
     pub delta_cache: u64,
+    /// The most bytes of a session's histories (W29a); 0 for none.
+    pub history: u64,
 }
 
 /// The processes that hold the sessions. Called from the thread of one connection each.
@@ -220,11 +222,12 @@ impl Front {
         };
         let token = random_id().map_err(|error| error.to_string())?;
         let delta_cache = hello.delta_cache.min(self.config.delta_cache);
-        let hello = Hello { delta_cache, ..hello.clone() };
+        let histories = hello.histories.and_then(|asked| asked.granted(self.config.history));
+        let hello = Hello { delta_cache, histories, ..hello.clone() };
         let (promised, peer) = (token.clone(), peer.to_string());
         self.switchboard.open(Promise { hello, token: promised, owner, peer })?;
         let welcome = welcome(self.config.grants, &token, true);
-        Ok(Welcome { delta_cache, again: true, ..welcome })
+        Ok(Welcome { delta_cache, histories, again: true, ..welcome })
     }
 }
 

@@ -208,8 +208,8 @@ impl Server {
         let opened = random_id().map_err(|error| error.to_string()).and_then(|token| {
             let active = self.open_target(hello, (peer, owner), target, address, &token)?;
             active.join(0);
-            let delta_cache = active.delta_cache;
-            Ok((active, Welcome { delta_cache, ..self.welcome(&token) }))
+            let (delta_cache, histories) = (active.delta_cache, active.histories);
+            Ok((active, Welcome { delta_cache, histories, ..self.welcome(&token) }))
         });
         if opened.is_err() {
             self.remove_session(target, &hello.session);
@@ -237,10 +237,11 @@ impl Server {
         let listen = move || listener.listen(&named);
         let vet = move |socket: &QemuSocket| judge.connected(socket);
         let delta_cache = hello.delta_cache.min(self.config.delta_cache);
+        let histories = hello.histories.and_then(|asked| asked.granted(self.config.history));
         let destination = Destination::new(
             peer,
             (self.config.grants, (hello.links, self.config.resume)),
-            (self.config.page_size as usize, delta_cache),
+            (self.config.page_size as usize, delta_cache, histories),
             (address.clone(), Box::new(listen), Box::new(vet)),
             self.pool.clone(),
             Box::new(move |text| host.notice(text)),
@@ -254,6 +255,7 @@ impl Server {
             joined: Mutex::default(),
             last_pass: LastPass::default(),
             delta_cache,
+            histories,
             destination,
         });
         self.lock_sessions().insert(hello.session.clone(), active.clone());

@@ -4,7 +4,7 @@ use super::config::{Host, ServerConfig};
 use super::waiting::{LastPass, WaitingRoom};
 use crate::destination::{DecodeJob, Destination};
 use pipeline::Pool;
-use session::{Hello, Pass, Verdict};
+use session::{Hello, Histories, Pass, Verdict};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +29,8 @@ pub(super) struct Active {
     pub(super) last_pass: LastPass,
     /// Bytes granted for a delta cache.
     pub(super) delta_cache: u64,
+    /// The histories granted.
+    pub(super) histories: Option<Histories>,
     pub(super) destination: Arc<Destination>,
 }
 

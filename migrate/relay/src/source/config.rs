@@ -3,7 +3,7 @@
 use crate::auto::AutoConfig;
 use codec::Settings;
 use qpl::Qpl;
-use session::Setup;
+use session::{Histories, Setup};
 use std::sync::Arc;
 use std::time::Duration;
 use tls::Connector;
@@ -46,6 +46,32 @@ pub struct SourceConfig {
     /// sent again goes as its difference; 0 for none. With `auto` only while the link is the
     /// bottleneck.
     pub delta_cache: u64,
+    /// Bytes of memory, here and at the peer, for what zstd may refer to of the chunks before
+    /// (W29a); 0 for none.
+    pub history: u64,
     /// libqpl, for codec qpl; without it, and for what it does not do, libdeflate compresses.
     pub qpl: Option<Qpl>,
+}
+
+/// The levels of zstd that `auto` uses with a history.
+pub(super) const AUTO_HISTORY_LEVELS: [i32; 2] = [6, 9];
+
+impl SourceConfig {
+    /// How many levels of zstd have histories: that of a named codec, or those of `auto`.
+    pub(super) fn history_levels(&self) -> usize {
+        match &self.auto {
+            Some(_) => AUTO_HISTORY_LEVELS.len(),
+            None => usize::from(self.settings.with_history().has_history()),
+        }
+    }
+
+    /// How many histories this source can use: for each codec thread one of each level.
+    pub fn history_count(&self) -> usize {
+        self.history_levels() * self.compress_threads.max(1)
+    }
+
+    /// The histories to ask for; `None` if the memory for them is too little.
+    pub fn histories(&self) -> Option<Histories> {
+        Histories::sized(self.history_count(), self.history)
+    }
 }

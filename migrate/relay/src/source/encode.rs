@@ -1,5 +1,6 @@
 //! The work of the source's codec threads: packing and encoding chunks.
 
+use super::history::{Attempt, OwnHistories};
 use crate::auto::assigned::{Assigned, Begun};
 use crate::counters::Counters;
 use crate::units::{raw, CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
@@ -10,13 +11,15 @@ use pipeline::{Job, Ticket};
 use qat::{Direction, Engine, EngineOptions, Qat};
 use qpl::Qpl;
 use ring::Ring;
-use session::{Header, Outgoing, FLAG_PACKED};
+use session::{Header, Outgoing, FLAG_HISTORY, FLAG_PACKED};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use stream::Token;
 
 /// A codec thread of the source.
 pub(crate) struct EncodeContext {
     encoder: Encoder,
+    histories: Option<OwnHistories>,
     packed: Box<[u8]>,
     offload: Option<Offload<Encoding>>,
     qpl: Option<Arc<qpl::Counters>>,
@@ -30,6 +33,7 @@ impl EncodeContext {
         chunk_bytes: usize,
         device: Option<&Arc<Qat>>,
         qpl: Option<&Qpl>,
+        histories: Option<OwnHistories>,
     ) -> Result<Self, codec::SettingsError> {
         let packed = vec![0; chunk_bytes].into_boxed_slice();
         let device = device.filter(|_| settings.codec() == Codec::DeflateQz);
@@ -48,7 +52,7 @@ impl EncodeContext {
         if let Some(compressor) = compressor {
             encoder = encoder.with_deflate(Box::new(compressor));
         }
-        Ok(Self { encoder, packed, offload, qpl })
+        Ok(Self { encoder, histories, packed, offload, qpl })
     }
 
     /// The device's counters, if there is one.
@@ -174,7 +178,7 @@ impl Job for EncodeJob {
     type Context = EncodeContext;
 
     fn run(mut self, context: &mut EncodeContext) -> Outgoing {
-        let EncodeContext { encoder, packed, .. } = context;
+        let EncodeContext { encoder, histories, packed, .. } = context;
         let mut assigned = self.assigned.take();
         let begun = assigned.as_mut().map(Assigned::begin);
         if let Some(wanted) = assigned.as_ref().map(Assigned::settings) {
@@ -189,18 +193,26 @@ impl Job for EncodeJob {
         } else {
             None
         };
-        let (plain_len, encoded, flags) = match packed_len {
-            Some(packed_len) => {
-                let plain = &packed[..packed_len];
-                let mut encoded = encoder.encode(plain, &mut self.payload);
-                if encoded.codec == Codec::Raw {
-                    self.payload[..packed_len].copy_from_slice(plain);
-                    encoded = Encoded { codec: Codec::Raw, len: packed_len };
-                }
-                (packed_len, encoded, FLAG_PACKED)
-            }
-            None => (self.len, encoder.encode(chunk, &mut self.payload), 0),
+        let plain = packed_len.map_or(chunk, |packed_len| &packed[..packed_len]);
+        let mut flags = packed_len.map_or(0, |_| FLAG_PACKED);
+        let settings = encoder.settings();
+        let part = match histories {
+            Some(histories) => histories.encode(settings, plain, &mut self.payload),
+            None => Attempt::Unfit,
         };
+        let plain_len = plain.len();
+        let encoded = match part {
+            Attempt::Part(len) => {
+                self.counters.history_parts.fetch_add(1, Ordering::Relaxed);
+                flags |= FLAG_HISTORY;
+                Encoded { codec: Codec::Zstd, len }
+            }
+            Attempt::NoGain => Encoded { codec: Codec::Raw, len: plain_len },
+            Attempt::Unfit => encoder.encode(plain, &mut self.payload),
+        };
+        if encoded.codec == Codec::Raw && packed_len.is_some() {
+            self.payload[..plain_len].copy_from_slice(plain);
+        }
         let len = self.len;
         let outgoing = self.into_unit(plain_len, encoded, flags);
         if let (Some(assigned), Some(begun)) = (assigned, begun) {

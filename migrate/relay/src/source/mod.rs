@@ -2,7 +2,7 @@
 //! frames, and writes the return path back.
 //!
 //! ```text
-//! connect ─► run ─► decision ─► doubt ────┐     encode (codec threads)
+//! connect ─► run ─► decision ─► doubt ────┐     encode (codec threads) ─► history
 //!    └─► admission ─► intake ─► chunk ───┼─► shared ─► keeper
 //!            └──────► hand_back ─────────┘     sink (calls of the session)
 //! ```
@@ -20,6 +20,7 @@ mod encode;
 mod end_of_stream;
 mod hand_back;
 mod handle;
+mod history;
 mod intake;
 mod keeper;
 mod run;

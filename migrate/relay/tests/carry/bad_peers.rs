@@ -8,7 +8,7 @@ use crate::identity::single;
 use codec::{Codec, UnitHeader};
 use session::{
     dial, random_id, read_preamble, write_preamble, AckEntry, FrameType, Grants, Header, Hello,
-    Link, RunningHash, SessionError, Welcome, HELLO_TIMEOUT,
+    Histories, Link, RunningHash, SessionError, Welcome, FLAG_HISTORY, HELLO_TIMEOUT,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -26,6 +26,7 @@ fn hello() -> Hello {
         name: None,
         setup: None,
         delta_cache: 0,
+        histories: None,
         codecs: vec!["zstd".into()],
         ask: false,
         again: false,
@@ -187,13 +188,13 @@ pub(crate) struct Liar {
 }
 
 impl Liar {
-    pub(crate) fn new(to: SocketAddr) -> Self {
+    pub(crate) fn new(to: SocketAddr, histories: Option<Histories>) -> Self {
         let mut hello = hello();
-        hello.links = 1;
+        (hello.links, hello.histories) = (1, histories);
         // More than the receiver grants.
         hello.delta_cache = 1 << 40;
         let (link, welcome) = dial(&to.to_string(), None, &hello).unwrap();
-        assert_eq!(welcome.delta_cache, DELTA_CACHE);
+        assert_eq!((welcome.delta_cache, welcome.histories), (DELTA_CACHE, histories));
         Self { link, hash: RunningHash::default() }
     }
 
@@ -241,6 +242,24 @@ impl Liar {
         let _ = self.link.write_all(&[&header.to_bytes()[..], &unit, plain, table].concat());
     }
 
+    /// `plain` of stream 0 as a part of a history.
+    pub(crate) fn part(&mut self, seq: u64, offset: u64, part: &[u8], plain: &[u8]) {
+        let checksum = codec::checksum(plain);
+        self.hash.add(checksum);
+        let length = |len: usize| u32::try_from(len).unwrap();
+        let (plain_len, payload_len) = (length(plain.len()), length(part.len()));
+        let unit = UnitHeader { codec: Codec::Zstd, plain_len, payload_len, checksum }.to_bytes();
+        let header = Header {
+            seq,
+            offset,
+            plain_len,
+            flags: FLAG_HISTORY,
+            hash: self.hash.value(),
+            ..Header::free(FrameType::Data, length(unit.len() + part.len()))
+        };
+        let _ = self.link.write_all(&[&header.to_bytes()[..], &unit, part].concat());
+    }
+
     pub(crate) fn data_with_wrong_hash(&mut self) {
         self.hash.add(7);
         self.data(0, 1, 0, b"bytes");
@@ -261,10 +280,10 @@ pub(crate) fn send_main(link: Link, bytes: &[u8]) -> Link {
 }
 
 /// The receiving relay's error at the end of a session with such a peer.
-fn caught(lie: impl FnOnce(&mut Liar)) -> String {
+pub(crate) fn caught(histories: Option<Histories>, lie: impl FnOnce(&mut Liar)) -> String {
     let receiving = Receiving::new();
     let listener = receiving.qemu(None);
-    let mut liar = Liar::new(receiving.address);
+    let mut liar = Liar::new(receiving.address, histories);
     lie(&mut liar);
     let error = receiving.result().unwrap_err().to_string();
     // The relay closes its connections to QEMU, and the target is free again.
@@ -277,31 +296,31 @@ fn caught(lie: impl FnOnce(&mut Liar)) -> String {
 #[test]
 fn invalid_frames_end_their_session_alone() {
     bounded(|| {
-        let error = caught(|liar| liar.link.write_all(&[0x55; 480]).unwrap());
+        let error = caught(None, |liar| liar.link.write_all(&[0x55; 480]).unwrap());
         assert!(error.contains("checksum"), "{error}");
-        let error = caught(|liar| liar.bare(FrameType::Open, 264, 0));
+        let error = caught(None, |liar| liar.bare(FrameType::Open, 264, 0));
         assert!(error.contains("264"), "{error}");
-        let error = caught(|liar| {
+        let error = caught(None, |liar| {
             let header = Header { payload_len: u32::MAX, ..Header::free(FrameType::Finish, 0) };
             liar.link.write_all(&header.to_bytes()).unwrap();
         });
         assert!(error.contains("4294967295"), "{error}");
-        let error = caught(|liar| liar.data(0, 0, 0, b"QEVM"));
+        let error = caught(None, |liar| liar.data(0, 0, 0, b"QEVM"));
         assert!(error.contains("OPEN"), "{error}");
-        let error = caught(|liar| {
+        let error = caught(None, |liar| {
             liar.bare(FrameType::Open, 0, 0);
             liar.bare(FrameType::Open, 0, 1);
         });
         assert!(error.contains("second OPEN"), "{error}");
-        let error = caught(|liar| {
+        let error = caught(None, |liar| {
             liar.bare(FrameType::Open, 0, 0);
             liar.hash.add(7);
             liar.data(0, 1, 0, b"QEVM");
         });
         assert!(error.contains("running hash"), "{error}");
-        let error = caught(|liar| liar.free(FrameType::Ack, &[0; 27]));
+        let error = caught(None, |liar| liar.free(FrameType::Ack, &[0; 27]));
         assert!(error.contains("27 bytes"), "{error}");
-        let error = caught(|liar| {
+        let error = caught(None, |liar| {
             let mut payload = Vec::new();
             AckEntry { stream: 3, seq: 5, offset: 0, hash: 0 }.write(&mut payload);
             liar.free(FrameType::Ack, &payload);
@@ -316,7 +335,7 @@ fn invalid_delta_tables_end_their_session_alone() {
         let page = [7; PAGE];
         let record = [&[0; 8][..], &page].concat();
         let caught_with = |tables: &[&[u8]]| {
-            caught(|liar| {
+            caught(None, |liar| {
                 liar.bare(FrameType::Open, 0, 0);
                 let (mut seq, mut offset) = (1, 0);
                 for table in tables {
@@ -338,13 +357,13 @@ fn invalid_delta_tables_end_their_session_alone() {
         // A difference from a page that the peer did not send gives other bytes than it states.
         let error = caught_with(&[&[8, 1, 0, 0], &[8, 1, 0, 1]]);
         assert!(error.contains("running hash"), "{error}");
-        let error = caught(|liar| {
+        let error = caught(None, |liar| {
             liar.open(1);
             liar.data_with_table(0, 1, 0, &record, &[8, 1, 0, 0]);
         });
         assert!(error.contains("not the main one"), "{error}");
         // In postcopy no page is sent twice, and the cache is freed.
-        let error = caught(|liar| {
+        let error = caught(None, |liar| {
             let mut main = MainStream::new(PAGE);
             main.file_header().packaged(&[7; 100]);
             let bytes = main.take();
@@ -354,7 +373,7 @@ fn invalid_delta_tables_end_their_session_alone() {
         });
         assert!(error.contains("or in postcopy"), "{error}");
         // Only one stream has the cache, whatever a peer opens.
-        let error = caught(|liar| {
+        let error = caught(None, |liar| {
             for stream in 0..2 {
                 liar.bare(FrameType::Open, stream, 0);
             }
@@ -372,10 +391,10 @@ fn invalid_delta_tables_end_their_session_alone() {
 fn a_peer_that_exceeds_a_bound_is_refused() {
     bounded(|| {
         // Stream 0 never gets its first frame, so nothing can be delivered: 1024 frames may wait.
-        let error = caught(|liar| (1..=1100).for_each(|seq| liar.data(0, seq, 0, b"x")));
+        let error = caught(None, |liar| (1..=1100).for_each(|seq| liar.data(0, seq, 0, b"x")));
         assert!(error.contains("1024 ahead of what was written"), "{error}");
         // Two such streams: the buffers run out first.
-        let error = caught(|liar| {
+        let error = caught(None, |liar| {
             for seq in 1..=1000 {
                 liar.data(0, seq, 0, b"x");
                 liar.data(1, seq, 0, b"x");
@@ -390,7 +409,7 @@ fn a_peer_that_dies_in_the_middle_frees_its_target() {
     bounded(|| {
         let receiving = Receiving::new();
         let listener = receiving.qemu(None);
-        let mut liar = Liar::new(receiving.address);
+        let mut liar = Liar::new(receiving.address, None);
         liar.bare(FrameType::Open, 0, 0);
         liar.data(0, 1, 0, b"QEVM\0\0\0\x03");
         let (main, _) = listener.accept().unwrap();
@@ -410,7 +429,7 @@ fn a_peer_that_finishes_and_stays_connected_is_disconnected() {
     bounded(|| {
         let receiving = Receiving::new();
         let listener = receiving.qemu(None);
-        let mut liar = Liar::new(receiving.address);
+        let mut liar = Liar::new(receiving.address, None);
         liar.bare(FrameType::Open, 0, 0);
         liar.data(0, 1, 0, b"QEVM\0\0\0\x03");
         let (main, _) = listener.accept().unwrap();
@@ -437,9 +456,9 @@ fn a_peer_that_finishes_and_stays_connected_is_disconnected() {
 #[test]
 fn a_source_that_finishes_before_the_destination_has_confirmed_has_failed() {
     bounded(|| {
-        let error = caught(|liar| liar.free(FrameType::Finish, b"{}"));
+        let error = caught(None, |liar| liar.free(FrameType::Finish, b"{}"));
         assert!(error.contains("is over, which it is not"), "{error}");
-        let error = caught(|liar| {
+        let error = caught(None, |liar| {
             liar.bare(FrameType::Open, 0, 0);
             liar.data(0, 1, 0, b"QEVM\0\0\0\x03");
             liar.free(FrameType::Finish, b"{}");

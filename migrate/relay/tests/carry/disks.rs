@@ -342,7 +342,7 @@ fn frames_that_no_nbd_connection_has_end_the_session_with_nothing_wrong_written(
         for (nth, (lie, words)) in lies.into_iter().enumerate() {
             let receiving = Receiving::of_disks(GRANTS, Duration::ZERO);
             let listener = receiving.qemu(None);
-            let mut liar = Liar::new(receiving.address);
+            let mut liar = Liar::new(receiving.address, None);
             liar.open(NBD);
             let (mut there, _) = listener.accept().unwrap();
             there.write_all(GREETING).unwrap();

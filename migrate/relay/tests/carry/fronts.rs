@@ -1,7 +1,8 @@
 //! W4a, W4b: sessions that a front opens and another server carries; QEMU's connections by TCP.
 
 use crate::harness::{
-    assert_same, bounded, config, Ended, Options, TestHost, DELTA_CACHE, PAGE, SHUT_OK, WATCHDOG,
+    assert_same, bounded, config, Ended, Options, TestHost, DELTA_CACHE, HISTORY, PAGE, SHUT_OK,
+    WATCHDOG,
 };
 use crate::identity::single;
 use crate::resume::hello;
@@ -11,7 +12,7 @@ use relay::{
     ServerConfig, Source, Switchboard,
 };
 use rustix::fd::{AsFd, BorrowedFd};
-use session::{dial, Grants, Hello, SessionError};
+use session::{dial, Grants, Hello, Histories, SessionError};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -62,6 +63,7 @@ impl Switchboard for Board {
             grants: Grants::default(),
             resume: Duration::from_secs(5),
             delta_cache: promise.hello.delta_cache,
+            history: promise.hello.histories.map_or(0, Histories::bytes),
         };
         let host = TestHost::new(self.ended.lock().unwrap().clone());
         let server = Server::new(config, Arc::new(host)).unwrap();
@@ -102,7 +104,8 @@ impl Site {
         });
         let grants = Grants::default();
         let page_size = u32::try_from(PAGE).unwrap();
-        let config = FrontConfig { acceptor, page_size, grants, delta_cache: DELTA_CACHE };
+        let (delta_cache, history) = (DELTA_CACHE, HISTORY);
+        let config = FrontConfig { acceptor, page_size, grants, delta_cache, history };
         let front = Front::new(config, board.clone());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -147,6 +147,7 @@ impl Receiving {
             grants,
             resume,
             delta_cache: DELTA_CACHE,
+            history: HISTORY,
         };
         let server = Server::new(config, host.clone()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -187,6 +188,8 @@ const BUSY: &str = "a migration to this target is in progress";
 
 /// Bytes of delta cache that receivers grant in these tests.
 pub(crate) const DELTA_CACHE: u64 = 64 << 20;
+/// Bytes of histories that receivers grant in these tests.
+pub(crate) const HISTORY: u64 = 16 << 20;
 
 /// A running source relay.
 pub(crate) struct Sending {
@@ -209,6 +212,8 @@ pub(crate) struct Options {
     pub(crate) connector: Option<Connector>,
     pub(crate) resume: Duration,
     pub(crate) delta_cache: u64,
+    /// Bytes of histories.
+    pub(crate) history: u64,
     pub(crate) accelerator: Option<Arc<Qat>>,
     /// Sends by codec qpl.
     pub(crate) qpl: Option<qpl::Qpl>,
@@ -227,6 +232,7 @@ impl Default for Options {
             connector: None,
             resume: Duration::ZERO,
             delta_cache: 0,
+            history: 0,
             accelerator: None,
             qpl: None,
         }
@@ -253,6 +259,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         resume: options.resume,
         connect_timeout: Duration::ZERO,
         delta_cache: options.delta_cache,
+        history: options.history,
         qpl: options.qpl,
     }
 }
@@ -290,6 +297,11 @@ impl Sending {
 
     pub(crate) fn connect(&self) -> UnixStream {
         UnixStream::connect(&self.path).unwrap()
+    }
+
+    /// Chunks sent as parts of histories so far.
+    pub(crate) fn parts(&self) -> u64 {
+        self.source.counters().history_parts.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Pages stored in the delta cache so far, and how many of them went as differences.

@@ -46,6 +46,7 @@ fn a_measurement_without_end_is_refused() {
                 setup: None,
                 codecs: Vec::new(),
                 delta_cache: 0,
+                histories: None,
                 ask: false,
                 again: true,
                 pass: false,

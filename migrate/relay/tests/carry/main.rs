@@ -19,6 +19,7 @@ mod fake_qpl;
 mod flood;
 mod fronts;
 mod harness;
+mod histories;
 mod identity;
 mod link_rate;
 mod lost_peer;

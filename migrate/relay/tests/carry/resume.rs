@@ -493,6 +493,7 @@ pub(crate) fn hello() -> Hello {
         name: None,
         setup: None,
         delta_cache: 0,
+        histories: None,
         codecs: Vec::new(),
         ask: false,
         again: false,
@@ -532,6 +533,7 @@ fn the_record_of_an_ended_session_does_not_change() {
             grants: GRANTS,
             resume: RESUME,
             delta_cache: 0,
+            history: 0,
         };
         let server = Server::new(config, host.clone()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

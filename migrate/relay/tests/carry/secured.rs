@@ -76,6 +76,7 @@ fn hello() -> Hello {
         name: None,
         setup: None,
         delta_cache: 0,
+        histories: None,
         codecs: vec!["zstd".into()],
         ask: false,
         again: false,

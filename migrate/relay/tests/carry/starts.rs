@@ -94,6 +94,7 @@ fn once(
         grants: Grants::default(),
         resume,
         delta_cache: 0,
+        history: 0,
     };
     let server = Server::new(config, host).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
