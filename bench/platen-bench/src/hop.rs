@@ -9,7 +9,6 @@ use crate::watch::Watch;
 use crate::{device, program};
 use anyhow::{bail, ensure, Context};
 use clap::Args;
-use codec::Codec;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -17,6 +16,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 use stream::synth::{main_stream, multifd_streams, Style};
 
@@ -36,9 +36,15 @@ pub(crate) struct HopArgs {
     /// Runs of each kind, interleaved; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Codecs to run
+    /// Pages of one set of the corpus, in their order, instead of MIB of all
+    #[arg(long, value_name = "NAME")]
+    set: Option<String>,
+    /// Codecs to run, each perhaps with its level and the relay's --history: zstd:6:8M, auto::0
     #[arg(long, value_delimiter = ',', default_value = "none,lz4,zstd")]
-    codecs: Vec<Codec>,
+    codecs: Vec<Way>,
+    /// The relay's --max-bandwidth
+    #[arg(long, value_name = "RATE")]
+    max_bandwidth: Option<String>,
     /// Multifd channels to run; 0 is a single stream
     #[arg(long, value_delimiter = ',', default_value = "0,2")]
     channels: Vec<u8>,
@@ -48,6 +54,32 @@ pub(crate) struct HopArgs {
     /// Write the figures to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// How the relay compresses.
+#[derive(Debug, Clone)]
+struct Way {
+    text: String,
+    options: Vec<String>,
+}
+
+impl FromStr for Way {
+    type Err = String;
+
+    /// CODEC[:LEVEL[:HISTORY]]; the relay checks the values.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (names, mut values) = (["--codec", "--level", "--history"], text.split(':'));
+        let mut options = Vec::new();
+        for (name, value) in names.iter().zip(&mut values) {
+            if !value.is_empty() {
+                options.extend([(*name).to_string(), value.to_string()]);
+            }
+        }
+        match values.next() {
+            None => Ok(Self { text: text.into(), options }),
+            Some(more) => Err(format!("'{more}' is too much: CODEC[:LEVEL[:HISTORY]]")),
+        }
+    }
 }
 
 /// One migration. Memory is the most that each relay had; the stages are the threads of both by
@@ -69,10 +101,16 @@ struct Run {
 
 pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
     let corpus = corpus::Corpus::load();
-    let pages = corpus.rounds().bytes((args.mib as usize) << 20);
+    let pages = match &args.set {
+        None => corpus.rounds().bytes((args.mib as usize) << 20),
+        Some(name) => {
+            let set = corpus.set(name);
+            set.with_context(|| format!("no set {name} in {:?}", corpus.names()))?.pages().to_vec()
+        }
+    };
     println!(
         "{} MiB of {:?}; medians of {} interleaved runs",
-        args.mib,
+        pages.len() >> 20,
         corpus.origin(),
         args.runs
     );
@@ -81,8 +119,8 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
     let mut cases = Vec::new();
     for at in 0..streams.len() {
         for codec in &args.codecs {
-            cases.push((at, *codec, false));
-            cases.extend(args.tls.then_some((at, *codec, true)));
+            cases.push((at, codec, false));
+            cases.extend(args.tls.then_some((at, codec, true)));
         }
     }
     let ca = tempfile::Builder::new().prefix("platen-ca-").tempdir()?;
@@ -97,11 +135,12 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
     for _ in 0..args.runs {
         for ((at, codec, tls), runs) in cases.iter().zip(&mut runs) {
             let certificates = certificates.as_deref().filter(|_| *tls);
-            runs.push(one(&streams[*at], *codec, certificates)?);
+            let limit = args.max_bandwidth.as_deref();
+            runs.push(one(&streams[*at], codec, certificates, limit)?);
         }
     }
     println!(
-        "{:<10} {:<6} {:<4} {:>22} {:>10} {:>8} {:>10}",
+        "{:<10} {:<10} {:<4} {:>22} {:>10} {:>8} {:>10}",
         "channels", "codec", "TLS", "CPU s/GiB, both relays", "GB/s", "ratio", "TLS costs"
     );
     let mut rows = Vec::new();
@@ -120,12 +159,12 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
             plain_cpu = cpu;
             String::new()
         };
-        let (name, with) = (codec.name(), if *tls { "yes" } else { "no" });
+        let (name, with) = (&codec.text, if *tls { "yes" } else { "no" });
         println!(
-            "{channels:<10} {name:<6} {with:<4} {cpu:>22.3} {rate:>10.2} {ratio:>8.2} {cost:>10}"
+            "{channels:<10} {name:<10} {with:<4} {cpu:>22.3} {rate:>10.2} {ratio:>8.2} {cost:>10}"
         );
         rows.push(json!({
-            "channels": channels, "codec": codec.name(), "cpu-seconds-per-gib": cpu,
+            "channels": channels, "codec": codec.text, "cpu-seconds-per-gib": cpu,
             "gigabytes-per-second": rate, "ratio": ratio, "runs": runs.len(), "tls": tls,
             "plain": plain, "each": runs,
         }));
@@ -191,7 +230,12 @@ fn start(args: &[String]) -> anyhow::Result<(Relay, String)> {
 }
 
 /// One migration; with TLS if `certificates` is given.
-fn one(streams: &[Vec<u8>], codec: Codec, certificates: Option<&Path>) -> anyhow::Result<Run> {
+fn one(
+    streams: &[Vec<u8>],
+    codec: &Way,
+    certificates: Option<&Path>,
+    max_bandwidth: Option<&str>,
+) -> anyhow::Result<Run> {
     let dir = tempfile::Builder::new().prefix("platen-hop-").tempdir()?;
     let path = |name: &str| dir.path().join(name);
     let unix = |name: &str| format!("unix:{}", path(name).display());
@@ -214,17 +258,19 @@ fn one(streams: &[Vec<u8>], codec: Codec, certificates: Option<&Path>) -> anyhow
         "--json",
         &json("receive.json"),
     ]))?;
-    let (relay, _) = start(&arguments(&[
+    let mut sending = arguments(&[
         "relay",
         "--listen",
         &unix("in"),
         "--peer",
         &address,
-        "--codec",
-        codec.name(),
         "--json",
         &json("relay.json"),
-    ]))?;
+    ]);
+    sending.extend_from_slice(&codec.options);
+    sending
+        .extend(max_bandwidth.iter().flat_map(|rate| ["--max-bandwidth".into(), (*rate).into()]));
+    let (relay, _) = start(&sending)?;
     let mut watches = [Watch::new(relay.0.id()), Watch::new(receive.0.id())];
     let started = Instant::now();
     std::thread::scope(|scope| -> anyhow::Result<()> {
