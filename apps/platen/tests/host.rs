@@ -312,8 +312,8 @@ fn a_migration_that_was_silent_at_first_does_not_go_in_the_clear() {
     assert!(record["cause"].as_str().unwrap().contains("migrate again"), "{record}");
 }
 
-/// The other host's QEMU awaits a VM, and gets no connection before the source has written: it would
-/// take that for the VM's.
+/// The other host's QEMU awaits a VM, and gets no connection before the source has written: it
+/// would take that for the VM's.
 #[test]
 fn a_source_that_is_silent_for_seconds_migrates_all_the_same() {
     let rig = Rig::new("");
@@ -363,7 +363,7 @@ fn a_disk_s_client_does_not_wait_for_its_silence_to_last() {
     });
 }
 
-/// What listens there may have changed since the question, and an older source does not ask.
+/// Another socket may listen there since the question, and an older source does not ask.
 #[test]
 fn a_qemu_that_awaits_a_vm_gets_no_silent_connection() {
     let rig = Rig::new("");

@@ -1,4 +1,4 @@
-//! What a listening socket of this host awaits: a QEMU's VM, or the client of a server.
+//! Tells a socket at which a QEMU awaits a VM from one of a server.
 //!
 //! Both clients may be silent at first: an NBD client until its server has spoken, and a source
 //! QEMU until libvirt has passed it the connection. A look must not connect, since a QEMU that
@@ -25,7 +25,7 @@ const UNANSWERED: Duration = Duration::from_secs(10);
 /// The same if a QEMU awaits a VM there. A source QEMU that needs longer is a fault of its host.
 const LATE: Duration = Duration::from_secs(60);
 
-/// What a listening socket awaits.
+/// The purpose of a listening socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Awaits {

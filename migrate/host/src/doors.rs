@@ -56,8 +56,8 @@ pub trait Doorkeeper {
     fn is_lent(&self, door: &Door) -> bool;
     /// A migration begins with these connections: a carrier gets them, and the door.
     fn migration(&mut self, door: &Door, listener: &DoorListener, connections: Vec<QemuSocket>);
-    /// What awaits this connection at the other host, which has been silent since then; `None` if
-    /// that is not known yet. Called again and again, and must not wait.
+    /// The purpose of the socket that awaits this connection, silent since then, at the other host;
+    /// `None` if it is not known yet. Called again and again, and must not wait.
     fn awaits(&mut self, door: &Door, connection: &QemuSocket, since: Instant) -> Option<Awaits>;
     /// A connection whose client waits for its server to speak, as an NBD client does.
     fn silent(&mut self, door: &Door, connection: QemuSocket);
@@ -98,7 +98,7 @@ struct Waiting {
     spoke: bool,
     /// The other host is being asked about it.
     asked: bool,
-    /// What the other host has answered last.
+    /// The last answer of the other host.
     awaited: Option<Awaits>,
 }
 

@@ -4,9 +4,9 @@
 //!  source: libvirt, QEMU ─► UID-PORT-source.sock ─► proxy ═ TCP ═► proxy ─► target: libvirt, QEMU
 //! ```
 //!
-//! A proxy has a socket for libvirt (port 0), for the migration (49152) and for NBD (49153). Each of
-//! them has a TCP port of the target's proxy, chosen there, which leads to one socket of the target.
-//! KubeVirt's connections have TLS, and these do not.
+//! A proxy has a socket for libvirt (port 0), for the migration (49152) and for NBD (49153). Each
+//! of them has a TCP port of the target's proxy, chosen there, which leads to one socket of the
+//! target. KubeVirt's connections have TLS, and these do not, and none is for NBD.
 
 use crate::host::Host;
 use anyhow::{Context, Result};

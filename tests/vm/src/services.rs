@@ -94,7 +94,7 @@ impl Services {
         self.services[nth(side)].take().context("it does not run")?.kill().map(drop)
     }
 
-    /// What the service of a side and its carriers have said; nothing if it does not run.
+    /// The messages of a side's service and its carriers; nothing if it does not run.
     pub fn said(&self, side: Side) -> String {
         self.services[nth(side)].as_ref().map(Proc::output).unwrap_or_default()
     }

@@ -26,7 +26,7 @@ pub(super) struct Asking {
 struct Question {
     /// When it was asked.
     at: Instant,
-    /// What was answered, and when.
+    /// The answer, and its time.
     answer: Arc<OnceLock<(Awaits, Instant)>>,
 }
 

@@ -184,8 +184,8 @@ fn is_of_one_vm(path: &Path) -> Result<(), String> {
     ))
 }
 
-/// Refuses a socket to which this process may not connect. The rights that the folder's list gives to
-/// new sockets are cut by the umask of the process that listens, and only its user can mend them.
+/// Refuses a socket to which this process may not connect. The folder's list gives rights to new
+/// sockets. The umask of the process that listens cuts them, and only its user can mend that.
 fn is_open(path: &Path) -> Result<(), String> {
     match rustix::fs::accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS) {
         Err(Errno::ACCESS) => {
