@@ -63,14 +63,19 @@ const SKIP_LIBVIRT: &str = "PLATEN_SKIP_LIBVIRT";
 const SKIP_PACKAGES: &str = "PLATEN_SKIP_PACKAGES";
 
 /// The builds that only `make proof` needs.
-const FETCHED_FOR_PROOF: [Fetched; 2] = [
+const FETCHED_FOR_PROOF: [Fetched; 3] = [
     ("scripts/fetch-qemu", &["11"], "PLATEN_SKIP_QEMU11"),
     ("scripts/fetch-libvirt", &["trixie"], SKIP_LIBVIRT),
+    ("scripts/fetch-libvirt", &["forky"], SKIP_LIBVIRT),
 ];
 
-/// The scenarios of libvirt 9.0 that `make proof` repeats with 11.3: migrations. Those of saved VMs
-/// recover postcopy, at which libvirtd 11.3 crashes.
-const WITH_LIBVIRT_11: [&str; 8] = [
+/// The newer systems with libvirt: the job's name, and the folder.
+const NEWER_LIBVIRT: [(&str, &str); 2] =
+    [("libvirt 11.3", "target/libvirt-trixie"), ("libvirt 12", "target/libvirt-forky")];
+
+/// The scenarios of libvirt 9.0 that `make proof` repeats with the newer ones: migrations. Those of
+/// saved VMs recover postcopy, at which libvirtd 11.3 crashes.
+const WITH_NEWER_LIBVIRT: [&str; 8] = [
     "libvirt_migrates_",
     "libvirt_aborts_",
     "libvirt_saves_",
@@ -203,9 +208,12 @@ fn proof_jobs(part: &'static str, all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> 
             }
             None if part == "libvirt" => {
                 let programs = build(&["--release"])?;
-                let newer = harness(&programs, part, "libvirt 11.3", &WITH_LIBVIRT_11)?;
-                let newer = newer.env("PLATEN_LIBVIRT", "target/libvirt-trixie");
-                vec![vec![harness(&programs, part, part, &[])?, newer]]
+                let mut jobs = vec![harness(&programs, part, part, &[])?];
+                for (name, folder) in NEWER_LIBVIRT {
+                    let job = harness(&programs, part, name, &WITH_NEWER_LIBVIRT)?;
+                    jobs.push(job.env("PLATEN_LIBVIRT", folder));
+                }
+                vec![jobs]
             }
             None => vec![vec![harness(&build(&["--release"])?, part, part, &[])?]],
         },
