@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 pub(crate) const NAME: &str = "g2";
 /// The path of the disk, on both hosts.
 const PATH: &str = "/tmp/g2.img";
+/// The path of what both hosts have of it beforehand, if the disk is an overlay.
+const BASE: &str = "/tmp/g2.base";
+/// The path of a copy of an overlay with its base, for a look.
+const COPY: &str = "/tmp/g2.raw";
 /// libvirt-qemu.
 const OWNER: u32 = 64055;
 const SECTOR: u64 = 512;
@@ -56,22 +60,28 @@ pub struct DiskGuest {
     content: Vec<u8>,
     /// Bytes of the disk.
     size: u64,
+    /// The disk is an overlay (qcow2), and what it was at first is on both hosts.
+    overlay: bool,
 }
 
 impl DiskGuest {
-    /// Boots it from a disk of `size` bytes that has `content` behind the ring, and holes.
+    /// Boots it from a disk of `size` bytes that has `content` behind the ring, and holes. As an
+    /// `overlay`, the disk has only what the guest writes.
     ///
     /// # Errors
     /// A step fails.
-    pub fn boot(lab: &Lab, at: Side, size: u64, content: Vec<u8>) -> Result<Self> {
-        let guest = Self { at, content, size };
+    pub fn boot(lab: &Lab, at: Side, size: u64, content: Vec<u8>, overlay: bool) -> Result<Self> {
+        let guest = Self { at, content, size, overlay };
         let host = lab.host(at);
-        let disk = guest.make_disk(host)?;
-        disk.write_all_at(BOOT, 0)?;
-        disk.write_all_at(PACKET, 0x60)?;
-        disk.write_all_at(&[0x55, 0xaa], 510)?;
-        disk.write_all_at(&guest.content, (FIRST + RING) * SECTOR)?;
-        fs::write(host.file("/tmp/g2.xml"), domain())?;
+        if overlay {
+            for side in [Side::A, Side::B] {
+                guest.fill(&guest.make_file(lab.host(side), BASE)?)?;
+            }
+            guest.make_disk(host)?;
+        } else {
+            guest.fill(&guest.make_file(host, PATH)?)?;
+        }
+        fs::write(host.file("/tmp/g2.xml"), domain(overlay))?;
         host.virsh(&["define", "/tmp/g2.xml"])?;
         host.virsh(&["start", NAME])?;
         // The ring is full.
@@ -79,14 +89,59 @@ impl DiskGuest {
         Ok(guest)
     }
 
+    /// Writes what the disk has at first.
+    fn fill(&self, disk: &File) -> Result<()> {
+        disk.write_all_at(BOOT, 0)?;
+        disk.write_all_at(PACKET, 0x60)?;
+        disk.write_all_at(&[0x55, 0xaa], 510)?;
+        disk.write_all_at(&self.content, (FIRST + RING) * SECTOR)?;
+        Ok(())
+    }
+
     /// An empty disk, in place of what is there.
-    fn make_disk(&self, host: &Host) -> Result<File> {
-        let path = host.file(PATH);
+    fn make_disk(&self, host: &Host) -> Result<()> {
+        if !self.overlay {
+            return self.make_file(host, PATH).map(drop);
+        }
+        let (well, said) =
+            host.run(&["qemu-img", "create", "-f", "qcow2", "-b", BASE, "-F", "raw", PATH])?;
+        ensure!(well, "qemu-img on {}: {said}", host.name);
+        Ok(chown(host.file(PATH), Some(OWNER), Some(OWNER))?)
+    }
+
+    /// An empty file, in place of what is there.
+    fn make_file(&self, host: &Host, path: &str) -> Result<File> {
+        let path = host.file(path);
         let _ = fs::remove_file(&path);
         let disk = File::options().read(true).write(true).create_new(true).open(&path)?;
         disk.set_len(self.size)?;
         chown(&path, Some(OWNER), Some(OWNER))?;
         Ok(disk)
+    }
+
+    /// The highest number in the ring.
+    fn highest(&self, lab: &Lab) -> Result<u64> {
+        if !self.overlay {
+            return Ok(ring(&self.bytes(lab)?)?.1);
+        }
+        // QEMU writes the overlay's tables late, and all of them when the guest is stopped.
+        lab.host(self.at).virsh(&["suspend", NAME])?;
+        let bytes = self.bytes(lab);
+        lab.host(self.at).virsh(&["resume", NAME])?;
+        Ok(ring(&bytes?)?.1)
+    }
+
+    /// A file with the disk's bytes, where the guest is, stopped.
+    fn bytes(&self, lab: &Lab) -> Result<PathBuf> {
+        if !self.overlay {
+            return Ok(self.path(lab, self.at));
+        }
+        let host = lab.host(self.at);
+        // QEMU has the disk open.
+        let words = ["qemu-img", "convert", "-U", "-f", "qcow2", "-O", "raw", PATH, COPY];
+        let (well, said) = host.run(&words)?;
+        ensure!(well, "qemu-img on {}: {said}", host.name);
+        Ok(host.file(COPY))
     }
 
     fn path(&self, lab: &Lab, side: Side) -> PathBuf {
@@ -95,11 +150,10 @@ impl DiskGuest {
 
     /// Waits until the highest number in the ring has risen by so many.
     fn wait_for_writes(&self, lab: &Lab, count: u64) -> Result<()> {
-        let path = self.path(lab, self.at);
-        let before = ring(&path)?.1;
+        let before = self.highest(lab)?;
         let until = Instant::now() + PATIENCE;
-        while ring(&path)?.1 < before + count {
-            ensure!(Instant::now() < until, "{NAME} writes nothing: {:?}", ring(&path));
+        while self.highest(lab)? < before + count {
+            ensure!(Instant::now() < until, "{NAME} writes nothing: {before}");
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(())
@@ -111,7 +165,8 @@ impl DiskGuest {
     /// It cannot be started.
     pub fn begin(&self, lab: &Lab, words: &[&str]) -> Result<Migration> {
         self.make_disk(lab.host(self.at.other()))?;
-        lab.begin_of(NAME, self.at, &[&["--copy-storage-all"], words].concat())
+        let what = if self.overlay { "--copy-storage-inc" } else { "--copy-storage-all" };
+        lab.begin_of(NAME, self.at, &[&[what], words].concat())
     }
 
     /// Waits for a migration that has to succeed, and checks the disk.
@@ -136,7 +191,7 @@ impl DiskGuest {
         ensure!(!other.runs(NAME)?, "{NAME} runs on {}, too", other.name);
         self.wait_for_writes(lab, 1)?;
         host.virsh(&["suspend", NAME])?;
-        let path = self.path(lab, self.at);
+        let path = self.bytes(lab)?;
         let (lowest, highest) = ring(&path)?;
         ensure!(highest - lowest < RING, "a write is missing: {lowest} to {highest}");
         let disk = File::open(&path)?;
@@ -165,7 +220,9 @@ impl DiskGuest {
         lab.host(self.at).virsh(&["destroy", NAME])?;
         for side in [Side::A, Side::B] {
             let _ = lab.host(side).run(&["virsh", "-q", "undefine", NAME])?;
-            let _ = fs::remove_file(self.path(lab, side));
+            for file in [PATH, BASE, COPY] {
+                let _ = fs::remove_file(lab.host(side).file(file));
+            }
         }
         Ok(())
     }
@@ -198,7 +255,8 @@ fn is_empty(disk: &File, mut from: u64, to: u64) -> Result<()> {
     Ok(())
 }
 
-fn domain() -> String {
+fn domain(overlay: bool) -> String {
+    let kind = if overlay { "qcow2" } else { "raw" };
     format!(
         "<domain type='qemu'>
   <name>{NAME}</name>
@@ -212,7 +270,7 @@ fn domain() -> String {
     <emulator>/usr/bin/qemu-system-x86_64</emulator>
     <controller type='usb' model='none'/>
     <disk type='file' device='disk'>
-      <driver name='qemu' type='raw'/>
+      <driver name='qemu' type='{kind}'/>
       <source file='{PATH}'/>
       <target dev='sda' bus='sata'/>
     </disk>

@@ -35,7 +35,7 @@ fn content(len: usize) -> Vec<u8> {
 /// The guest migrates with its disk there and back, and everything of it goes by platen.
 pub(crate) fn there_and_back(lab: &mut Lab) -> Result<()> {
     let filled = FILLED / 2;
-    let mut guest = DiskGuest::boot(lab, lab.at, SIZE, content(filled))?;
+    let mut guest = DiskGuest::boot(lab, lab.at, SIZE, content(filled), false)?;
     let sockets = [lab.by_socket(1), lab.by_socket(2)].concat();
     let mut by_sockets: Vec<&str> = sockets.iter().map(String::as_str).collect();
     by_sockets[2] = "--disks-uri";
@@ -58,9 +58,26 @@ pub(crate) fn there_and_back(lab: &mut Lab) -> Result<()> {
     guest.end(lab)
 }
 
+/// With `--copy-storage-inc` only the overlay goes over; both hosts have its base.
+pub(crate) fn incremental(lab: &mut Lab) -> Result<()> {
+    let mut guest = DiskGuest::boot(lab, lab.at, SIZE, content(FILLED), true)?;
+    for _ in 0..2 {
+        let before = counts(lab)?;
+        let migration = guest.begin(lab, &[])?;
+        guest.arrive(lab, migration)?;
+        let allocated = guest.allocated(lab)?;
+        ensure!(allocated < FILLED as u64 / 2, "the base was copied: {allocated} bytes");
+        for side in [Side::A, Side::B] {
+            let (vm, disk) = ended(lab, side, before[side as usize])?;
+            ensure!(vm["status"] == "completed" && disk["status"] == "completed", "{vm} {disk}");
+        }
+    }
+    guest.end(lab)
+}
+
 /// The services are killed and the link is cut while the disk is copied, and it goes on.
 pub(crate) fn interrupted(lab: &mut Lab) -> Result<()> {
-    let mut guest = DiskGuest::boot(lab, lab.at, SIZE, content(FILLED))?;
+    let mut guest = DiskGuest::boot(lab, lab.at, SIZE, content(FILLED), false)?;
     let migration = guest.begin(lab, &SLOW)?;
     wait_for_disk(lab, guest.at)?;
     for side in [Side::A, Side::B] {
@@ -77,7 +94,7 @@ pub(crate) fn interrupted(lab: &mut Lab) -> Result<()> {
 /// The end of a process that carries the disk ends the migration: the guest stays, and the next
 /// migration works.
 pub(crate) fn carrier_killed(lab: &mut Lab) -> Result<()> {
-    let mut guest = DiskGuest::boot(lab, lab.at, SIZE, content(FILLED))?;
+    let mut guest = DiskGuest::boot(lab, lab.at, SIZE, content(FILLED), false)?;
     for victim in [guest.at, guest.at.other()] {
         let migration = guest.begin(lab, &SLOW)?;
         let pid = wait_for_disk(lab, guest.at).and_then(|_| carrier(lab, victim))?;
@@ -157,7 +174,7 @@ const FIGURE_SIZE: u64 = 2 << 30;
 /// Prints the time of a storage copy over 200 Mbit/s by NBD alone and by platen, in turns.
 pub(crate) fn figure(lab: &mut Lab) -> Result<()> {
     let content = files(usize::try_from(FIGURE_SIZE / 2)?)?;
-    let mut guest = DiskGuest::boot(lab, lab.at, FIGURE_SIZE, content)?;
+    let mut guest = DiskGuest::boot(lab, lab.at, FIGURE_SIZE, content, false)?;
     for side in [Side::A, Side::B] {
         lab.host(side).limit_link("200mbit")?;
     }

@@ -7,7 +7,8 @@
 //! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
 //! of `make test`. Needs what `scripts/fetch-libvirt` unpacks, root, and the binary of the same
 //! profile. `PLATEN_KEEP=1` leaves the logs. `PLATEN_LIBVIRT=target/libvirt-trixie`, from this
-//! machine's folder, is for the libvirt 11.3 that `scripts/fetch-libvirt trixie` unpacks.
+//! machine's folder, is for the libvirt 11.3 that `scripts/fetch-libvirt trixie` unpacks, and
+//! `target/libvirt-forky` for the newest.
 
 mod disks;
 mod kubevirt;
@@ -99,6 +100,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "libvirt_migrates_a_guest_with_its_disk",
         quick: true,
         run: disks::there_and_back,
+    },
+    Scenario {
+        name: "libvirt_migrates_a_guest_with_the_overlay_of_its_disk",
+        quick: false,
+        run: disks::incremental,
     },
     Scenario {
         name: "a_disk_is_copied_through_killed_services_and_a_cut_link",
