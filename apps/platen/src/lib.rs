@@ -207,6 +207,7 @@ pub fn platen() -> ExitCode {
         Command::Play(args) => return finish(restore_player::run(&args)),
         Command::Device(args) => {
             device::use_small_one(&args);
+            device::with_everything();
             return finish(device::run(args));
         }
         Command::Qat(args) => return finish(qat_command::run(args)),

@@ -360,6 +360,28 @@ fn the_small_program_serves_only_if_it_has_this_version() {
 }
 
 #[test]
+fn a_device_that_may_need_a_driver_is_served_by_the_whole_program() {
+    for (accelerator, program) in [("auto", "platen"), ("none", "platen-device")] {
+        let folder = tempfile::tempdir().unwrap();
+        let options = ["--codec", "qatzip", "--accelerator", accelerator];
+        let served = Served::logged(folder.path(), &options);
+        let runs = || {
+            let exe = format!("/proc/{}/exe", served.server().as_raw_nonzero());
+            fs::read_link(exe).unwrap().file_name().unwrap().to_owned()
+        };
+        assert_eq!(runs(), program, "{accelerator}");
+        assert!(!served.log().contains("loads no driver"), "{}", served.log());
+        if accelerator == "auto" {
+            let run = folder.path().join("run");
+            let (output, said) = said(platen().args(["upgrade", "kept", "--run-dir"]).arg(run));
+            assert!(output.status.success(), "{said}");
+            assert_eq!(runs(), program);
+        }
+        served.end();
+    }
+}
+
+#[test]
 fn a_server_whose_supervisor_was_killed_removes_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let served = Served::logged(folder.path(), &[]);

@@ -40,6 +40,12 @@ use std::process::ExitCode;
 #[cfg(test)]
 pub(crate) use metrics::{tests::example_status, text as metrics_text};
 
+/// Adds to this program what `platen-device` leaves out.
+pub(crate) fn with_everything() {
+    offload::with_drivers();
+    serve::with_fuse();
+}
+
 pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
     let done = match args.command {
         DeviceCommand::Stat(args) => stat::run(&args),

@@ -6,8 +6,25 @@ use anyhow::{ensure, Context};
 use codec::Codec;
 use device::{Device, OffloadOptions};
 use qat::{Libraries, Location, Qat, StartOptions};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
+
+/// How this program starts QAT devices, if it can.
+static START: OnceLock<Start> = OnceLock::new();
+
+type Start = fn(&Location, &Device, &OffloadOptions) -> anyhow::Result<usize>;
+
+/// Makes this program start QAT devices. `platen-device` does not: it is linked statically, so it
+/// cannot load a driver, and its memory is locked, so it has no code that it does not need.
+pub(crate) fn with_drivers() {
+    // Set once.
+    let _ = START.set(start);
+}
+
+/// Whether these arguments need a driver.
+pub(super) fn needs_drivers(args: &ServeArgs) -> bool {
+    args.codec == Codec::DeflateQz && args.accelerator != PageAccelerator::None
+}
 
 /// Checks that the arguments for QAT agree.
 pub(super) fn check(args: &ServeArgs) -> anyhow::Result<()> {
@@ -17,6 +34,10 @@ pub(super) fn check(args: &ServeArgs) -> anyhow::Result<()> {
         args.codec
     );
     Ok(())
+}
+
+fn starter() -> anyhow::Result<Start> {
+    START.get().copied().context("platen-device loads no driver: serve the device with platen")
 }
 
 /// The thread that starts QAT devices, if there is one.
@@ -32,9 +53,12 @@ impl Offload {
         device: &Arc<Device>,
         replaces: bool,
     ) -> anyhow::Result<Self> {
-        if args.codec != Codec::DeflateQz || args.accelerator == PageAccelerator::None {
+        if !needs_drivers(args) {
             return Ok(Self(None));
         }
+        let start = |location: &Location, device: &Device, options: &OffloadOptions| {
+            starter()?(location, device, options)
+        };
         let location = args.qat_libraries.clone().map_or(Location::System, Location::Folder);
         let mut options = OffloadOptions::default();
         if let Some(threads) = args.qat_threads {

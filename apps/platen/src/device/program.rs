@@ -1,10 +1,13 @@
 //! The program of a device's processes: `platen-device`, which has these commands only.
 //!
-//! A swap device locks its whole program in memory. `platen` with all its commands takes two and a
-//! half times as much memory.
+//! A swap device locks its whole program in memory. `platen` with all its commands takes several
+//! times as much memory. `platen-device` also leaves out what swap does not need: drivers of QAT
+//! devices and FUSE. Devices with these are served by `platen`.
 
-use super::args::{DeviceArgs, DeviceCommand};
+use super::args::{DeviceArgs, DeviceCommand, ServeArgs, UpgradeArgs};
+use super::{control, offload, stat};
 use crate::say::say;
+use codec::Codec;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,9 +19,11 @@ const NAME: &str = "platen-device";
 pub(crate) fn use_small_one(args: &DeviceArgs) {
     let stays = match &args.command {
         // A supervisor starts servers with the program that it is itself.
-        DeviceCommand::Serve(args) => args.inherited.is_none() && args.adopt.is_none(),
+        DeviceCommand::Serve(args) => {
+            args.inherited.is_none() && args.adopt.is_none() && !needs_all(args)
+        }
         // The supervisor takes the program of the process that asks.
-        DeviceCommand::Upgrade(_) => true,
+        DeviceCommand::Upgrade(args) => !needs_all_as_served(args).unwrap_or(true),
         _ => false,
     };
     let Some(program) = stays.then(beside).flatten() else { return };
@@ -29,6 +34,19 @@ pub(crate) fn use_small_one(args: &DeviceArgs) {
     let mut command = Command::new(&program);
     let error = command.arg0("platen").args(std::env::args_os().skip(1)).exec();
     say(&format!("{} is not used: {error}", program.display()));
+}
+
+/// Whether a device with these arguments needs code that `platen-device` leaves out.
+fn needs_all(args: &ServeArgs) -> bool {
+    args.fuse.is_some() || offload::needs_drivers(args)
+}
+
+/// The same of a device that is served; `None` if it does not answer.
+fn needs_all_as_served(args: &UpgradeArgs) -> Option<bool> {
+    let folder = control::folder(args.control.run_dir.as_deref()).ok()?;
+    let status = stat::ask(control::address(&folder, &args.name).path()).ok()?;
+    let by_fuse = status.transports.iter().any(|transport| transport.kind == "fuse");
+    Some(by_fuse || status.codec == Codec::DeflateQz.name())
 }
 
 /// The file beside this program, if there is one.

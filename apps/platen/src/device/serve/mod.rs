@@ -11,6 +11,7 @@ mod transports;
 mod watch;
 
 use self::answers::{serve_without, Answers};
+pub(super) use self::open::with_fuse;
 use self::open::Opened;
 use self::prepare::Prepared;
 use self::supervisor::Supervisor;

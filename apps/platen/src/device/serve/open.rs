@@ -13,9 +13,10 @@ use device::{Device, FETCH_THREAD};
 use nbd::Server;
 use policy::Trainer;
 use pulse::Pulse;
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use store::{Ahead, FileDisk, Keeper, Store};
 use swap::supervisor::step;
@@ -111,7 +112,22 @@ impl Opened {
     }
 }
 
+/// How this program mounts a device as a file, if it can.
+static MOUNT: OnceLock<Mount> = OnceLock::new();
+
+type Mount = fn(&Device, &Path, usize) -> Result<fuse::Server, fuse::MountError>;
+
+/// Makes this program serve by FUSE. `platen-device` does not: see `device::use_small_one`.
+pub(crate) fn with_fuse() {
+    // Set once.
+    let _ = MOUNT.set(fuse::Server::mount::<Device>);
+}
+
 /// Mounts the device as a file.
 pub(super) fn mount(device: &Device, path: &Path) -> Result<fuse::Server, fuse::MountError> {
-    fuse::Server::mount(device, path, thread::available_parallelism().map_or(1, usize::from))
+    let Some(mount) = MOUNT.get() else {
+        let why = "platen-device serves no FUSE: serve the device with platen";
+        return Err(fuse::MountError::Mount { path: path.into(), source: io::Error::other(why) });
+    };
+    mount(device, path, thread::available_parallelism().map_or(1, usize::from))
 }
