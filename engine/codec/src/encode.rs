@@ -91,14 +91,14 @@ impl Encoder {
         Ok(this)
     }
 
-    /// An encoder for `settings` that can also compress pages with a dictionary, provided that the
-    /// settings are zstd and its level never changes.
+    /// As [`with_limit`](Self::with_limit), for an encoder that can also compress pages with a
+    /// dictionary, provided that the settings are zstd and its level never changes.
     ///
     /// # Errors
     ///
     /// As [`new`](Self::new).
-    pub fn with_dictionaries(settings: Settings) -> Result<Self, SettingsError> {
-        let mut this = Self::new(settings)?;
+    pub fn with_dictionaries(settings: Settings, largest: usize) -> Result<Self, SettingsError> {
+        let mut this = Self::with_limit(settings, largest)?;
         if settings.codec() == Codec::Zstd {
             this.with_dictionary = Some(WithDictionary::new(settings.level())?);
         }

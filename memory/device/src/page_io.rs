@@ -30,13 +30,13 @@ fn in_software(settings: Settings) -> Result<Settings, SettingsError> {
 pub fn thread_heap(settings: Settings) -> usize {
     let contexts = match (settings.codec(), settings.level()) {
         (Codec::Zlib | Codec::DeflateQz, level) if level > 3 => 712,
-        (Codec::Zlib | Codec::DeflateQz, _) => 400,
-        (Codec::Zstd, level) if level > 9 => 320,
-        (Codec::Zstd, _) => 144,
+        (Codec::Zlib | Codec::DeflateQz, _) => 208,
+        (Codec::Zstd, level) if level > 9 => 276,
+        (Codec::Zstd, _) => 108,
         // lz4 works on the stack.
         _ => 8,
     };
-    (contexts + 304) << 10
+    (contexts + 312) << 10
 }
 
 /// A page whose compressed form is longer is stored uncompressed: reading it then costs a copy, and
@@ -73,9 +73,9 @@ impl PageIo {
         let mut this = Self {
             records: Arc::clone(records),
             encoder: if records.dictionaries.may_be() {
-                Encoder::with_dictionaries(in_software(records.settings)?)?
+                Encoder::with_dictionaries(in_software(records.settings)?, PAGE)?
             } else {
-                Encoder::new(in_software(records.settings)?)?
+                Encoder::with_limit(in_software(records.settings)?, PAGE)?
             },
             reader: PageReader::new(worker.store()),
             worker,

@@ -52,8 +52,8 @@ pub(crate) struct Sweep {
     /// Payload of the group being made.
     group: GroupBuffer,
     /// Objects as they were read, and the decoded pages.
-    objects: Box<[[u8; MAX_OBJECT]; MAX_MEMBERS]>,
-    plain: Box<[[u8; PAGE]; MAX_MEMBERS]>,
+    objects: Box<[[u8; MAX_OBJECT]]>,
+    plain: Box<[[u8; PAGE]]>,
     coded: Box<[u8]>,
     found: [Idle; MAX_MEMBERS],
     count: usize,
@@ -68,9 +68,9 @@ pub(crate) struct Sweep {
 
 /// The most heap memory of a sweep, in bytes.
 pub(crate) fn memory(codec: codec::Settings, group: usize) -> usize {
-    let buffers = MAX_MEMBERS * (MAX_OBJECT + PAGE) + MAX_MEMBERS * PAGE;
+    let buffers = group * (MAX_OBJECT + PAGE) + group * PAGE;
     // Beside them a reader and a group's payload.
-    Encoder::memory_with_limit(codec, group * PAGE) + buffers + (384 << 10)
+    Encoder::memory_with_limit(codec, group * PAGE) + buffers + (312 << 10)
 }
 
 impl Sweep {
@@ -94,9 +94,9 @@ impl Sweep {
             worker,
             encoder: Encoder::with_limit(codec, settings.group * PAGE).map_err(wrong)?,
             group: GroupBuffer::new(),
-            objects: boxed(),
-            plain: boxed(),
-            coded: vec![0; MAX_MEMBERS * PAGE].into_boxed_slice(),
+            objects: vec![[0; MAX_OBJECT]; settings.group].into_boxed_slice(),
+            plain: vec![[0; PAGE]; settings.group].into_boxed_slice(),
+            coded: vec![0; settings.group * PAGE].into_boxed_slice(),
             found: [Idle::default(); MAX_MEMBERS],
             count: 0,
             cursor: None,
@@ -333,11 +333,6 @@ impl Sweep {
             Err(_) => count(&self.counters.no_room, 1),
         }
     }
-}
-
-fn boxed<const N: usize>() -> Box<[[u8; N]; MAX_MEMBERS]> {
-    let pages = vec![[0; N]; MAX_MEMBERS].into_boxed_slice();
-    pages.try_into().unwrap_or_else(|_| unreachable!("as many as it has"))
 }
 
 impl std::fmt::Debug for Sweep {

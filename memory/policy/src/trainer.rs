@@ -73,7 +73,7 @@ fn best(samples: &[u8], current: &[u8], question: &Question) -> Option<(Vec<u8>,
         return None;
     }
     let settings = codec::Settings::new(Codec::Zstd, Some(question.level)).ok()?;
-    let mut encoder = Encoder::with_dictionaries(settings).ok()?;
+    let mut encoder = Encoder::with_dictionaries(settings, PAGE).ok()?;
     let mut out = vec![0; PAGE];
     let mut sum = |dictionary: Option<&Arc<Dictionary>>| -> u64 {
         let page = |page: &&[u8]| {

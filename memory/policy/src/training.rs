@@ -143,7 +143,7 @@ impl Training {
         let mut this = Self {
             worker: store.worker().ok_or(StartError::Full)?,
             reader,
-            encoder: Encoder::with_dictionaries(codec).map_err(StartError::Codec)?,
+            encoder: Encoder::with_dictionaries(codec, PAGE).map_err(StartError::Codec)?,
             decoder: Decoder::new(),
             last: (store.dictionaries() > 0).then(|| (held(store), store.objects_freed())),
             this: None,

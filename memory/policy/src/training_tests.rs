@@ -684,7 +684,7 @@ proptest! {
         let mut room = codec::Dictionary::room(Some(1));
         if room.digest(&bent).is_ok() {
             let room = Arc::new(room);
-            let mut encoder = Encoder::with_dictionaries(codec::Settings::default()).unwrap();
+            let mut encoder = Encoder::with_dictionaries(codec::Settings::default(), PAGE).unwrap();
             let mut coded = vec![0; PAGE];
             let plain = record(1, 5);
             let (encoded, used) = encoder.encode_with(Some(&room), &plain, &mut coded);

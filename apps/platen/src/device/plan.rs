@@ -11,15 +11,16 @@ use std::path::Path;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-/// Heap of a server, without its request threads and the policy.
-const BASE_HEAP: usize = 3 << 18;
+/// Heap of a server, without its request threads and the policy: twice what it uses when idle
+/// (mallinfo), because answers to `stat` come on top.
+const BASE_HEAP: usize = 3 << 17;
 
 /// Heap for writeback: buffers of waiting requests, a batch.
 const BACKING_HEAP: usize = 3 << 20;
 
 /// Threads of a server other than those for requests: keeper, policy and its start, watch, control,
-/// metrics, supervisor, signals.
-const BASE_THREADS: usize = 8;
+/// supervisor, signals.
+const BASE_THREADS: usize = 7;
 
 /// The thread that watches the backing device.
 const BACKING_THREADS: usize = 1;
@@ -167,7 +168,8 @@ impl<'a> Plan<'a> {
         };
         // One connects the kernel's NBD client again.
         let client = usize::from(self.args.nbd.is_some() && self.args.swap);
-        BASE_THREADS + self.compressing(fetchers) + client + threads
+        let metrics = usize::from(self.args.prometheus.is_some());
+        BASE_THREADS + self.compressing(fetchers) + client + metrics + threads
     }
 
     /// Threads that share large requests. The default leaves room in the store's worker table for
@@ -205,13 +207,15 @@ impl<'a> Plan<'a> {
     /// Heap of the transports for requests. The buffers of ublk are the supervisor's.
     fn buffers_heap(&self) -> usize {
         if self.args.ublk {
-            1 << 18
+            let geometry = self.ublk_options().geometry;
+            // Notes about each request, and a queue's own state.
+            usize::from(geometry.queues) * (usize::from(geometry.depth) * 256 + (16 << 10))
         } else {
             self.swap_connections() * nbd::CONNECTION_MEMORY
         }
     }
 
-    /// Threads of a server that compress, the policy's included.
+    /// Threads of a server that compress, but the policy's.
     fn compressing(&self, fetchers: usize) -> usize {
         let args = self.args;
         let connections = match (&args.nbd, args.swap) {
@@ -219,7 +223,7 @@ impl<'a> Plan<'a> {
             (Some(_), false) => usize::from(args.connections),
             (Some(_), true) => self.swap_connections(),
         };
-        self.workers() + self.queues() + connections + fetchers + self.qat_threads() + 1
+        self.workers() + self.queues() + connections + fetchers + self.qat_threads()
     }
 }
 

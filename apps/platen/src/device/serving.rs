@@ -29,9 +29,9 @@ use ublk::Buffers;
 /// Stack size of a server's threads, in bytes.
 const STACK: &str = "262144";
 
-/// Stack size where memory is locked, and so resident. Threads use 24 KiB at most (measured, policy
-/// included); a debug build uses several times as much.
-const LOCKED_STACK: &str = if cfg!(debug_assertions) { STACK } else { "65536" };
+/// Stack size where memory is locked, and so resident. Threads use 20 KiB at most (measured, policy
+/// and dictionaries included); a debug build uses several times as much.
+const LOCKED_STACK: &str = if cfg!(debug_assertions) { STACK } else { "49152" };
 
 /// Time limit of a trainer; the server waits for less.
 const TRAINING: Duration = Duration::from_secs(630);

@@ -35,7 +35,7 @@ fn pages_come_back_at_every_level_and_size_and_get_smaller() {
         let bytes = trained(most);
         for level in -5..=19 {
             let settings = Settings::new(Codec::Zstd, Some(level)).unwrap();
-            let mut encoder = Encoder::with_dictionaries(settings).unwrap();
+            let mut encoder = Encoder::with_dictionaries(settings, 4096).unwrap();
             let mut dictionary = Dictionary::room(Some(level));
             dictionary.digest(&bytes).unwrap();
             let dictionary = Arc::new(dictionary);
@@ -98,7 +98,7 @@ fn a_dictionary_for_decoding_only_compresses_no_page() {
     let mut room = Dictionary::room(None);
     room.digest(&trained(8192)).unwrap();
     let room = Arc::new(room);
-    let mut encoder = Encoder::with_dictionaries(Settings::default()).unwrap();
+    let mut encoder = Encoder::with_dictionaries(Settings::default(), 4096).unwrap();
     let mut out = vec![0; 8192];
     let (encoded, used) = encoder.encode_with(Some(&room), &page(1), &mut out);
     assert!(!used && encoded.codec == Codec::Zstd);
@@ -122,7 +122,7 @@ fn incompressible_pages_are_raw_and_one_word_pages_are_found() {
     let mut room = Dictionary::room(Some(1));
     room.digest(&trained(8192)).unwrap();
     let room = Arc::new(room);
-    let mut encoder = Encoder::with_dictionaries(Settings::default()).unwrap();
+    let mut encoder = Encoder::with_dictionaries(Settings::default(), 4096).unwrap();
     let mut out = vec![0; 8192];
     let mut state = 1_u64;
     let noise: Vec<u8> = (0..512)
@@ -146,7 +146,7 @@ fn payloads_of_no_encoder_are_errors() {
     let mut room = Dictionary::room(Some(1));
     room.digest(&trained(8192)).unwrap();
     let room = Arc::new(room);
-    let mut encoder = Encoder::with_dictionaries(Settings::default()).unwrap();
+    let mut encoder = Encoder::with_dictionaries(Settings::default(), 4096).unwrap();
     let (mut out, mut back) = (vec![0; 8192], vec![0; 4096]);
     let plain = page(77);
     let (encoded, _) = encoder.encode_with(Some(&room), &plain, &mut out);
