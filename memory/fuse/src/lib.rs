@@ -30,7 +30,7 @@ mod file;
 mod mounts;
 
 use crate::mounts::Watched;
-use device::Backend;
+use device::{Backend, Device};
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use rustix::io::Errno;
 use rustix::mount::{unmount, UnmountFlags};
@@ -109,6 +109,15 @@ impl Server {
             let _ = fs::remove_file(path);
         }
         mounted
+    }
+
+    /// [`mount`](Self::mount) of a device. Its code, on the path of each page, belongs to this
+    /// crate, while the caller's may be compiled for size.
+    ///
+    /// # Errors
+    /// Those of `mount`.
+    pub fn mount_device(device: &Device, path: &Path, threads: usize) -> Result<Self, MountError> {
+        Self::mount(device, path, threads)
     }
 
     fn mount_on<B: Backend>(backend: &B, path: &Path, threads: usize) -> Result<Self, MountError> {

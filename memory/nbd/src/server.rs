@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device::{Backend, Queue};
+use device::{Backend, Device, Queue};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 
@@ -105,6 +105,18 @@ fn with_cause(error: &ConnectionError) -> String {
     match error {
         ConnectionError::Io(source) => format!("{error}: {source}"),
         other => other.to_string(),
+    }
+}
+
+impl Server<Device> {
+    /// [`run`](Self::run) for a device. Its code, on the path of each page, belongs to this crate,
+    /// while the caller's may be compiled for size.
+    ///
+    /// # Errors
+    ///
+    /// Those of `run`.
+    pub fn serve(&self, listener: &UnixListener, notice: fn(&str)) -> io::Result<()> {
+        self.run(listener, notice)
     }
 }
 

@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let _keeper = Keeper::start(&store)?;
     let device = Device::new(&store, &DeviceOptions::default())?;
     let options = Options::new(store.pages(), None, 8 << 20);
-    let server = Server::create(&device, None, &options, |_| {})?;
+    let server = Server::create(&device, None, &options, &|_| {})?;
     println!("serving {}: {:?}", server.disk().display(), options.geometry);
     // Until standard input ends.
     let ended = Arc::new(std::sync::atomic::AtomicBool::new(false));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use device::Backend;
+use device::{Backend, Device};
 
 use crate::buffers::Buffers;
 use crate::control::{Control, ControlError};
@@ -29,7 +29,7 @@ pub struct Options {
 impl Options {
     /// For a backend of `pages` pages. The default number of queues is that of CPUs, at most 8. A
     /// queue has up to 64 requests of up to 512 KiB (a page-out of 128 pages) in flight; both are
-    /// reduced until all buffers together take at most `buffers` bytes.
+    /// reduced until all buffers together take at most `buffers` bytes, down to 16 of 16 KiB.
     pub fn new(pages: u64, queues: Option<u16>, buffers: u64) -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let cpus = u16::try_from(cpus).unwrap_or(u16::MAX);
@@ -37,7 +37,7 @@ impl Options {
         let mut geometry =
             Geometry { size: pages.saturating_mul(4096), queues, depth: 64, max_io: 512 << 10 };
         while Buffers::len_of(&geometry) > buffers
-            && (geometry.depth > 16 || geometry.max_io > 32768)
+            && (geometry.depth > 16 || geometry.max_io > 16384)
         {
             // Depth is worth more than length, because most swap requests are short.
             if geometry.max_io > 131_072 || geometry.depth <= 16 {
@@ -49,6 +49,9 @@ impl Options {
         Self { geometry, timeout: Duration::from_secs(30) }
     }
 }
+
+/// The most bytes of a request.
+const MAX_IO: u32 = 32 << 20;
 
 /// A device with its queues' threads.
 #[derive(Debug)]
@@ -69,11 +72,11 @@ impl Server {
     /// # Errors
     ///
     /// There is no driver, or it refuses; the kernel's. Then no device is left.
-    pub fn create<B: Backend>(
-        backend: &B,
+    pub fn create(
+        backend: &Device,
         buffers: Option<OwnedFd>,
         options: &Options,
-        on_add: impl FnOnce(u32),
+        on_add: &dyn Fn(u32),
     ) -> Result<Self, ServeError> {
         let wanted = checked(&options.geometry, backend.pages())?;
         let mut control = Control::open(options.timeout)?;
@@ -81,7 +84,7 @@ impl Server {
         let id = info.id;
         on_add(id);
         let begun = (|| {
-            let geometry = granted(&info, &wanted)?;
+            let geometry = granted(&info, &wanted, wanted.max_io)?;
             control.set_parameters(id, &geometry)?;
             let buffers = buffers_for(id, buffers, &geometry)?;
             let mut queues =
@@ -112,12 +115,12 @@ impl Server {
     ///
     /// Those of [`create`](Self::create); a device of another geometry. Then the device is not
     /// changed.
-    pub fn recover<B: Backend>(
+    pub fn recover(
         id: u32,
-        backend: &B,
+        backend: &Device,
         buffers: Option<OwnedFd>,
         options: &Options,
-        on_add: impl FnOnce(u32),
+        on_add: &dyn Fn(u32),
     ) -> Result<Self, ServeError> {
         let wanted = checked(&options.geometry, backend.pages())?;
         let mut control = Control::open(options.timeout)?;
@@ -127,9 +130,11 @@ impl Server {
             control.delete(id)?;
             return Self::create(backend, buffers, options, on_add);
         }
-        control.start_recovery(id)?;
-        let geometry = granted(&info, &wanted)?;
+        // The driver says how long the requests of this device are. An earlier version may have
+        // made it for longer ones than this version would, and has left buffers of that length.
+        let geometry = granted(&info, &wanted, MAX_IO)?;
         let buffers = buffers_for(id, buffers, &geometry)?;
+        control.start_recovery(id)?;
         let mut queues = Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
         let ended = control.end_recovery(id);
         queues.or_first_end(id, ended)?;
@@ -230,7 +235,7 @@ fn checked(geometry: &Geometry, pages: u64) -> Result<Geometry, ServeError> {
     if depth == 0 || depth > sys::MAX_DEPTH {
         return no(format!("{depth} requests in flight, it has 1 to {}", sys::MAX_DEPTH));
     }
-    if max_io < 4096 || max_io % 4096 != 0 || max_io > 32 << 20 {
+    if max_io < 4096 || max_io % 4096 != 0 || max_io > MAX_IO {
         return no(format!(
             "requests of {max_io} bytes, they have 4 KiB to 32 MiB, in whole pages"
         ));
@@ -238,13 +243,15 @@ fn checked(geometry: &Geometry, pages: u64) -> Result<Geometry, ServeError> {
     Ok(*geometry)
 }
 
-/// The granted geometry: there are at most as many queues as CPUs.
-fn granted(info: &Info, wanted: &Geometry) -> Result<Geometry, ServeError> {
+/// The granted geometry: there are at most as many queues as CPUs, and requests of at most `longest`
+/// bytes.
+fn granted(info: &Info, wanted: &Geometry, longest: u32) -> Result<Geometry, ServeError> {
     let same = info.queues >= 1
         && info.queues <= wanted.queues
         && (1..=wanted.depth).contains(&info.depth)
         && info.max_io >= 4096
-        && info.max_io <= wanted.max_io;
+        && info.max_io.is_multiple_of(4096)
+        && info.max_io <= longest;
     if !same {
         let (has, wanted) = (Box::new(*info), Box::new(*wanted));
         return Err(ServeError::Other { id: info.id, has, wanted });
@@ -270,7 +277,7 @@ mod tests {
             let geometry = Options::new(1 << 20, None, budget).geometry;
             checked(&geometry, 1 << 20).unwrap();
             let len = Buffers::len_of(&geometry);
-            let smallest = u64::from(geometry.queues) * 16 * 32768;
+            let smallest = u64::from(geometry.queues) * 16 * 16384;
             assert!(len <= budget.max(smallest), "{geometry:?} takes {len} of {budget}");
         }
         let geometry = Options::new(1 << 20, Some(1), 1 << 30).geometry;
@@ -298,17 +305,40 @@ mod tests {
         let wanted = Geometry { size: 8 << 20, queues: 4, depth: 64, max_io: 1 << 19 };
         let state = DiskState::Quiesced;
         let info = Info { id: 3, queues: 2, depth: 64, max_io: 1 << 19, state, pid: 9 };
-        assert_eq!(granted(&info, &wanted).unwrap(), Geometry { queues: 2, ..wanted });
+        let recovered = |info: &Info| granted(info, &wanted, MAX_IO);
+        assert_eq!(recovered(&info).unwrap(), Geometry { queues: 2, ..wanted });
         for bad in [
             Info { queues: 8, ..info },
             Info { queues: 0, ..info },
             Info { depth: 128, ..info },
             Info { depth: 0, ..info },
-            Info { max_io: 1 << 20, ..info },
+            Info { max_io: 64 << 20, ..info },
+            Info { max_io: 5000, ..info },
             Info { max_io: 0, ..info },
         ] {
-            let error = granted(&bad, &wanted).unwrap_err();
+            let error = recovered(&bad).unwrap_err();
             assert!(matches!(error, ServeError::Other { id: 3, .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn a_device_with_longer_requests_is_recovered_with_the_buffers_that_it_has() {
+        // What an earlier version made on a machine of 256 MiB, and what this one would make.
+        let older = Geometry { size: 8 << 20, queues: 2, depth: 16, max_io: 32 << 10 };
+        let wanted = Geometry { max_io: 16 << 10, ..older };
+        let state = DiskState::Quiesced;
+        let info = Info { id: 3, queues: 2, depth: 16, max_io: older.max_io, state, pid: 9 };
+        let geometry = granted(&info, &wanted, MAX_IO).unwrap();
+        assert_eq!(geometry, older);
+        buffers_for(3, Some(Buffers::file(&older).unwrap()), &geometry).unwrap();
+        // Buffers of this version's length would let the kernel write beyond them.
+        let short = buffers_for(3, Some(Buffers::file(&wanted).unwrap()), &geometry).unwrap_err();
+        assert!(matches!(short, ServeError::Io { id: 3, .. }), "{short}");
+        // A new device never has longer requests than were asked for.
+        let error = granted(&info, &wanted, wanted.max_io).unwrap_err();
+        assert!(matches!(error, ServeError::Other { id: 3, .. }), "{error}");
+        // The earlier version takes back what this one has made.
+        let info = Info { max_io: wanted.max_io, ..info };
+        assert_eq!(granted(&info, &older, older.max_io).unwrap(), wanted);
     }
 }

@@ -133,6 +133,8 @@ impl<'a> Plan<'a> {
     pub(super) fn ublk_options(&self) -> ublk::Options {
         let budget = match self.args.buffers {
             Some(Size(budget)) => budget,
+            // 16 KiB a request with 256 MiB of memory.
+            None if small(self.args) => share_of_memory(512, 512 << 10, 2 << 20),
             None => share_of_memory(128, 1 << 20, 256 << 20),
         };
         let queues = self.args.queues.or(small(self.args).then_some(2));

@@ -120,7 +120,7 @@ type Mount = fn(&Device, &Path, usize) -> Result<fuse::Server, fuse::MountError>
 /// Makes this program serve by FUSE. `platen-device` does not: see `device::use_small_one`.
 pub(crate) fn with_fuse() {
     // Set once.
-    let _ = MOUNT.set(fuse::Server::mount::<Device>);
+    let _ = MOUNT.set(fuse::Server::mount_device);
 }
 
 /// Mounts the device as a file.

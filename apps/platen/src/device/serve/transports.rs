@@ -30,9 +30,9 @@ pub(super) fn disk(
     let buffers = inherited.buffers.map(descriptor).transpose()?;
     let told = |id: u32| supervisor.tell(&format!("device {id}"));
     let Some(id) = inherited.device else {
-        return Ok(ublk::Server::create(device, buffers, &options, told)?);
+        return Ok(ublk::Server::create(device, buffers, &options, &told)?);
     };
-    let mut server = ublk::Server::recover(id, device, buffers, &options, told)?;
+    let mut server = ublk::Server::recover(id, device, buffers, &options, &told)?;
     if let Err(error) = server.grow() {
         let name = server.disk().display().to_string();
         say(&format!("{name} keeps its size: {:#}", anyhow::Error::from(error)));
@@ -50,7 +50,7 @@ pub(super) fn serve(
     stopping: &AtomicBool,
     supervisor: &Supervisor,
 ) -> anyhow::Result<()> {
-    let by_nbd = |listener: UnixListener| nbd.run(&listener, say).context("serving NBD");
+    let by_nbd = |listener: UnixListener| nbd.serve(&listener, say).context("serving NBD");
     let Some(disk) = disk else {
         let listener = listener.context("no transport")?;
         if plan.args.swap {
@@ -131,7 +131,7 @@ pub(super) fn serve_file(
 ) -> anyhow::Result<()> {
     let name = path.display();
     thread::scope(|scope| {
-        let other = listener.map(|listener| scope.spawn(move || nbd.run(&listener, say)));
+        let other = listener.map(|listener| scope.spawn(move || nbd.serve(&listener, say)));
         let (mut file, mut told) = (file, false);
         let served = loop {
             if stopping.load(Ordering::Acquire) {
