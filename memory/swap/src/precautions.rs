@@ -7,6 +7,7 @@
 mod cgroup;
 mod priority;
 mod signals;
+mod stack;
 mod untaken;
 
 use std::fs;
@@ -70,6 +71,8 @@ pub fn own() -> Vec<Untaken> {
         }
     };
     attempt("turn core dumps off", set_dumpable_behavior(DumpableBehavior::NotDumpable));
+    // Without it this process takes 80 KiB more, and is as safe.
+    let _ = stack::shorten();
     attempt("lock memory", mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE));
     match crate::sys::secret_memory() {
         // Open as long as this process lives. Each process has its own, because another one may

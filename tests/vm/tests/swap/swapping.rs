@@ -27,6 +27,10 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     // At a lower level than the default, because TCG is slow.
     let policy = "[policy]\\nperiod = 1\\nidle = 1\\nlevel = 3\\ncpu = 50\\ncpu_pressed = 50\\n";
     guest.vm.sh(&format!("printf '{policy}' > /tmp/policy.toml"), SHORT)?;
+    // An error that takes a backtrace aborts a program without tables for unwinding.
+    let wrong = "RUST_BACKTRACE=1 platen device serve --size 1 --ublk";
+    let (status, said) = guest.vm.try_sh(wrong, SHORT)?;
+    ensure!(status == 1 && said.contains("not a number of pages"), "{status}: {said}");
     guest.serve(arguments, "page-cluster")?;
     let first = guest.check()?;
     ensure!(!first.contains("\nadvice "), "{first}");
@@ -79,6 +83,22 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     Ok(())
 }
 
+/// The most memory, in bytes, that a device takes beside its store on a machine of 256 MiB, by ublk.
+/// The buffers of the kernel's NBD client are more, and so is a debug build's program.
+const BESIDE: u64 = 8 << 20;
+
+fn small(guest: &mut Guest) -> Result<()> {
+    let mut beside = 0;
+    for part in ["supervisor", "server", "stand_by", "heap", "text", "buffers"] {
+        beside += guest.stat(part)?;
+    }
+    println!("  {} KiB beside the store", beside >> 10);
+    let debug = cfg!(debug_assertions) && std::env::var_os("PLATEN_BIN").is_none();
+    let by_ublk = guest.stat("buffers")? > 0;
+    ensure!(debug || !by_ublk || beside <= BESIDE, "{beside} bytes beside the store");
+    Ok(())
+}
+
 /// The stand-by server gives the kernel its disk back while no process can be started, as when
 /// memory is exhausted.
 fn replaced_without_a_process(guest: &mut Guest) -> Result<()> {
@@ -124,8 +144,10 @@ fn untuned(mut guest: Guest, way: &str) -> Result<()> {
     guest.background("eat", &format!("guest swap eat mib={eat} seconds=10 until=/tmp/enough"))?;
     guest.wait_for("eat", "filled pages", LONG)?;
     guest.wait_for_swapped_out(10_000)?;
+    small(&mut guest)?;
     let took = guest.kill_server()?;
     guest.check()?;
+    small(&mut guest)?;
     freed(&mut guest, LONG)?;
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     println!("  {eat} MiB, a server replaced in {took} ms under pressure (TCG)");
