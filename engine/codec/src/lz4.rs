@@ -2,8 +2,8 @@
 //!
 //! The library keeps its table on the stack (16 KiB), so that neither direction allocates.
 //!
-//! Units of 512 KiB, thread CPU time in ns a plain byte (the least of 4 rounds, on an Intel Xeon with
-//! other work beside it):
+//! Units of 512 KiB, thread CPU time in ns a plain byte (the least of 4 rounds, on an Intel Xeon
+//! with other work beside it):
 //!
 //! | level | guest: ratio, encode, decode | heap | text |
 //! |---|---|---|---|
@@ -20,15 +20,15 @@
 //! | zstd -3 | 2.35, 1.42, 0.47 | 2.17, 1.57, 0.52 | 1.59, 2.58, 0.58 |
 //! | zstd 1 | 3.03, 2.02, 0.72 | 2.75, 2.28, 0.78 | 2.45, 3.64, 0.82 |
 //!
-//! So lz4 beats the levels of zstd below -3 everywhere, and a mix of lz4 1 and zstd 1 beats zstd -3.
-//! Room for the longest possible block, in place of one byte less than the plain bytes, changes the
-//! times by less than 2 % in either direction.
+//! So lz4 beats the levels of zstd below -3 everywhere, and a mix of lz4 1 and zstd 1 beats zstd
+//! -3. Room for the longest possible block, in place of one byte less than the plain bytes, changes
+//! the times by less than 2 % in either direction.
 #![expect(unsafe_code, reason = "the functions of the C library")]
 
 use std::ffi::c_int;
 
-/// Compresses into `out`; `None` if the block does not fit. Level 1 and 0 are the library's default,
-/// level -n has acceleration n + 1, as in lz4's frames.
+/// Compresses into `out`; `None` if the block does not fit. Level 1 and 0 are the library's
+/// default, level -n has acceleration n + 1, as in lz4's frames.
 pub(crate) fn compress(level: i32, plain: &[u8], out: &mut [u8]) -> Option<usize> {
     let acceleration = 1 - level.min(0);
     let (len, room) = (c_int::try_from(plain.len()).ok()?, c_int::try_from(out.len()).ok()?);
@@ -39,8 +39,8 @@ pub(crate) fn compress(level: i32, plain: &[u8], out: &mut [u8]) -> Option<usize
     usize::try_from(written).ok().filter(|written| *written > 0)
 }
 
-/// Decompresses into `out` and returns how many bytes it wrote; `None` if the payload is not a block,
-/// or one of more bytes.
+/// Decompresses into `out` and returns how many bytes it wrote; `None` if the payload is not a
+/// block, or one of more bytes.
 pub(crate) fn decompress(payload: &[u8], out: &mut [u8]) -> Option<usize> {
     let (len, room) = (c_int::try_from(payload.len()).ok()?, c_int::try_from(out.len()).ok()?);
     let (from, to) = (payload.as_ptr().cast(), out.as_mut_ptr().cast());

@@ -373,8 +373,8 @@ fn one_decoder_survives_every_bad_unit() {
     }
 }
 
-/// The payload's bytes, or `None` if it is refused, decoded without a checksum into a buffer full of
-/// `dirt`.
+/// The payload's bytes, or `None` if it is refused, decoded without a checksum into a buffer full
+/// of `dirt`.
 fn unchecked(codec: Codec, payload: &[u8], len: usize, dirt: u8) -> Option<Vec<u8>> {
     let mut out = vec![dirt; len];
     Decoder::new().decode_payload(codec, payload, &mut out).ok().map(|()| out)

@@ -53,11 +53,11 @@ impl Config {
     ///
     /// Few, since each has to be tried, and a figure that is wrong by chance may attract chunks. By
     /// the sizes and costs that `--example measure` prints, mixes of these are within 1.7 % of the
-    /// best that those, lz4 -15 and -31, and zstd -5, -3, -1, 2 and 5 allow, on text, guest and redis
-    /// memory, with 1 to 16 cores and links of 1 Gbit/s to unlimited. zstd -3 adds nothing to lz4 1
-    /// and zstd 1; without lz4 -7 it is up to 4.8 %. zlib is never the best (zstd 1 encodes at half
-    /// its cost to the same size). zstd 12 saves 0.4 to 1.2 % of level 9's bytes at 1.5 times its
-    /// cost, and a chunk takes it longer than the downtime allows.
+    /// best that those, lz4 -15 and -31, and zstd -5, -3, -1, 2 and 5 allow, on text, guest and
+    /// redis memory, with 1 to 16 cores and links of 1 Gbit/s to unlimited. zstd -3 adds nothing to
+    /// lz4 1 and zstd 1; without lz4 -7 it is up to 4.8 %. zlib is never the best (zstd 1 encodes
+    /// at half its cost to the same size). zstd 12 saves 0.4 to 1.2 % of level 9's bytes at 1.5
+    /// times its cost, and a chunk takes it longer than the downtime allows.
     pub fn candidates() -> Vec<Settings> {
         let lz4 = [-7, 1].map(|level| (Codec::Lz4, Some(level)));
         let zstd = [1, 3, 7, 9].map(|level| (Codec::Zstd, Some(level)));
