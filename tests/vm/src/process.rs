@@ -171,6 +171,15 @@ impl Proc {
         self.wait(Duration::from_secs(60))
     }
 
+    /// User and system seconds so far, with those of its children that have ended.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn cpu_with_children(&self) -> Result<f64> {
+        let stat = PathBuf::from(format!("/proc/{}/stat", self.child.id()));
+        Ok(stat_fields(&stat, 13)? + stat_fields(&stat, 15)?)
+    }
+
     /// User and system seconds so far, without the threads that run the guest's CPUs.
     ///
     /// # Errors

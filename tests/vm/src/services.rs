@@ -94,6 +94,34 @@ impl Services {
         self.services[nth(side)].take().context("it does not run")?.kill().map(drop)
     }
 
+    /// The first door of a side: its QEMUs listen at this address, and the other side connects to
+    /// it.
+    pub fn door(&self, side: Side) -> String {
+        let nth = nth(side);
+        format!("127.80.0.{}:{}", nth + 1, 47_000 + 100 * nth)
+    }
+
+    /// CPU seconds of the service of a side and of the processes that it has started, once all of
+    /// these have ended.
+    ///
+    /// # Errors
+    /// It does not run, or carries a migration all the time.
+    pub fn cpu(&self, side: Side) -> Result<f64> {
+        let service = self.services[nth(side)].as_ref().context("it does not run")?;
+        let pid = service.id();
+        let until = Instant::now() + LIMIT;
+        loop {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+            let children = tasks.map(|task| std::fs::read_to_string(task.path().join("children")));
+            if children.flatten().all(|children| children.is_empty()) {
+                break;
+            }
+            ensure!(Instant::now() < until, "processes of the service do not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        service.cpu_with_children()
+    }
+
     /// The messages of a side's service and its carriers; nothing if it does not run.
     pub fn said(&self, side: Side) -> String {
         self.services[nth(side)].as_ref().map(Proc::output).unwrap_or_default()
