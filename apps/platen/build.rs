@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-/// What Rust's standard library asks the linker for on Linux with the GNU C library, and the
-/// static libraries that have it.
+/// The libraries that Rust's standard library asks the linker for on Linux with the GNU C library,
+/// and the static libraries that have their contents.
 const LIBRARIES: [(&str, &[&str]); 7] = [
     ("libc.a", &["libc.a"]),
     ("libm.a", &["libm.a"]),

@@ -243,8 +243,8 @@ fn checked(geometry: &Geometry, pages: u64) -> Result<Geometry, ServeError> {
     Ok(*geometry)
 }
 
-/// The granted geometry: there are at most as many queues as CPUs, and requests of at most `longest`
-/// bytes.
+/// The granted geometry: there are at most as many queues as CPUs, and requests have at most
+/// `longest` bytes.
 fn granted(info: &Info, wanted: &Geometry, longest: u32) -> Result<Geometry, ServeError> {
     let same = info.queues >= 1
         && info.queues <= wanted.queues
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_device_with_longer_requests_is_recovered_with_the_buffers_that_it_has() {
-        // What an earlier version made on a machine of 256 MiB, and what this one would make.
+        // The geometry of an earlier version on a machine of 256 MiB, and that of this one.
         let older = Geometry { size: 8 << 20, queues: 2, depth: 16, max_io: 32 << 10 };
         let wanted = Geometry { max_io: 16 << 10, ..older };
         let state = DiskState::Quiesced;

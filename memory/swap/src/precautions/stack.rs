@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use rustix::mm::munmap;
 
-/// What stays below the caller's frame, in bytes: more than the 24 KiB that any thread of a server
-/// uses (pages of their stacks that were written to, in a guest after groups were made).
+/// The part that stays below the caller's frame, in bytes: more than the 24 KiB that any thread of
+/// a server uses (pages of their stacks that were written to, in a guest after groups were made).
 const KEPT: usize = 32 << 10;
 
 const PAGE: usize = 4096;

@@ -83,8 +83,8 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// The most memory, in bytes, that a device takes beside its store on a machine of 256 MiB, by ublk.
-/// The buffers of the kernel's NBD client are more, and so is a debug build's program.
+/// The most memory, in bytes, that a device takes beside its store on a machine of 256 MiB, by
+/// ublk. The buffers of the kernel's NBD client are more, and so is a debug build's program.
 const BESIDE: u64 = 8 << 20;
 
 fn small(guest: &mut Guest) -> Result<()> {
