@@ -28,8 +28,8 @@ pub(crate) const PARTS: [&str; 12] = [
 ];
 
 /// The number of programs among which `make test` divides the whole-VM tests. Each boots the VMs
-/// that its scenarios share, so more of them cost more CPU. Fewer would wait too much of their time,
-/// above all for timeouts.
+/// that its scenarios share, so more of them cost more CPU. Fewer would wait too much of their
+/// time, above all for timeouts.
 const SHARDS: usize = 3;
 
 /// The number of the crates' test programs that run at once: many of them wait for timeouts.
