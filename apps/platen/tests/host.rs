@@ -478,16 +478,18 @@ fn a_hundred_migrations_leave_the_services_as_they_were() {
             assert_eq!(status_of(&rig.status(host), "completed"), busiest);
         }
     };
+    // `make test` has fewer.
+    let count = if std::env::var_os("PLATEN_QUICK").is_some() { 25 } else { 100 };
     migrate(20);
     let before = services.each_ref().map(|service| figures(service.id()));
-    migrate(100);
+    migrate(count);
     for (service, (fds, threads, memory)) in services.iter().zip(before) {
         let now = || figures(service.id());
-        // A question about the status may just be ending.
-        until(|| (now().0, now().1) == (fds, threads));
+        // A question about the status may just be ending, now as well as before.
+        until(|| now().0 <= fds && now().1 <= threads);
         let grown = now().2.saturating_sub(memory);
         println!("{fds} descriptors, {threads} threads, {memory} KiB and {grown} more");
-        assert!(grown < 1024, "100 migrations cost {grown} KiB: {memory} KiB before");
+        assert!(grown < 1024, "{count} migrations cost {grown} KiB: {memory} KiB before");
     }
 }
 

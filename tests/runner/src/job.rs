@@ -57,6 +57,23 @@ impl Job {
         self
     }
 
+    /// Lets other processes go first.
+    pub(crate) fn nice(mut self) -> Self {
+        let it = std::mem::replace(&mut self.command, Command::new("nice"));
+        let command = self.command.args(["-n", "5"]).arg(it.get_program()).args(it.get_args());
+        command.stdin(Stdio::null());
+        for (name, value) in it.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        if let Some(folder) = it.get_current_dir() {
+            command.current_dir(folder);
+        }
+        self
+    }
+
     /// Runs the job to its end.
     ///
     /// # Errors
@@ -70,7 +87,9 @@ impl Job {
         let begin = Instant::now();
         let (error, cpu) = match self.command.spawn() {
             Ok(child) => wait(child),
-            Err(error) => (Some(format!("setpriv cannot be started: {error}")), 0.0),
+            Err(error) => {
+                (Some(format!("{:?} cannot be started: {error}", self.command.get_program())), 0.0)
+            }
         };
         let output = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let outcome = outcome::read(&self, error, &output);
