@@ -182,11 +182,21 @@ pub enum SettingsError {
 }
 
 /// A file with this section only.
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
     policy: Settings,
+}
+
+/// Sets the keys of `given` in `all`, and leaves the others.
+fn merge(all: &mut toml::Table, given: toml::Table) {
+    for (key, value) in given {
+        match (all.get_mut(&key), value) {
+            (Some(toml::Value::Table(inner)), toml::Value::Table(given)) => merge(inner, given),
+            (_, value) => drop(all.insert(key, value)),
+        }
+    }
 }
 
 /// Deserializes a number of periods. An error names the valid range, as those of
@@ -241,7 +251,21 @@ impl Settings {
     ///
     /// [`SettingsError`].
     pub fn read(text: &str) -> Result<Self, SettingsError> {
-        let File { policy } = toml::from_str(text)?;
+        Self::read_over(text, &Self::default())
+    }
+
+    /// The same, with `base` for the keys that the text does not have.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`].
+    pub fn read_over(text: &str, base: &Self) -> Result<Self, SettingsError> {
+        // The errors of this one name a line.
+        let _: File = toml::from_str(text)?;
+        let mut all = toml::Table::try_from(File { policy: base.clone() })
+            .expect("settings are numbers, strings and tables");
+        merge(&mut all, toml::from_str(text)?);
+        let File { policy } = all.try_into()?;
         policy.check()?;
         Ok(policy)
     }
@@ -334,6 +358,18 @@ mod tests {
         let pressure = Pressure { stall: 70, ..Pressure::default() };
         assert_eq!(settings, Settings { idle: 3, group: 8, pressure, ..Settings::default() });
         assert!(!Settings::read("[policy]\nenabled = false\n").unwrap().enabled);
+        // A key that is left out has its value in the base, and a key of a table in it, too.
+        let text = "[policy]\nlevel = 3\n[policy.pressure]\nwindow = 4000\n";
+        let mut base = Settings::small();
+        base.pressure.stall = 7;
+        let expected = Settings {
+            level: 3,
+            pressure: Pressure { window: 4000, ..base.pressure.clone() },
+            ..base.clone()
+        };
+        assert_eq!(Settings::read_over(text, &base).unwrap(), expected);
+        let error = Settings::read_over("[policy]\nlevels = 3\n", &base).unwrap_err();
+        assert!(std::error::Error::source(&error).unwrap().to_string().contains("levels"));
     }
 
     #[test]

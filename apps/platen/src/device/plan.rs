@@ -51,12 +51,13 @@ impl<'a> Plan<'a> {
         let pages = pages(args.size)?;
         let codec = Settings::new(args.codec, args.level)?;
         offload::check(args)?;
+        let defaults =
+            if small(args) { policy::Settings::small() } else { policy::Settings::default() };
         let policy = match policy {
-            None if small(args) => policy::Settings::small(),
-            None => policy::Settings::default(),
+            None => defaults,
             Some(text) => {
                 let name = args.policy.as_deref().unwrap_or(Path::new("policy")).display();
-                policy::Settings::read(text).with_context(|| name.to_string())?
+                policy::Settings::read_over(text, &defaults).with_context(|| name.to_string())?
             }
         };
         Ok(Self { args, pages, codec, policy })

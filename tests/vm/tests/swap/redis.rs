@@ -70,7 +70,7 @@ pub(crate) fn read_again(stage: &Stage) -> Result<()> {
 pub(crate) fn with_a_dictionary(stage: &Stage) -> Result<()> {
     let mut guest = stage.boot("redis-dictionary", 256)?;
     // Memory is short until the test ends that.
-    let policy = "[policy]\\ndictionary_pages = 2048\\ndictionary_period = 5\\n[policy.pressure]\\nfile = \"/tmp/pressure\"\\n";
+    let policy = "[policy]\\ndictionary = \"auto\"\\ndictionary_pages = 2048\\ndictionary_period = 5\\n[policy.pressure]\\nfile = \"/tmp/pressure\"\\n";
     guest.vm.sh(&format!("printf '{policy}' > /tmp/policy.toml"), SHORT)?;
     guest.vm.sh("echo 'some avg10=99.00' > /tmp/pressure", SHORT)?;
     let serve = "--size 512M --codec zstd --ublk --swap --policy /tmp/policy.toml";
