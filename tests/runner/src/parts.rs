@@ -33,7 +33,7 @@ pub(crate) const PARTS: [&str; 12] = [
 const SHARDS: usize = 3;
 
 /// The number of the crates' test programs that run at once: many of them wait for timeouts.
-const CRATES_AT_ONCE: usize = 4;
+const CRATES_AT_ONCE: usize = 3;
 
 /// The crates' test programs that take longest. They come first, so that none of them is left alone
 /// at the end.
@@ -271,11 +271,7 @@ fn crates(programs: &[Program]) -> Vec<Job> {
         .iter()
         .map(|program| {
             // The pinned toolchain's harness reports times only with this unstable option.
-            let mut arguments = vec!["-Zunstable-options", "--report-time"];
-            // Many of their tests wait for timeouts, too.
-            if LONGEST.contains(&&*program.name) {
-                arguments.push("--test-threads=4");
-            }
+            let arguments = ["-Zunstable-options", "--report-time"];
             let path = program.path.to_string_lossy().into_owned();
             // Its own mount namespace: a network namespace that a whole-VM test enters at the same
             // time copies all mounts, and would hold a FUSE mount of a crate's test.
