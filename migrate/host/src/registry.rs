@@ -439,7 +439,10 @@ mod tests {
         write_record(&registry.folder, &begin).unwrap();
         registry.add(ours, begin.clone()).unwrap();
         drop(theirs);
-        wait(|| registry.running().is_empty());
+        // The service writes the history after it has taken the carrier from its list.
+        wait(|| {
+            registry.running().is_empty() && registry.history().is_ok_and(|all| all.len() == 1)
+        });
         let history = registry.history().unwrap();
         assert!(history[0].cause.as_ref().unwrap().contains("killed"), "{history:?}");
 
