@@ -325,6 +325,10 @@ mod tests {
         }
         assert_eq!(encoder.encode(&noise, &mut out), None);
         assert_eq!(encoder.encode(&[], &mut out), None);
+        // Nor is there a part for a chunk whose part has no room.
+        let (_, part) = encoded(&mut HistoryEncoder::new(0, 6, 20).unwrap(), &chunks[2]);
+        let room = PartHeader::LEN + part.len() - 1;
+        assert_eq!(encoder.encode(&chunks[2], &mut out[..room]), None);
         let (header, part) = encoded(&mut encoder, &chunks[2]);
         assert_eq!((header.begins, header.number), (true, 2));
         // Even a decoder that knows nothing of the frame before reads it.

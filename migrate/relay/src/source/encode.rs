@@ -197,7 +197,12 @@ impl Job for EncodeJob {
         let mut flags = packed_len.map_or(0, |_| FLAG_PACKED);
         let settings = encoder.settings();
         let part = match histories {
-            Some(histories) => histories.encode(settings, plain, &mut self.payload),
+            // A part that is made has to be sent, and `into_unit` sends none that is as long as the
+            // chunk. The packed form of a chunk may be longer than the chunk.
+            Some(histories) => {
+                let room = self.len.saturating_sub(1);
+                histories.encode(settings, plain, &mut self.payload[..room])
+            }
             None => Attempt::Unfit,
         };
         let plain_len = plain.len();

@@ -176,9 +176,14 @@ fn invalid_parts_end_their_session_alone() {
         let error = of(|_, part| part[2] = 9);
         assert!(error.contains("0x9 and 0x0 as flags"), "{error}");
         let error = of(|at, part| part[7] = [0, 1, 1, 9][at]);
-        assert!(error.contains("part 1 of history 0 came twice"), "{error}");
-        // The others wait for it, and the first has no frame to continue.
-        let error = of(|at, part| part[2] = 2 * u8::from(at > 0));
+        // The second of them, or the third if it was decoded in the place of the second.
+        let twice = error.contains("part 1 of history 0 came twice");
+        assert!(twice || error.contains("zstd unit of 60000 bytes"), "{error}");
+        let error = of(|at, part| {
+            if at > 0 {
+                part[2] = 2;
+            }
+        });
         assert!(error.contains("0x2"), "{error}");
         let error = of(|_, part| part[2] = 0);
         assert!(error.contains("refers to others, and is the first"), "{error}");
