@@ -1,32 +1,23 @@
-//! Courses of a migration besides the simple one: a pause before the switchover, a cancel in each
-//! phase, postcopy with and without a preempt channel, its pause and recovery, and COLO, which is
-//! refused.
+//! Courses of a migration besides the simple one and postcopy: a pause before the switchover, a
+//! cancel in each phase, and COLO, which is refused.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
-use vm_tests::platen::{self, Platen, Receive};
-use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
+use vm_tests::{Qemu, Rate, Signal, VmSpec};
 
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{
-    destination_ends, names_the_cause, source_goes_on, wait_until_idle, Stage, LOAD, NOTICE, STAYS,
+    destination_ends, names_the_cause, source_goes_on, wait_until_idle, Stage, LOAD, NOTICE, SLOW,
+    STAYS,
 };
-use crate::Scenario;
-
-/// The QEMUs.
-pub(crate) fn versions() -> [(&'static str, VmSpec); 3] {
-    [
-        ("7", VmSpec::tiny(Qemu::System, MACHINE_7_2)),
-        ("10", VmSpec::tiny(Qemu::Ten, MACHINE_10)),
-        ("11", VmSpec::tiny(Qemu::Eleven, MACHINE_11)),
-    ]
-}
+use crate::versions::versions;
+use crate::{postcopy, Scenario};
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
-    let courses: [(&str, Run); 13] = [
+    let courses: [(&str, Run); 7] = [
         ("pause_before_switchover", |stage, spec| pauses(stage, spec, 0)),
         ("pause_before_switchover_2_channels", |stage, spec| pauses(stage, spec, 2)),
         ("cancel_in_setup", |stage, spec| cancels(stage, spec, Phase::Setup)),
@@ -34,12 +25,6 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         ("cancel_in_pre_switchover", |stage, spec| cancels(stage, spec, Phase::PreSwitchover)),
         ("cancel_in_device", |stage, spec| cancels(stage, spec, Phase::Device)),
         ("cancel_in_postcopy", cancel_in_postcopy),
-        ("postcopy", |stage, spec| postcopy(stage, spec, false)),
-        ("postcopy_preempt", |stage, spec| postcopy(stage, spec, true)),
-        ("postcopy_by_migrate", by_migrate),
-        ("ctrl_c_in_postcopy_by_migrate", ctrl_c_by_migrate),
-        ("postcopy_recovers", |stage, spec| recovers(stage, spec, false)),
-        ("postcopy_preempt_recovers", |stage, spec| recovers(stage, spec, true)),
     ];
     let mut all = Vec::new();
     for (version, spec) in versions() {
@@ -82,16 +67,9 @@ pub(crate) enum Phase {
     PostcopyEnd,
 }
 
-/// A rate so low that a part of a VM can be in flight while the rest is still at the source.
-const SLOW: Rate = Rate::Mbit(40);
-
 /// A rate so low that the last RAM of a VM takes longer than any delay of the test on a busy
 /// machine: once the end of the stream is read, a relay rightly holds the source for a person.
 const CRAWLS: Rate = Rate::Mbit(8);
-
-/// The source's rate in postcopy beside the requested pages, MiB/s: a VM's idle memory stays with
-/// it until [`Flight::let_go`].
-const TRICKLE: u64 = 1;
 
 /// A migration that has reached `phase`. In [`Phase::Setup`] the source relay is stopped (SIGSTOP),
 /// in [`Phase::AfterEof`], [`Phase::PostcopyDevice`] and [`Phase::PostcopyEnd`] the destination
@@ -113,9 +91,9 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
         Phase::AfterEof => Settings::new(&["pause-before-switchover"])
             .with("downtime-limit", json!(1))
             .with("max-bandwidth", json!(50 << 20)),
-        Phase::PostcopyDevice | Phase::Postcopy => postcopy_settings(false),
+        Phase::PostcopyDevice | Phase::Postcopy => postcopy::settings(false),
         Phase::PostcopyEnd => {
-            postcopy_settings(false).with("max-postcopy-bandwidth", json!(8 << 20))
+            postcopy::settings(false).with("max-postcopy-bandwidth", json!(8 << 20))
         }
     };
     let mut flight = Flight::prepare(stage, vm, spec, &settings, &[])?;
@@ -247,7 +225,7 @@ impl Flight {
         self.vm.monitor.execute("migrate-continue", arguments).map(|_| ())
     }
 
-    fn wait_crossed(&mut self, stage: &Stage, mark: u64) -> Result<()> {
+    pub(crate) fn wait_crossed(&mut self, stage: &Stage, mark: u64) -> Result<()> {
         crate::stage::wait_crossed(&stage.lab, mark, &mut self.relay)
     }
 }
@@ -353,182 +331,6 @@ fn cancel_in_postcopy(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     ensure!(state != "running", "the source runs the VM again, which the destination has: {state}");
     flight.relay.process.wait(NOTICE)?;
     flight.receive.platen.process.wait(NOTICE)?;
-    Ok(())
-}
-
-/// The settings of postcopy at both ends.
-fn postcopy_settings(preempt: bool) -> Settings {
-    Settings::new(if preempt { &["postcopy-ram", "postcopy-preempt"] } else { &["postcopy-ram"] })
-        .with("downtime-limit", json!(1))
-        .with("max-postcopy-bandwidth", json!(TRICKLE << 20))
-}
-
-/// Starts postcopy over a slow link while the guest works: it faults on pages that have not
-/// arrived.
-fn into_postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<Flight> {
-    stage.lab.net.shape(SLOW)?;
-    let vm = stage.vm_of(spec)?;
-    let mut flight = Flight::prepare(stage, vm, spec, &postcopy_settings(preempt), &[])?;
-    flight.vm.guest.dirty(LOAD.0, LOAD.1, 32)?;
-    let crossed = stage.lab.net.crossed()?;
-    flight.go()?;
-    flight.wait_crossed(stage, crossed + (2 << 20))?;
-    flight.vm.monitor.execute("migrate-start-postcopy", json!({}))?;
-    flight.has_switched()?;
-    Ok(flight)
-}
-
-fn postcopy(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
-    let mut flight = into_postcopy(stage, spec, preempt)?;
-    let deadline = Instant::now() + NOTICE;
-    while flight.requests()? == 0 {
-        ensure!(Instant::now() < deadline, "the destination asks for no page");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    stage.lab.net.shape(Rate::Unlimited)?;
-    flight.let_go()?;
-    flight.land()?;
-    flight.destination.guest.stop()?;
-    flight.destination.guest.verify()?;
-    stage.park_other(flight.destination);
-    Ok(())
-}
-
-/// `platen migrate` controls the migration, and its user switches it to postcopy.
-fn by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
-    let (mut vm, mut destination, mut migrate, mut receive) =
-        into_postcopy_by_migrate(stage, spec)?;
-    stage.lab.net.shape(Rate::Unlimited)?;
-    let_postcopy_go(&mut vm)?;
-    migrate.succeed(LIMIT)?;
-    receive.platen.succeed(NOTICE)?;
-    drop(vm);
-    destination.assert_running()?;
-    destination.guest.stop()?;
-    destination.guest.verify()?;
-    stage.park_other(destination);
-    Ok(())
-}
-
-/// The destination has the VM: the first Ctrl-C must not start the source's as well, the second
-/// pauses the migration.
-fn ctrl_c_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
-    let (mut vm, mut destination, mut migrate, _receive) = into_postcopy_by_migrate(stage, spec)?;
-    migrate.process.signal(Signal::INT)?;
-    std::thread::sleep(Duration::from_millis(500));
-    let here = vm.monitor.run_state()?;
-    ensure!(here != "running", "the source's VM is {here}, which the destination has");
-    destination.assert_running()?;
-    ensure!(migrate.process.poll()?.is_none(), "one Ctrl-C ended it");
-    migrate.process.signal(Signal::INT)?;
-    for end in [&mut vm, &mut destination] {
-        let state = end
-            .monitor
-            .wait_migration_event(&["postcopy-paused", "completed", "failed"], NOTICE)?;
-        ensure!(state == "postcopy-paused", "{} is {state}", end.name());
-    }
-    let here = vm.monitor.run_state()?;
-    ensure!(here != "running", "the source's VM is {here}");
-    let said = migrate.fail(NOTICE)?;
-    ensure!(said.contains("migrate-recover"), "it says: {said}");
-    Ok(())
-}
-
-/// A migration by `platen migrate` whose VM runs at the destination, over a slow link.
-fn into_postcopy_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, Vm, Platen, Receive)> {
-    stage.lab.net.shape(SLOW)?;
-    let mut vm = stage.vm_of(spec)?;
-    let mut destination = stage.lab.incoming_for(&vm)?;
-    for end in [&mut vm, &mut destination] {
-        postcopy_settings(false).apply(end)?;
-    }
-    let receive = platen::receive(&stage.lab, &destination, &[])?;
-    vm.guest.dirty(LOAD.0, LOAD.1, 32)?;
-    let crossed = stage.lab.net.crossed()?;
-    let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &[])?;
-    crate::stage::wait_crossed(&stage.lab, crossed + (2 << 20), &mut migrate)?;
-    vm.monitor.execute("migrate-start-postcopy", json!({}))?;
-    let states = ["postcopy-active", "completed", "failed"];
-    for end in [&mut vm, &mut destination] {
-        let state = end.monitor.wait_migration(&states, NOTICE)?;
-        ensure!(state == "postcopy-active", "{} is {state}", end.name());
-    }
-    let deadline = Instant::now() + NOTICE;
-    while destination.monitor.run_state()? != "running" {
-        ensure!(Instant::now() < deadline, "the destination does not run the VM");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok((vm, destination, migrate, receive))
-}
-
-/// Lifts the rate limit for the rest of the memory.
-fn let_postcopy_go(vm: &mut Vm) -> Result<()> {
-    vm.monitor.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).map(drop)
-}
-
-impl Flight {
-    /// Lets a migration in postcopy complete.
-    pub(crate) fn let_go(&mut self) -> Result<()> {
-        let_postcopy_go(&mut self.vm)
-    }
-
-    /// Bytes of memory that the source has not sent.
-    fn remaining(&mut self) -> Result<u64> {
-        let stats = self.vm.monitor.query_migrate()?;
-        let ram = &stats["ram"]["remaining"];
-        ram.as_u64().with_context(|| format!("not in postcopy: {stats}"))
-    }
-
-    /// Pages that the destination has requested.
-    fn requests(&mut self) -> Result<u64> {
-        let stats = self.vm.monitor.query_migrate()?;
-        stats["ram"]["postcopy-requests"].as_u64().context("no postcopy-requests")
-    }
-
-    /// Waits until both ends are in postcopy. QEMU 7.2's source reports that before it has sent the
-    /// command for it.
-    fn has_switched(&mut self) -> Result<()> {
-        self.waits_for(&["postcopy-active"])?;
-        let states = ["postcopy-active", "completed", "failed"];
-        let state = self.destination.monitor.wait_migration(&states, NOTICE)?;
-        ensure!(state == "postcopy-active", "the destination is {state}");
-        // Before it runs the VM it does not pause but fails, whatever carries the stream.
-        let deadline = Instant::now() + NOTICE;
-        while self.destination.monitor.run_state()? != "running" {
-            ensure!(Instant::now() < deadline, "the destination does not run the VM");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
-    }
-
-    /// Waits until both ends have paused in postcopy.
-    pub(crate) fn pauses(&mut self) -> Result<()> {
-        let paused = ["postcopy-paused", "completed", "failed"];
-        for end in [&mut self.vm, &mut self.destination] {
-            let state = end.monitor.wait_migration_event(&paused, NOTICE)?;
-            ensure!(state == "postcopy-paused", "{} is {state}", end.name());
-        }
-        let here = self.vm.monitor.run_state()?;
-        ensure!(here != "running", "in postcopy the source's VM is {here}");
-        Ok(())
-    }
-}
-
-/// Both relays are killed in postcopy and started again, and the migration completes.
-fn recovers(stage: &mut Stage, spec: &VmSpec, preempt: bool) -> Result<()> {
-    let mut flight = into_postcopy(stage, spec, preempt)?;
-    for relay in [&mut flight.receive.platen, &mut flight.relay] {
-        relay.process.signal(Signal::KILL)?;
-        relay.process.wait(NOTICE)?;
-    }
-    flight.pauses()?;
-    flight.let_go()?;
-    flight.recover(stage)?;
-    stage.lab.net.shape(Rate::Unlimited)?;
-    flight.land()?;
-    flight.destination.guest.stop()?;
-    flight.destination.guest.verify()?;
-    stage.park_other(flight.destination);
     Ok(())
 }
 

@@ -9,10 +9,10 @@ use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec, MACHINE_7_2};
 
 use crate::bare::{Settings, LIMIT};
-use crate::course::versions;
 use crate::stage::{
     destination_ends, names_the_cause, source_goes_on, wait_crossed, Stage, NOTICE, PATIENCE,
 };
+use crate::versions::versions;
 use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {

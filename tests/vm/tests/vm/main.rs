@@ -26,6 +26,7 @@ mod kill;
 mod latency;
 mod matrix;
 mod moves;
+mod postcopy;
 mod rehearse;
 mod remote;
 mod resume;
@@ -99,6 +100,7 @@ fn run() -> anyhow::Result<u32> {
         bad_input::scenarios(),
         versions::scenarios(),
         course::scenarios(),
+        postcopy::scenarios(),
         matrix::scenarios(),
         doubt::scenarios(),
         ending::scenarios(),

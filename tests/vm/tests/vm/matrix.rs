@@ -8,8 +8,9 @@ use serde_json::json;
 use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec};
 
 use crate::bare::Flight;
-use crate::course::{reach, versions, Phase};
+use crate::course::{reach, Phase};
 use crate::stage::{destination_ends, names_the_cause, Skip, Stage, NOTICE};
+use crate::versions::versions;
 use crate::Scenario;
 
 /// The victim of SIGKILL; or the link, which drops everything silently.

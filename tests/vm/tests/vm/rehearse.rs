@@ -9,9 +9,9 @@ use vm_tests::platen::{self, Platen};
 use vm_tests::{Method, MonitorProxy, Patience, Qemu, Rate, Signal, Vm, VmSpec, MACHINE_7_2};
 
 use crate::bare::{Settings, LIMIT};
-use crate::course::versions;
 use crate::ending::{are_put_back, settings, THIN, TOO_MUCH};
 use crate::stage::{names_the_cause, source_goes_on, Stage, NOTICE, PATIENCE};
+use crate::versions::versions;
 use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {

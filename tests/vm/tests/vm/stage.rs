@@ -134,6 +134,9 @@ impl Stage {
 /// Bytes on the wire that count as half way: more than all buffers together, less than the total.
 pub(crate) const HALF_WAY: u64 = 16 << 20;
 
+/// A rate so low that a part of a VM can be in flight while the rest is still at the source.
+pub(crate) const SLOW: Rate = Rate::Mbit(40);
+
 /// A link so slow that the second half of a migration takes longer than any test needs.
 pub(crate) const STAYS: Rate = Rate::Mbit(15);
 

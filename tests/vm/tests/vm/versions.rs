@@ -11,18 +11,32 @@ use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{Stage, LOAD, TINY_DATA_MIB};
 use crate::Scenario;
 
+/// The QEMUs.
+pub(crate) fn versions() -> [(&'static str, VmSpec); 3] {
+    [
+        ("7", VmSpec::tiny(Qemu::System, MACHINE_7_2)),
+        ("10", VmSpec::tiny(Qemu::Ten, MACHINE_10)),
+        ("11", VmSpec::tiny(Qemu::Eleven, MACHINE_11)),
+    ]
+}
+
+/// The pairs of different versions, from the older to the newer, with the machine type that both
+/// have.
+pub(crate) fn upgrades() -> [(&'static str, VmSpec, VmSpec); 3] {
+    let pair =
+        |name, from, to, machine| (name, VmSpec::tiny(from, machine), VmSpec::tiny(to, machine));
+    [
+        pair("7_to_10", Qemu::System, Qemu::Ten, MACHINE_7_2),
+        pair("7_to_11", Qemu::System, Qemu::Eleven, MACHINE_7_2),
+        pair("10_to_11", Qemu::Ten, Qemu::Eleven, MACHINE_10),
+    ]
+}
+
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    let pairs = [
-        ("7_to_7", Qemu::System, Qemu::System, MACHINE_7_2),
-        ("7_to_10", Qemu::System, Qemu::Ten, MACHINE_7_2),
-        ("10_to_10", Qemu::Ten, Qemu::Ten, MACHINE_10),
-        ("7_to_11", Qemu::System, Qemu::Eleven, MACHINE_7_2),
-        ("10_to_11", Qemu::Ten, Qemu::Eleven, MACHINE_10),
-        ("11_to_11", Qemu::Eleven, Qemu::Eleven, MACHINE_11),
-    ];
     let mut all = Vec::new();
-    for (name, from, to, machine) in pairs {
-        let (from, to) = (VmSpec::tiny(from, machine), VmSpec::tiny(to, machine));
+    let same = versions().map(|(name, spec)| (format!("{name}_to_{name}"), spec.clone(), spec));
+    let upgrades = upgrades().map(|(name, from, to)| (name.to_owned(), from, to));
+    for (name, from, to) in same.into_iter().chain(upgrades) {
         for channels in [0, 2, 4] {
             let (from, to) = (from.clone(), to.clone());
             all.push(Scenario::new(format!("qemu_{name}_{channels}_channels"), move |stage| {
