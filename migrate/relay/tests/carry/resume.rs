@@ -63,7 +63,10 @@ fn at_every_message(streams: &Streams, links: u16, way: Way, inside: usize, all:
     while survives(streams, links, Plan { way, after, inside, all, times: 1 }) > 0 {
         after += 1;
     }
-    assert!(after > 5, "only {after} messages went {way:?}");
+    // How many acknowledgements go back depends on how fast they are read. The answer to hello, the
+    // return path's bytes and the end always do.
+    let least = if way == Way::Back { 3 } else { 6 };
+    assert!(after >= least, "only {after} messages went {way:?}");
 }
 
 #[test]
