@@ -14,7 +14,7 @@ mod scenes;
 mod tables;
 
 use controller::Controller;
-use model::{controller, run, Chooser, Outcome, World};
+use model::{controller, run, run_until, Chooser, Outcome, World};
 use tables::{Row, GUEST, LZ4, RANDOM, REDIS, TEXT, ZSTD};
 
 /// 100 Mbit/s, 1 and 10 Gbit/s, and no limit, in bytes per ns.
@@ -42,10 +42,19 @@ const DATA: [(&str, Data); 6] = [
 fn compare(world: &World) -> (usize, Outcome, Outcome, Controller) {
     let auto = controller(world);
     let chosen = run(world, Chooser::Auto(&auto));
-    // Includes candidates that the controller does not have.
-    let fixed = (0..1 + LZ4.len() + ZSTD.len()).map(|at| (at, run(world, Chooser::Fixed(at))));
-    let (at, best) = fixed.min_by(|a, b| a.1.time.total_cmp(&b.1.time)).expect("there are some");
+    let (at, best) = fastest(world, f64::INFINITY).expect("there are some");
     (at, best, chosen, auto)
+}
+
+/// The fastest of the fixed choices that take less than `limit` ns, candidates included that the
+/// controller does not have. None is run for longer than the fastest before it takes.
+fn fastest(world: &World, limit: f64) -> Option<(usize, Outcome)> {
+    let mut best: Option<(usize, Outcome)> = None;
+    for at in 0..1 + LZ4.len() + ZSTD.len() {
+        let limit = best.as_ref().map_or(limit, |(_, best)| best.time);
+        best = run_until(world, Chooser::Fixed(at), limit).map(|it| (at, it)).or(best);
+    }
+    best
 }
 
 /// About ten seconds' worth, and at least a gigabyte.
@@ -55,7 +64,12 @@ fn size(link: f64) -> f64 {
 
 /// Within 5 % of the fastest fixed choice, and `more` ns.
 fn check(name: &str, world: &World, more: f64, failed: &mut Vec<String>) {
-    let (at, best, chosen, auto) = compare(world);
+    let auto = controller(world);
+    let chosen = run(world, Chooser::Auto(&auto));
+    let Some((at, best)) = fastest(world, chosen.time) else {
+        println!("{name:<32} {:>7.2} s, no fixed choice is faster", chosen.time / 1e9);
+        return;
+    };
     let line = format!(
         "{name:<32} {:>7.2} s, best fixed {:>9} {:>7.2} s: {:.3}; {:.1} cores, {:.0} % of the link; {} explored of {}",
         chosen.time / 1e9,
