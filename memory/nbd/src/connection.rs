@@ -23,6 +23,8 @@
 //! The kernel's client supports only simple replies. With these, a read's data must be contiguous,
 //! so a reply starts only when as many of the read's slices as fit at a time (1.5 MiB) are
 //! complete; an error after that ends the connection.
+//!
+//! On a machine with little memory the slices have 48 KiB, and six of them 288.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -50,9 +52,10 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use self::limits::CONNECTION_MEMORY;
+pub use self::limits::connection_memory;
+pub(crate) use self::limits::Sizes;
 use self::limits::{
-    EXTENTS, INPUT, LARGES, LOOKED_AT, OUTPUT, READS, RESERVE, SLICE, SLICES, SMALL, WAITING, ZEROS,
+    EXTENTS, INPUT, LARGES, LOOKED_AT, READS, RESERVE, SLICES, SMALL, WAITING, ZEROS,
 };
 use self::queue::{arrived, at_once, now};
 use self::state::{Current, Large, Need, Use, Waiting};
@@ -91,6 +94,7 @@ pub(crate) fn serve<Q: Queue>(
     stream: &UnixStream,
     queue: &mut Q,
     session: Session,
+    sizes: Sizes,
     input: &[u8],
     others: &dyn Fn() -> bool,
     leave: &dyn Fn() -> bool,
@@ -100,8 +104,9 @@ pub(crate) fn serve<Q: Queue>(
         queue,
         session,
         input: Input { bytes: vec![0; INPUT].into_boxed_slice(), start: 0, end: input.len() },
-        output: Output { bytes: vec![0; OUTPUT].into_boxed_slice(), len: 0 },
-        slices: Slices::new(SLICES, SLICE + 2 * PAGE),
+        output: Output { bytes: vec![0; sizes.output].into_boxed_slice(), len: 0 },
+        slices: Slices::new(SLICES, sizes.slice + 2 * PAGE),
+        slice: sizes.slice,
         uses: [None; SLICES],
         larges: [None; LARGES],
         waiting: VecDeque::with_capacity(WAITING),
@@ -136,6 +141,8 @@ struct Connection<'a, Q> {
     input: Input,
     output: Output,
     slices: Slices,
+    /// Bytes of a slice that are a request's: a buffer of `slices` has two pages more.
+    slice: usize,
     uses: [Option<Use>; SLICES],
     larges: [Option<Large>; LARGES],
     /// Reads with slices yet to be submitted, in turn.

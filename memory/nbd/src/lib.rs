@@ -27,8 +27,9 @@
 //! # Limits
 //!
 //! One export. Reads and writes of 32 MiB ([`MAX_REQUEST`]); a longer write ends the connection. 3
-//! MiB of buffers a connection; at most [`ServerOptions::connections`] connections. The socket's
-//! mode decides who may connect; there is no other authentication.
+//! MiB of buffers a connection, or 1 ([`ServerOptions::compact`]); at most
+//! [`ServerOptions::connections`] connections. The socket's mode decides who may connect; there is
+//! no other authentication.
 
 mod buffers;
 mod connection;
@@ -37,7 +38,7 @@ mod server;
 mod slices;
 mod wire;
 
-pub use connection::{ConnectionError, CONNECTION_MEMORY};
+pub use connection::{connection_memory, ConnectionError};
 pub use handshake::{Export, Handshake, Progress, Refusal};
 pub use server::{Server, ServerOptions, STRANDED};
 pub use wire::{Broken, Command, Error, Parsed, Request, Session, MAX_REQUEST};

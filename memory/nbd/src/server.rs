@@ -20,7 +20,7 @@ use rustix::fd::OwnedFd;
 pub(crate) use self::clients::hung_up;
 use self::clients::{Client, Open};
 use self::notices::Notices;
-use crate::connection::{serve, ConnectionError, CONNECTION_MEMORY};
+use crate::connection::{connection_memory, serve, ConnectionError, Sizes};
 use crate::handshake::{Export, Handshake, Progress, Refusal, INPUT};
 use crate::slices::Slices;
 use crate::wire::Session;
@@ -30,14 +30,18 @@ use crate::wire::Session;
 pub struct ServerOptions {
     /// The export's name; clients that give no name get it too.
     pub name: String,
-    /// The most connections at a time; further ones are closed at once. Each takes about 3 MiB and
-    /// one of the store's workers.
+    /// The most connections at a time; further ones are closed at once. Each takes the memory of
+    /// [`connection_memory`](crate::connection_memory) and one of the store's workers.
     pub connections: usize,
     /// The time limit of a handshake.
     pub handshake: Duration,
     /// Whether to refuse a connection for which there is no memory, instead of aborting in it. The
     /// check allocates that memory for a moment, so it is not for a process whose memory is locked.
     pub check_memory: bool,
+    /// Whether a connection takes 1 MiB of memory and not 3. Requests of more than 48 KiB are then
+    /// slower, and without structured replies an error in a read of more than 288 KiB ends the
+    /// connection (otherwise of more than 1.5 MiB).
+    pub compact: bool,
 }
 
 impl Default for ServerOptions {
@@ -47,6 +51,7 @@ impl Default for ServerOptions {
             connections: 16,
             handshake: Duration::from_secs(10),
             check_memory: true,
+            compact: false,
         }
     }
 }
@@ -261,10 +266,12 @@ impl<B: Backend> Server<B> {
 
     fn enter(&self, number: u64, stream: &UnixStream) -> Result<(), String> {
         stream.set_nonblocking(false).map_err(|error| error.to_string())?;
-        if self.options.check_memory && !has_memory(CONNECTION_MEMORY + QUEUE_MEMORY) {
+        if self.options.check_memory
+            && !has_memory(connection_memory(self.options.compact) + QUEUE_MEMORY)
+        {
             return Err(format!(
                 "no {} KiB of memory for it",
-                (CONNECTION_MEMORY + QUEUE_MEMORY) >> 10
+                (connection_memory(self.options.compact) + QUEUE_MEMORY) >> 10
             ));
         }
         let mut open = self.open();
@@ -295,7 +302,8 @@ impl<B: Backend> Server<B> {
             false => self.wait_for_others(number, stream),
         };
         let leave = || self.may_strand();
-        let (served, lent) = serve(stream, &mut queue, session, &rest, &others, &leave);
+        let sizes = Sizes::new(self.options.compact);
+        let (served, lent) = serve(stream, &mut queue, session, sizes, &rest, &others, &leave);
         if let Some(slices) = lent {
             let mut all = self.stranded.lock().unwrap_or_else(PoisonError::into_inner);
             all.push(Stranded { queue, slices });
@@ -392,7 +400,7 @@ mod tests {
 
     #[test]
     fn missing_memory_is_detected_before_its_use() {
-        assert!(has_memory(CONNECTION_MEMORY + QUEUE_MEMORY));
+        assert!(has_memory(connection_memory(false) + QUEUE_MEMORY));
         assert!(!has_memory(usize::MAX / 2));
     }
 }

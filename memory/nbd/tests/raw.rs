@@ -202,8 +202,11 @@ proptest! {
 
     /// Any ranges, one after the other, against plain memory.
     #[test]
-    fn the_export_reads_what_plain_memory_reads(steps in prop::collection::vec(step(), 1..40)) {
-        let served = Served::new(ServerOptions::default());
+    fn the_export_reads_what_plain_memory_reads(
+        compact: bool,
+        steps in prop::collection::vec(step(), 1..40),
+    ) {
+        let served = Served::new(ServerOptions { compact, ..ServerOptions::default() });
         let mut client = served.simple();
         let mut model = vec![0; usize::try_from(SIZE).unwrap()];
         let at = |offset: u64, len: usize| {
@@ -243,7 +246,11 @@ proptest! {
 
 #[test]
 fn many_requests_at_once_are_all_answered_and_long_reads_are_not_torn() {
-    let served = Served::new(ServerOptions::default());
+    [false, true].into_iter().for_each(many_requests);
+}
+
+fn many_requests(compact: bool) {
+    let served = Served::new(ServerOptions { compact, ..ServerOptions::default() });
     let mut client = served.simple();
     // Slices of one read, small requests and other long reads, all sent before any is answered.
     let big = noise(3 << 20, 9);

@@ -127,6 +127,7 @@ impl<'a> Plan<'a> {
             name: self.args.name.clone(),
             connections: usize::from(self.args.connections),
             check_memory: !self.args.swap,
+            compact: small(self.args),
             ..nbd::ServerOptions::default()
         }
     }
@@ -214,7 +215,7 @@ impl<'a> Plan<'a> {
             // Notes about each request, and a queue's own state.
             usize::from(geometry.queues) * (usize::from(geometry.depth) * 256 + (16 << 10))
         } else {
-            self.swap_connections() * nbd::CONNECTION_MEMORY
+            self.swap_connections() * nbd::connection_memory(small(self.args))
         }
     }
 

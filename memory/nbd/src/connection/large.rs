@@ -26,7 +26,7 @@ impl<Q: Queue> Connection<'_, Q> {
             return Some(Need::Room);
         };
         // All slices but the last end at a page boundary.
-        let size = left.min(SLICE - split(offset).1);
+        let size = left.min(self.slice - split(offset).1);
         let used = Use {
             large,
             offset,
@@ -91,7 +91,7 @@ impl<Q: Queue> Connection<'_, Q> {
             let first = large.is_none();
             let large = large.unwrap_or_else(|| self.enter(cookie, false));
             let (page, at) = split(offset);
-            let size = left.min(SLICE - at);
+            let size = left.min(self.slice - at);
             let last = size == left;
             self.uses[slice] =
                 Some(Use { large, offset, start: at, len: size, first, last, over: None });

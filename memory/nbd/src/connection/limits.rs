@@ -4,8 +4,29 @@ use device::PAGE;
 
 use crate::wire::{CHUNK, DATA_CHUNK, REQUEST};
 
-/// Bytes of a slice of a large request.
-pub(super) const SLICE: usize = 256 << 10;
+/// The buffers whose size depends on [`ServerOptions::compact`](crate::ServerOptions::compact).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    /// Bytes of a slice of a large request.
+    pub(super) slice: usize,
+    /// Bytes of `output`.
+    pub(super) output: usize,
+}
+
+impl Sizes {
+    pub(crate) const fn new(compact: bool) -> Self {
+        if compact {
+            COMPACT
+        } else {
+            FAST
+        }
+    }
+}
+
+const FAST: Sizes = Sizes { slice: 256 << 10, output: 256 << 10 };
+/// The kernel's client reads at most 128 KiB at a time from a disk that is swapped to: the six
+/// slices for reads hold twice as much.
+const COMPACT: Sizes = Sizes { slice: 48 << 10, output: 64 << 10 };
 /// Slices in flight at a time.
 pub(super) const SLICES: usize = 8;
 /// Slices for reads. The others are for writes, which need only workers to complete and must never
@@ -18,7 +39,6 @@ pub(super) const LARGES: usize = SLICES + 2;
 /// Requests up to this length need no slice.
 pub(super) const SMALL: usize = 32 << 10;
 pub(super) const INPUT: usize = 128 << 10;
-pub(super) const OUTPUT: usize = 256 << 10;
 /// Space in `output` reserved for reply headers of large requests in flight and of waiting reads,
 /// all of which may fail at once.
 pub(super) const RESERVE: usize = (2 * SLICES + WAITING) * DATA_CHUNK;
@@ -31,9 +51,14 @@ pub(super) const NOW: u64 = u64::MAX;
 
 pub(super) static ZEROS: [u8; PAGE] = [0; PAGE];
 
-/// Memory of a connection in bytes, without its queue.
-pub const CONNECTION_MEMORY: usize =
-    INPUT + OUTPUT + SLICES * (SLICE + 2 * PAGE) + SMALL + 2 * PAGE + (64 << 10);
+/// Memory of a connection in bytes, without its queue; `compact` as in
+/// [`ServerOptions`](crate::ServerOptions::compact).
+#[must_use]
+pub const fn connection_memory(compact: bool) -> usize {
+    let Sizes { slice, output } = Sizes::new(compact);
+    INPUT + output + SLICES * (slice + 2 * PAGE) + SMALL + 2 * PAGE + (64 << 10)
+}
 
 const _: () = assert!(INPUT >= 2 * (REQUEST + SMALL) && INPUT > 2 * crate::handshake::INPUT);
-const _: () = assert!(OUTPUT >= RESERVE + DATA_CHUNK + SMALL + CHUNK + 8 * EXTENTS);
+const _: () = assert!(COMPACT.output >= RESERVE + DATA_CHUNK + SMALL + CHUNK + 8 * EXTENTS);
+const _: () = assert!(COMPACT.slice > SMALL && COMPACT.slice.is_multiple_of(PAGE));

@@ -35,7 +35,7 @@ impl<Q: Queue> Connection<'_, Q> {
             }
             self.input.take(REQUEST);
             // A slice ends at a page boundary.
-            let one = split(offset).1 + len <= SLICE;
+            let one = split(offset).1 + len <= self.slice;
             if command == (Command::Read { whole: true }) && !one {
                 self.fail(cookie, Error::Overflow, true);
             } else if len > SMALL || !self.read_small(cookie, offset, len) {

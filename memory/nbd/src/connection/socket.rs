@@ -55,7 +55,7 @@ impl<Q: Queue> Connection<'_, Q> {
         if let Some(Current::Write { large, offset, left, slice: Some((slice, filled)) }) =
             self.current
         {
-            let size = left.min(SLICE - split(offset).1);
+            let size = left.min(self.slice - split(offset).1);
             let got = read(stream, &mut self.slices.bytes_mut(slice)[filled..size])?;
             let slice = Some((slice, filled + got));
             self.current = Some(Current::Write { large, offset, left, slice });

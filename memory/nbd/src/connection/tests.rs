@@ -27,7 +27,8 @@ fn after(length: usize, way: Shutdown) -> (Result<(), ConnectionError>, Vec<u8>)
     theirs.shutdown(way).unwrap();
     let session = Session { size: 1 << 20, structured: false, allocation: false };
     let given_up = || crate::server::hung_up(&ours, Duration::ZERO);
-    let (served, _) = serve(&ours, &mut queue, session, &[], &given_up, &|| false);
+    let (served, _) =
+        serve(&ours, &mut queue, session, Sizes::new(false), &[], &given_up, &|| false);
     let mut page = vec![0; PAGE];
     queue.read_now(3, &mut page).unwrap();
     (served, page)
@@ -84,7 +85,8 @@ fn the_answers_of_all_requests_that_fail_at_once_fit() {
     let store = Store::create(256, Options::default()).unwrap();
     let options = DeviceOptions { workers: 0, depth: 4, ..DeviceOptions::default() };
     let device = Device::new(&store, &options).unwrap();
-    for structured in [false, true] {
+    for (structured, compact) in [(false, false), (true, false), (false, true), (true, true)] {
+        let sizes = Sizes::new(compact);
         let head = if structured { DATA_CHUNK } else { simple_reply(0, None).len() };
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut asked = Vec::new();
@@ -97,7 +99,7 @@ fn the_answers_of_all_requests_that_fail_at_once_fit() {
         (0..fails).for_each(|_| ask(BAD * PAGE as u64, PAGE));
         // The last one has exactly the space that it needs.
         let mut answers = 0;
-        let spare = OUTPUT - (RESERVE + DATA_CHUNK + SMALL);
+        let spare = sizes.output - (RESERVE + DATA_CHUNK + SMALL);
         let mut left = spare;
         while left > head {
             let length = (left - head).min(SMALL);
@@ -116,7 +118,7 @@ fn the_answers_of_all_requests_that_fail_at_once_fit() {
         });
         let session = Session { size: 1 << 20, structured, allocation: false };
         let mut queue = Failing(device.queue().unwrap());
-        serve(&ours, &mut queue, session, &[], &|| false, &|| false).0.unwrap();
+        serve(&ours, &mut queue, session, sizes, &[], &|| false, &|| false).0.unwrap();
         drop(ours);
         assert_eq!(reader.join().unwrap().unwrap(), answers + fails * failed);
     }
@@ -128,8 +130,12 @@ fn a_read_that_may_not_be_in_parts_is_not() {
     let store = Store::create(256, Options::default()).unwrap();
     let options = DeviceOptions { workers: 0, depth: 4, ..DeviceOptions::default() };
     let device = Device::new(&store, &options).unwrap();
-    for (offset, length, one) in
-        [(0, SLICE, true), (512, SLICE, false), (512, SLICE - 512, true), (0, SLICE + 512, false)]
+    let cases = |sizes: Sizes| {
+        let slice = sizes.slice;
+        [(0, slice, true), (512, slice, false), (512, slice - 512, true), (0, slice + 512, false)]
+            .map(|case| (sizes, case))
+    };
+    for (sizes, (offset, length, one)) in [false, true].map(Sizes::new).into_iter().flat_map(cases)
     {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut asked = 0x2560_9513_u32.to_be_bytes().to_vec();
@@ -146,7 +152,7 @@ fn a_read_that_may_not_be_in_parts_is_not() {
         });
         let session = Session { size: 1 << 20, structured: true, allocation: false };
         let mut queue = device.queue().unwrap();
-        serve(&ours, &mut queue, session, &[], &|| false, &|| false).0.unwrap();
+        serve(&ours, &mut queue, session, sizes, &[], &|| false, &|| false).0.unwrap();
         drop(ours);
         let answer = reader.join().unwrap().unwrap();
         let chunks = if one { DATA_CHUNK + length } else { error_chunk(7, Error::Overflow).len() };
