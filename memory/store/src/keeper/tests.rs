@@ -1,0 +1,127 @@
+use super::*;
+use crate::options::Options;
+use crate::PutError;
+use std::os::unix::fs::FileExt;
+
+/// Sets the contents of `/proc/meminfo`.
+fn say(file: &std::fs::File, available_kib: u64) {
+    let text = format!("MemTotal: {:>14} kB\nMemAvailable: {available_kib:>10} kB\n", 1 << 18);
+    file.write_all_at(text.as_bytes(), 0).unwrap();
+}
+
+fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
+    // Catches a hang only.
+    let deadline = Instant::now() + Duration::from_secs(300);
+    while !there() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Its first writes need it, and the kernel has no memory then.
+#[test]
+fn the_reserve_does_not_go_at_once_when_memory_gets_short() {
+    assert_eq!(decayed(3277, Duration::ZERO), 3277);
+    assert_eq!(decayed(3277, ASK), 2867);
+    let second = decayed(3277, Duration::from_secs(1));
+    assert!((1600..1700).contains(&second), "{second}");
+    assert_eq!(decayed(3277, Duration::from_secs(100)), 0);
+    let file = rustix::fs::memfd_create("meminfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let file = std::fs::File::from(file);
+    let reserve = 16 << 20;
+    say(&file, 8 << 10);
+    let store = Store::create(20_000, Options { reserve, ..Options::default() }).unwrap();
+    let mut memory = Memory::new(&store, Available::of(file));
+    store.look(&mut memory);
+    store.stock(&memory.demand);
+    assert!(store.is_short());
+    assert_eq!(store.heap.reserve.load(Ordering::Relaxed), 4096);
+    // Without demand yet, a slab of each length.
+    assert!(store.stats().mem_ready > 0, "nothing is ready for the first writes");
+    memory.reserve = 0;
+    store.set_reserve(&memory);
+    assert_eq!(store.heap.reserve.load(Ordering::Relaxed), LEAST);
+    assert!(store.release_surplus(&memory.demand));
+    assert_eq!(store.stats().mem_ready, 0);
+}
+
+#[test]
+fn the_reserve_shrinks_while_memory_is_short_and_comes_back() {
+    let file = rustix::fs::memfd_create("meminfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let file = std::fs::File::from(file);
+    let reserve = 16 << 20;
+    say(&file, 200 << 10);
+    let store = Store::create(20_000, Options { reserve, ..Options::default() }).unwrap();
+    let available = Available::of(file.try_clone().unwrap());
+    let keeper = Keeper::start_on(&store, || (), available).unwrap();
+    let mut worker = store.worker().unwrap();
+    let mut write = |from: u64| {
+        for index in from..from + 4000 {
+            let len = 500 + usize::try_from(index % 3000).unwrap();
+            worker.put(index, 1, &[7; 4096][..len]).unwrap();
+        }
+    };
+    write(0);
+    wait_until("the whole reserve", || store.stats().mem_ready >= reserve / 2);
+    // Less than a 16th of the machine's memory and the reserve.
+    say(&file, 31 << 10);
+    wait_until("a small reserve", || store.stats().mem_ready <= 3 << 20);
+    // The keeper may be between the two.
+    wait_until("the count of what is resident", || {
+        store.stats().mem_used_total == store.resident().unwrap()
+    });
+    // Writes find their memory all the same.
+    write(4000);
+    wait_until("a small reserve again", || store.stats().mem_ready <= 3 << 20);
+    say(&file, 200 << 10);
+    write(8000);
+    wait_until("the whole reserve again", || store.stats().mem_ready >= reserve / 2);
+    drop(keeper);
+}
+
+/// They free no memory, and a swap area full of them leaves the host none.
+#[test]
+fn pages_that_do_not_compress_have_a_part_of_the_limit_while_memory_is_short() {
+    let file = rustix::fs::memfd_create("meminfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let file = std::fs::File::from(file);
+    say(&file, 200 << 10);
+    let (limit, reserve) = (32 << 20, 1 << 20);
+    let options = Options { mem_limit: limit, reserve, whole_part: 8, ..Options::default() };
+    let store = Store::create(8192, options).unwrap();
+    let available = Available::of(file.try_clone().unwrap());
+    let keeper = Keeper::start_on(&store, || (), available).unwrap();
+    let mut worker = store.worker().unwrap();
+    let part = limit / 8 / PAGE as u64;
+    // There is memory: they are stored.
+    for index in 0..part + 500 {
+        worker.put(index, 0, &[7; PAGE]).unwrap();
+    }
+    say(&file, 8 << 10);
+    wait_until("memory is short", || store.is_short());
+    assert!(matches!(worker.put(0, 0, &[8; PAGE]), Err(PutError::Full { .. })));
+    // One that frees some of its memory is stored, and so are they when less of them are.
+    worker.put(1, 1, &[7; 4000]).unwrap();
+    worker.discard(0..600);
+    worker.put(0, 0, &[8; PAGE]).unwrap();
+    // Beside others that compress they are refused again, however many are tried.
+    let (mut turn, mut refused) = (0, 0);
+    wait_until("refusals", || {
+        turn += 1;
+        for index in 0..20 {
+            worker.put(4000 + (turn * 20 + index) % 4000, 1, &[7; 900]).unwrap();
+        }
+        let whole = worker.put(100 + turn % 500, 0, &[8; PAGE]);
+        refused += u32::from(matches!(whole, Err(PutError::Full { .. })));
+        refused >= 300
+    });
+    // Without such others they are stored: the client has nothing better.
+    let mut stored = 0;
+    wait_until("pages that are stored as they are", || {
+        stored += u32::from(worker.put(300, 0, &[8; PAGE]).is_ok());
+        stored >= 300
+    });
+    say(&file, 200 << 10);
+    wait_until("memory is there", || !store.is_short());
+    worker.put(300, 0, &[8; PAGE]).unwrap();
+    drop(keeper);
+}

@@ -1,0 +1,271 @@
+use super::*;
+use crate::listener::BUFFER;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+
+const PEER: Ipv4Addr = Ipv4Addr::new(127, 80, 78, 2);
+
+fn tcp(ports: RangeInclusive<u16>) -> Vec<(Door, DoorAddress)> {
+    let door = |port| Door { peer: "b".into(), place: Place::Door(port) };
+    ports.map(|port| (door(port), DoorAddress::Tcp((PEER, port).into()))).collect()
+}
+
+fn stream(socket: &QemuSocket) -> &TcpStream {
+    let QemuSocket::Tcp(socket) = socket else { panic!("no TCP: {socket:?}") };
+    socket
+}
+
+#[derive(Default)]
+struct Keeper {
+    migrations: Vec<(Door, Vec<QemuSocket>)>,
+    strangers: Vec<(QemuSocket, String)>,
+    silent: Vec<QemuSocket>,
+    refused: Vec<String>,
+    shut: Vec<String>,
+    lent: bool,
+    /// The answers of the other host, in turn; the last one stays.
+    answers: Vec<Option<Awaits>>,
+}
+
+impl Doorkeeper for Keeper {
+    fn is_lent(&self, _: &Door) -> bool {
+        self.lent
+    }
+    fn migration(&mut self, door: &Door, _: &DoorListener, all: Vec<QemuSocket>) {
+        self.migrations.push((door.clone(), all));
+    }
+    fn awaits(&mut self, _: &Door, _: &QemuSocket, _: Instant) -> Option<Awaits> {
+        match &mut self.answers[..] {
+            [] => Some(Awaits::Unknown),
+            [last] => *last,
+            _ => self.answers.remove(0),
+        }
+    }
+    fn silent(&mut self, _: &Door, connection: QemuSocket) {
+        self.silent.push(connection);
+    }
+    fn stranger(&mut self, _: &Door, connection: QemuSocket, why: &str) {
+        self.strangers.push((connection, why.into()));
+    }
+    fn refused(&mut self, _: &Door, why: &str) {
+        self.refused.push(why.into());
+    }
+    fn shut(&mut self, _: &Door, why: &str) {
+        self.shut.push(why.into());
+    }
+}
+
+fn doors(port: u16, users: &[u32]) -> (Doors, Keeper) {
+    let mut doors = Doors::new(tcp(port..=port), Vec::new(), AllowedUsers(users.into()));
+    let mut keeper = Keeper::default();
+    doors.turn(Duration::ZERO, &mut keeper).unwrap();
+    assert_eq!(doors.open(), 1, "{:?}", keeper.shut);
+    (doors, keeper)
+}
+
+fn me() -> u32 {
+    std::fs::metadata("/proc/self").unwrap().uid()
+}
+
+/// Turns until `done`.
+fn turn(doors: &mut Doors, keeper: &mut Keeper, done: impl Fn(&Keeper) -> bool) {
+    let until = Instant::now() + Duration::from_secs(120);
+    while !done(keeper) {
+        assert!(Instant::now() < until, "it does not happen");
+        doors.turn(Duration::from_millis(50), keeper).unwrap();
+    }
+}
+
+/// Turns until a connection waits at that door.
+fn someone_waits(doors: &mut Doors, keeper: &mut Keeper, nth: usize) {
+    let until = Instant::now() + Duration::from_secs(120);
+    while doors.doors[nth].waiting.is_empty() {
+        assert!(Instant::now() < until, "nobody comes");
+        doors.turn(Duration::from_millis(20), keeper).unwrap();
+    }
+}
+
+#[test]
+fn all_connections_of_a_migration_are_handed_over_in_their_order() {
+    let (mut doors, mut keeper) = doors(50_001, &[me()]);
+    let connect = || TcpStream::connect((PEER, 50_001)).unwrap();
+    let (mut main, mut channel, preempt) = (connect(), connect(), connect());
+    // The channel's bytes come first.
+    channel.write_all(&0x1122_3344_u32.to_be_bytes()).unwrap();
+    doors.turn(Duration::from_millis(100), &mut keeper).unwrap();
+    doors.turn(Duration::from_millis(100), &mut keeper).unwrap();
+    assert!(keeper.migrations.is_empty());
+    main.write_all(b"QEVM\0\0\0\x03").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+    let (door, sockets) = &keeper.migrations[0];
+    assert_eq!((door.peer.as_str(), door.place), ("b", Place::Door(50_001)));
+    for socket in sockets {
+        // The kernel doubles it, for its own bookkeeping.
+        let size = rustix::net::sockopt::socket_recv_buffer_size(socket).unwrap();
+        assert_eq!(size, 2 * BUFFER);
+    }
+    let there = sockets.iter().map(|socket| stream(socket).peer_addr().unwrap());
+    let here = [&main, &channel, &preempt].map(|socket| socket.local_addr().unwrap());
+    assert_eq!(there.collect::<Vec<_>>(), here);
+    // Nothing was read.
+    let mut first = [0; 8];
+    { &sockets[0] }.read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"QEVM\0\0\0\x03");
+    // The carrier has the door now: the next connection is not the service's.
+    keeper.lent = true;
+    let mut late = connect();
+    late.write_all(b"QEVM\0\0\0\x03").unwrap();
+    for _ in 0..3 {
+        doors.turn(Duration::from_millis(20), &mut keeper).unwrap();
+    }
+    assert_eq!(keeper.migrations.len(), 1);
+    keeper.lent = false;
+    turn(&mut doors, &mut keeper, |keeper| keeper.migrations.len() == 2);
+}
+
+#[test]
+fn what_is_no_migration_is_told_apart_and_nothing_of_it_read() {
+    let (mut doors, mut keeper) = doors(50_002, &[me()]);
+    let mut client = TcpStream::connect((PEER, 50_002)).unwrap();
+    client.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.strangers.is_empty());
+    let (socket, why) = &mut keeper.strangers[0];
+    assert!(why.contains("47, 45, 54"), "{why}");
+    let mut got = [0; 18];
+    { &*socket }.read_exact(&mut got).unwrap();
+    assert!(keeper.migrations.is_empty());
+}
+
+#[test]
+fn a_client_that_waits_for_its_server_is_told_apart_with_nothing_read() {
+    let (mut doors, mut keeper) = doors(50_007, &[me()]);
+    let mut client = TcpStream::connect((PEER, 50_007)).unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.silent.is_empty());
+    client.write_all(b"NBD").unwrap();
+    let mut got = [0; 3];
+    { &keeper.silent[0] }.read_exact(&mut got).unwrap();
+    assert!(&got == b"NBD" && keeper.strangers.is_empty() && keeper.migrations.is_empty());
+}
+
+#[test]
+fn what_the_other_host_awaits_tells_a_late_migration_from_a_client() {
+    let (mut doors, mut keeper) = doors(50_008, &[me()]);
+    keeper.answers = vec![None, None, Some(Awaits::Vm)];
+    let connect = || TcpStream::connect((PEER, 50_008)).unwrap();
+    let (mut source, mut channel) = (connect(), connect());
+    channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
+    let until = Instant::now() + Duration::from_secs(120);
+    let is_known = |one: &Waiting| one.awaited == Some(Awaits::Vm);
+    while doors.doors[0].waiting.iter().filter(|one| is_known(one)).count() < 2 {
+        assert!(Instant::now() < until, "it is not asked for");
+        doors.turn(Duration::from_millis(20), &mut keeper).unwrap();
+    }
+    // It is asked again, and has not answered yet.
+    keeper.answers = vec![None];
+    // Far longer than a connection of which nothing is known may be silent.
+    for one in &mut doors.doors[0].waiting {
+        one.since = one.since.checked_sub(Duration::from_secs(30)).unwrap();
+    }
+    doors.turn(Duration::from_millis(20), &mut keeper).unwrap();
+    assert!(keeper.silent.is_empty() && keeper.strangers.is_empty());
+    source.write_all(b"QEVM\0\0\0\x03").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+    assert_eq!(keeper.migrations[0].1.len(), 2, "the channel still waited");
+    // A client's goes on as soon as that is known, and not before.
+    keeper.answers = vec![None, Some(Awaits::Clients)];
+    let _client = connect();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.silent.is_empty());
+    assert_eq!(keeper.answers.len(), 1, "it was not asked for");
+}
+
+#[test]
+fn a_migration_by_another_way_is_refused_while_one_has_the_door() {
+    let (mut doors, mut keeper) = doors(50_009, &[me()]);
+    let mut second = TcpStream::connect((PEER, 50_009)).unwrap();
+    someone_waits(&mut doors, &mut keeper, 0);
+    // The first one began in the same turn, and has the door now.
+    keeper.lent = true;
+    second.write_all(b"QEVM\0\0\0\x03").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
+    assert!(keeper.refused[0].contains("another way"), "{:?}", keeper.refused);
+    assert!(keeper.migrations.is_empty());
+    assert_eq!(second.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_user_who_may_not_migrate_is_reset_at_once() {
+    let (mut doors, mut keeper) = doors(50_003, &[me() + 1]);
+    let mut client = TcpStream::connect((PEER, 50_003)).unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
+    assert!(keeper.refused[0].contains("allow_users"), "{:?}", keeper.refused);
+    let error = client.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_door_that_another_has_is_said_once_and_opened_later() {
+    let other = TcpListener::bind((PEER, 50_004)).unwrap();
+    let mut doors = Doors::new(tcp(50_004..=50_004), Vec::new(), AllowedUsers::default());
+    let mut keeper = Keeper::default();
+    for _ in 0..3 {
+        doors.turn(Duration::ZERO, &mut keeper).unwrap();
+        std::thread::sleep(AGAIN);
+    }
+    assert_eq!(keeper.shut.len(), 1, "{:?}", keeper.shut);
+    drop(other);
+    let until = Instant::now() + Duration::from_secs(60);
+    while doors.open() == 0 {
+        assert!(Instant::now() < until);
+        doors.turn(Duration::from_millis(50), &mut keeper).unwrap();
+    }
+}
+
+#[test]
+fn a_unix_door_takes_a_migration_with_all_its_connections_and_refuses_other_users() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sockets/b/1");
+    let door = Door { peer: "b".into(), place: Place::Socket(1) };
+    let wanted = [(door.clone(), DoorAddress::Unix(path.clone()))];
+    let mut doors = Doors::new(wanted.clone(), Vec::new(), AllowedUsers(vec![me()]));
+    let mut keeper = Keeper::default();
+    doors.turn(Duration::ZERO, &mut keeper).unwrap();
+    assert_eq!(doors.open(), 1, "{:?}", keeper.shut);
+    let connect = || UnixStream::connect(&path).unwrap();
+    let (mut main, mut channel) = (connect(), connect());
+    channel.write_all(&0x1122_3344_u32.to_be_bytes()).unwrap();
+    main.write_all(b"QEVM\0\0\0\x03").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+    assert_eq!((&keeper.migrations[0].0, keeper.migrations[0].1.len()), (&door, 2));
+    // A user who is not allowed any more; the right to the file is another matter for root.
+    doors.change(wanted, AllowedUsers(vec![me() + 1]));
+    let _late = UnixStream::connect(&path);
+    turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
+    assert!(keeper.refused[0].contains("allow_users"), "{:?}", keeper.refused);
+}
+
+#[test]
+fn a_change_keeps_the_doors_that_stay_and_shuts_the_others() {
+    let (mut doors, mut keeper) = doors(50_005, &[me()]);
+    let connect = |port| TcpStream::connect((PEER, port)).unwrap();
+    // A channel without its migration waits at the door.
+    let mut channel = connect(50_005);
+    channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
+    someone_waits(&mut doors, &mut keeper, 0);
+    doors.change(tcp(50_005..=50_006), AllowedUsers(vec![me()]));
+    assert_eq!((doors.count(), doors.open()), (2, 1));
+    let mut main = connect(50_005);
+    main.write_all(b"QEVM\0\0\0\x03").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+    assert_eq!(keeper.migrations[0].1.len(), 2, "the channel still waited");
+    assert_eq!(doors.open(), 2);
+    let mut waits = connect(50_006);
+    someone_waits(&mut doors, &mut keeper, 1);
+    doors.change(tcp(50_005..=50_005), AllowedUsers(vec![me() + 1]));
+    assert_eq!(waits.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert!(TcpStream::connect((PEER, 50_006)).is_err());
+    let _other = connect(50_005);
+    turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
+}

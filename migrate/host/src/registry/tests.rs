@@ -1,0 +1,167 @@
+use super::*;
+use crate::carrier::Carrier;
+use std::net::TcpListener;
+use std::sync::mpsc;
+use std::time::Instant;
+
+/// The phase before a change, the phase and the status after it.
+type Heard = (Option<Phase>, Phase, Option<Status>);
+
+/// Messages of a registry.
+#[derive(Default)]
+struct Told(Mutex<Vec<Heard>>);
+
+impl Watcher for Told {
+    fn changed(&self, before: Option<&Record>, now: &Record) {
+        let told = (before.map(|record| record.phase), now.phase, now.status);
+        self.0.lock().unwrap().push(told);
+    }
+}
+
+fn silent() -> Arc<Told> {
+    Arc::default()
+}
+
+fn wait(done: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(120);
+    while !done() {
+        assert!(Instant::now() < until, "it does not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn record() -> Record {
+    let session = Some("5".repeat(32));
+    let (peer, port) = ("b".to_owned(), 49152);
+    Record { id: new_id(), peer, port, session, holds_port: true, ..Record::default() }
+}
+
+#[test]
+fn a_second_service_finds_the_carrier_its_door_and_its_end() {
+    let run = tempfile::tempdir().unwrap();
+    let told = Arc::new(Told::default());
+    let first = Registry::open(run.path(), told.clone()).unwrap();
+    let (ours, theirs) = Channel::pair().unwrap();
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let door = DoorListener::Tcp(door);
+    let address = door.address().unwrap();
+    let (links, taken) = mpsc::channel();
+    let begin = record();
+    first.add(ours, begin.clone()).unwrap();
+    let carrier =
+        Carrier::start(run.path(), begin.clone(), theirs.into(), Some(door), links).unwrap();
+    carrier.update(|record| record.phase = Phase::Active);
+    wait(|| first.running().iter().any(|record| record.phase == Phase::Active));
+    let place = Place::Door(49152);
+    assert!(first.has(Role::Source, Some("b"), place));
+    assert!(!first.has(Role::Source, Some("b"), Place::Socket(49152)));
+    assert!(!first.has(Role::Source, Some("c"), place));
+    assert!(!first.has(Role::Destination, None, place));
+
+    let second = Registry::open(run.path(), silent()).unwrap();
+    let found = second.find_again().unwrap();
+    assert_eq!(found.running, 1);
+    assert_eq!(found.doors[0].0, Door { peer: "b".into(), place });
+    assert_eq!(found.doors[0].1.address().unwrap(), address);
+    // A link reaches it by its session.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let link = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let from = link.local_addr().unwrap();
+    let link = second.hand_on(&"6".repeat(32), link, "10.0.0.1:1").unwrap_err();
+    second.hand_on(&"5".repeat(32), link, "10.0.0.1:1").unwrap();
+    let (link, peer) = taken.recv().unwrap();
+    assert_eq!((link.local_addr().unwrap(), peer.as_str()), (from, "10.0.0.1:1"));
+
+    carrier.end(Status::Failed, Some("a reason".into()));
+    drop(carrier);
+    wait(|| second.running().is_empty() && first.running().is_empty());
+    let history = second.history().unwrap();
+    assert_eq!(history.len(), 1);
+    assert_eq!(history[0].cause.as_deref(), Some("a reason"));
+    assert!(history[0].ended.is_some());
+    let (opening, active, ended) = (Phase::Opening, Phase::Active, Phase::Ended);
+    wait(|| told.0.lock().unwrap().last().is_some_and(|last| last.1 == ended));
+    let told: Vec<_> = told.0.lock().unwrap().drain(..).collect();
+    assert_eq!(told[0], (None, opening, None), "{told:?}");
+    // The carrier says first how it began.
+    assert!(told[1..].contains(&(Some(opening), active, None)), "{told:?}");
+    let ends: Vec<_> = told.iter().filter(|one| one.1 == ended).collect();
+    assert_eq!(ends.len(), 1, "{told:?}");
+    assert_eq!(ends[0].2, Some(Status::Failed));
+}
+
+#[test]
+fn a_carrier_that_was_killed_is_recorded_by_the_service() {
+    let run = tempfile::tempdir().unwrap();
+    let registry = Registry::open(run.path(), silent()).unwrap();
+    let (ours, theirs) = Channel::pair().unwrap();
+    let begin = record();
+    write_record(&registry.folder, &begin).unwrap();
+    registry.add(ours, begin.clone()).unwrap();
+    drop(theirs);
+    // The service writes the history after it has taken the carrier from its list.
+    wait(|| registry.running().is_empty() && registry.history().is_ok_and(|all| all.len() == 1));
+    let history = registry.history().unwrap();
+    assert!(history[0].cause.as_ref().unwrap().contains("killed"), "{history:?}");
+
+    // The same when no service was there to see it.
+    let unseen = record();
+    write_record(&registry.folder, &unseen).unwrap();
+    assert_eq!(registry.find_again().unwrap().running, 0);
+    let history = registry.history().unwrap();
+    assert_eq!(history.len(), 2);
+    assert_eq!(history[1].status, Some(Status::Failed));
+}
+
+#[test]
+fn a_message_that_is_not_understood_does_not_end_a_carrier() {
+    let run = tempfile::tempdir().unwrap();
+    let registry = Registry::open(run.path(), silent()).unwrap();
+    let (ours, theirs) = Channel::pair().unwrap();
+    let carrier = Channel::from(theirs);
+    let begin = record();
+    registry.add(ours, begin.clone()).unwrap();
+    carrier.send(&"a record of another version", None).unwrap();
+    carrier.send(&Record { plain: 7, ..begin.clone() }, None).unwrap();
+    wait(|| registry.running().first().is_none_or(|record| record.plain == 7));
+    assert!(registry.has(Role::Source, Some("b"), Place::Door(49152)));
+    // One whose record cannot be written has told its end all the same.
+    let cause = Some("the disk is full".to_owned());
+    let end = Record { phase: Phase::Ended, cause: cause.clone(), ..begin };
+    carrier.send(&end, None).unwrap();
+    drop(carrier);
+    wait(|| registry.running().is_empty() && !registry.history().unwrap().is_empty());
+    assert_eq!(registry.history().unwrap()[0].cause, cause);
+}
+
+#[test]
+fn a_carrier_that_is_stopped_holds_up_no_service() {
+    let run = tempfile::tempdir().unwrap();
+    let registry = Registry::open(run.path(), silent()).unwrap();
+    let begin = record();
+    write_record(&registry.folder, &begin).unwrap();
+    let post = crate::channel::Post::listen(&socket_of(&registry.folder, &begin.id)).unwrap();
+    assert_eq!(registry.find_again().unwrap().running, 1);
+    assert_eq!(registry.running()[0], begin);
+    // It goes on, and is heard.
+    let carrier = post.accept().unwrap();
+    carrier.send(&Record { plain: 7, ..begin }, None).unwrap();
+    wait(|| registry.running()[0].plain == 7);
+}
+
+#[test]
+fn the_last_hundred_are_stored() {
+    let run = tempfile::tempdir().unwrap();
+    let registry = Registry::open(run.path(), silent()).unwrap();
+    for number in 0..130 {
+        let id = format!("{number:013}-1-000");
+        write_record(&registry.folder, &Record { id, phase: Phase::Ended, ..record() }).unwrap();
+    }
+    let history = registry.history().unwrap();
+    assert_eq!((history.len(), history[0].id.as_str()), (100, "0000000000030-1-000"));
+    registry.prune();
+    assert_eq!(fs::read_dir(&registry.folder).unwrap().count(), 100);
+    // A file that is no record is no reason to fail.
+    fs::write(registry.folder.join("x.json"), "{").unwrap();
+    assert_eq!(registry.history().unwrap().len(), 100);
+}
