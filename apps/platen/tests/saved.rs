@@ -17,6 +17,8 @@ use serde_json::{json, Value};
 
 #[path = "saved/access.rs"]
 mod access;
+#[path = "saved/again.rs"]
+mod again;
 #[path = "saved/clones.rs"]
 mod clones;
 #[path = "saved/codecs.rs"]
@@ -25,10 +27,14 @@ mod codecs;
 mod disk;
 #[path = "saved/hot.rs"]
 mod hot;
+#[path = "saved/killed.rs"]
+mod killed;
 #[path = "saved/libvirt.rs"]
 mod libvirt;
 #[path = "saved/mapped.rs"]
 mod mapped;
+#[path = "saved/refusals.rs"]
+mod refusals;
 #[path = "saved/remote.rs"]
 mod remote;
 #[path = "saved/shared.rs"]
@@ -269,35 +275,6 @@ fn memory_that_cannot_be_loaded_late_is_loaded_first_with_the_reason() {
 }
 
 #[test]
-fn an_image_that_does_not_fit_is_refused_before_anything_is_touched() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    let Some((source, image)) = saved(folder) else { return };
-    let mut monitor = source.monitor();
-    monitor.set_capabilities(&[("dirty-bitmaps", true)]).unwrap();
-    drop(monitor);
-    let other = folder.join("other").display().to_string();
-    fails(folder, &["save", &other, "--qmp", &source.address()], "dirty-bitmaps");
-    assert!(!Path::new(&other).exists());
-    source.monitor().set_capabilities(&[("dirty-bitmaps", false)]).unwrap();
-    fails(folder, &["save", &image, "--qmp", &source.address()], "exists");
-    fails(folder, &["restore", &image, "--qmp", &source.address()], "-incoming defer");
-    fails(folder, &["save", "/nowhere/image", "--qmp", &source.address()], "/nowhere/image");
-    let waiting = Qemu::start(folder, "q35", &[&["-machine", "q35"][..], &WAITS].concat()).unwrap();
-    fails(folder, &["restore", &image, "--qmp", &waiting.address()], "q35");
-    assert_eq!(waiting.monitor().query_status().unwrap().status, "inmigrate");
-    fs::write(&other, "no image").unwrap();
-    fails(folder, &["restore", &other, "--qmp", &waiting.address()], "not an image of platen");
-    let mut whole = Vec::new();
-    File::open(&image).unwrap().read_to_end(&mut whole).unwrap();
-    let words = ["restore", &image, "--qmp", &waiting.address(), "--copy", &other];
-    fails(folder, &words, "not an image of platen");
-    fs::write(&other, &whole[..whole.len() / 2]).unwrap();
-    fails(folder, &["restore", &other, "--qmp", &waiting.address()], "cut off");
-    assert_eq!(waiting.monitor().query_status().unwrap().status, "inmigrate");
-}
-
-#[test]
 fn a_paused_vm_stays_paused_and_one_that_is_to_end_ends() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path();
@@ -367,100 +344,6 @@ fn settings_come_back(qemu: &Qemu, before: &(Value, Value)) {
     }
 }
 
-/// Whenever the save is killed, QEMU's settings come back. A VM with `--then continue` runs on, and
-/// a file at the image's path is complete. A VM with `--then pause` is paused only if its image
-/// exists.
-#[test]
-fn a_save_killed_at_any_moment_leaves_the_vm_and_no_half_of_an_image() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
-    let mut monitor = source.monitor();
-    monitor.set_capabilities(&[("multifd", true), ("xbzrle", true)]).unwrap();
-    monitor.set_parameters(json!({ "max-bandwidth": 1 << 30, "downtime-limit": 123 })).unwrap();
-    drop(monitor);
-    let before = settings(&source);
-    let (mut whole, mut none) = (0, 0);
-    for step in 0..50 {
-        let then = if step % 2 == 0 { "continue" } else { "pause" };
-        let image = folder.join(format!("image{step}")).display().to_string();
-        save_killed_after(folder, &source, &image, then, Duration::from_micros(step * 600));
-        let states = if then == "pause" { &["running", "postmigrate"][..] } else { &["running"] };
-        let vm = comes_to(&source, states);
-        settings_come_back(&source, &before);
-        if Path::new(&image).exists() {
-            works(folder, &["image", "verify", &image]);
-            whole += 1;
-        } else {
-            assert_eq!(vm, "running", "paused, and no image");
-            none += 1;
-        }
-        if vm == "postmigrate" {
-            source.monitor().execute("cont", None).unwrap();
-        }
-    }
-    println!("{whole} saves were finished, {none} were not");
-    let left = fs::read_dir(folder).unwrap().count();
-    assert_eq!(left, whole + 2, "files beside the images and the monitors' sockets");
-}
-
-/// Whenever a player is killed, the restore reports that the VM has not run, or another player
-/// continues and sends everything.
-#[test]
-fn a_player_killed_at_any_moment_is_replaced_or_the_vm_has_not_run() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    let Some((source, image)) = saved(folder) else { return };
-    drop(source);
-    let (mut replaced, mut not_run, mut ended, mut late) = (0, 0, 0, 0);
-    for step in 0..16 {
-        let waiting =
-            Qemu::start(folder, &format!("waits{step}"), &[&MACHINE[..], &WAITS].concat()).unwrap();
-        let mut restore = Command::new(env!("CARGO_BIN_EXE_platen"))
-            .args(["restore", &image, "--qmp", &waiting.address(), "--push-rate", "2M"])
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = std::io::BufReader::new(restore.stderr.take().unwrap());
-        let mut text = String::new();
-        let mut killed = false;
-        loop {
-            let begin = text.len();
-            if std::io::BufRead::read_line(&mut lines, &mut text).unwrap() == 0 {
-                break;
-            }
-            let pid = text[begin..].strip_prefix("platen: player ");
-            let pid = pid.and_then(|rest| rest.trim_end().strip_suffix(" begins"));
-            if let (Some(pid), false) = (pid, killed) {
-                thread::sleep(Duration::from_micros(step * step * 500));
-                let _ = Command::new("kill").args(["-9", pid]).stderr(Stdio::null()).status();
-                killed = true;
-            }
-        }
-        let status = restore.wait().unwrap();
-        let has_ended = text.contains("this QEMU has ended");
-        assert_eq!(status.success(), !text.contains("before the VM ran") && !has_ended, "{text}");
-        if text.contains("before the VM ran") {
-            not_run += 1;
-        } else if has_ended {
-            // QEMU has noticed the death before it came to RUN, and ends after it.
-            assert!(text.contains("the VM has run"), "{text}");
-            ended += 1;
-        } else {
-            assert!(text.contains("the image is not needed any more"), "{text}");
-            assert_eq!(comes_to(&waiting, &["running"]), "running");
-            if text.contains("another goes on") {
-                replaced += 1;
-            } else {
-                late += 1;
-            }
-        }
-    }
-    println!(
-        "{replaced} replaced, {not_run} before the VM ran, {ended} as it ran, {late} too late"
-    );
-}
-
 /// A restore that has not ended.
 struct Restore {
     child: Child,
@@ -528,153 +411,6 @@ fn kill(pid: i32, image: &str) {
     }
 }
 
-#[test]
-fn an_image_in_use_is_not_restored_again_unless_all_share_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    let Some((source, image)) = saved_paused(folder) else { return };
-    drop(source);
-    let waits = |name| Qemu::start(folder, name, &[&MACHINE[..], &WAITS].concat()).unwrap();
-    let (first, second) = (waits("first"), waits("second"));
-    let mut restore = Restore::held(&image, &first, &[]);
-    let player = restore.player();
-    let words = ["restore", &image, "--qmp", &second.address()];
-    let named = format!("image {image} is in use by process");
-    fails(folder, &words, &named);
-    fails(folder, &words, &format!("{player} (platen)"));
-    fails(folder, &[&words[..], &["--shared"]].concat(), &named);
-    fails(folder, &["restore", &image, "--qmp", &first.address(), "--recover"], &named);
-    // The player continues alone, and holds the image.
-    restore.child.kill().unwrap();
-    restore.child.wait().unwrap();
-    fails(folder, &words, &format!("in use by process {player} (platen)"));
-    assert_eq!(second.monitor().query_status().unwrap().status, "inmigrate");
-    kill(player, &image);
-    drop(first);
-    let sharing = Restore::held(&image, &second, &["--shared"]);
-    let third = waits("third");
-    let words = ["restore", &image, "--qmp", &third.address()];
-    fails(folder, &words, &named);
-    works(folder, &[&words[..], &["--shared"]].concat());
-    drop(sharing);
-}
-
-/// A player asks QEMU for the pages that it has, and then resumes it. One that dies in between must
-/// not cost the VM: QEMU 7.2 crashes if it loses its connection then.
-#[test]
-fn a_player_killed_before_qemu_has_resumed_costs_no_vm() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    let Some((source, image)) = saved_paused(folder) else { return };
-    drop(source);
-    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
-    let mut restore = Restore::held(&image, &waiting, &[]);
-    let player = restore.player();
-    restore.child.kill().unwrap();
-    restore.child.wait().unwrap();
-    kill(player, &image);
-    // Its name tells `--recover` the image.
-    let mut monitor = Qmp::connect(&second_monitor(&waiting.socket), LONG).unwrap();
-    let info = monitor.execute("query-migrate", None).unwrap();
-    let name = Path::new(info["socket-address"][0]["path"].as_str().unwrap()).file_name().unwrap();
-    drop(monitor);
-    for nth in 0..2 {
-        assert_eq!(migration(&waiting), "postcopy-paused");
-        let socket = folder.join(nth.to_string()).join(name);
-        fs::create_dir(socket.parent().unwrap()).unwrap();
-        let mut monitor = Qmp::connect_out_of_band(&second_monitor(&waiting.socket), LONG).unwrap();
-        let uri = json!({ "uri": format!("unix:{}", socket.display()) });
-        monitor.execute_out_of_band("migrate-recover", Some(uri)).unwrap();
-        let connection = UnixStream::connect(&socket).unwrap();
-        let mut player = connection.try_clone().unwrap();
-        let recovery = Recovery::new(connection);
-        if nth == 1 {
-            // RECV_BITMAP for pc.ram; the first bytes of the answer.
-            player.write_all(b"\x08\0\x0a\0\x07\x06pc.ram").unwrap();
-            player.read_exact(&mut [0; 8]).unwrap();
-        }
-        drop(player);
-        drop(recovery);
-    }
-    assert_eq!(migration(&waiting), "postcopy-paused");
-    works(folder, &["restore", &image, "--qmp", &waiting.address(), "--recover"]);
-    clones::has_ram_of(folder, &waiting, &image);
-}
-
-/// The state of QEMU's migration once it is neither active nor about to be recovered.
-fn migration(qemu: &Qemu) -> String {
-    let mut monitor = Qmp::connect(&second_monitor(&qemu.socket), LONG).unwrap();
-    let deadline = Instant::now() + LONG;
-    loop {
-        let state = monitor.execute("query-migrate", None).unwrap()["status"].clone();
-        let state = state.as_str().unwrap_or_default().to_owned();
-        if !["postcopy-active", "postcopy-recover", "postcopy-recover-setup"].contains(&&*state) {
-            return state;
-        }
-        assert!(Instant::now() < deadline, "QEMU's migration stays {state}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// A VM gets pages of its own image only: not of another one of the same VM, given to `--recover`
-/// or put in the image's place.
-#[test]
-fn a_vm_that_runs_gets_no_page_of_another_image() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    let Some((source, image)) = saved_paused(folder) else { return };
-    source.monitor().execute("cont", None).unwrap();
-    source.stop();
-    let other = folder.join("other").display().to_string();
-    works(folder, &["save", &other, "--qmp", &source.address()]);
-    drop(source);
-    let copy = folder.join("copy").display().to_string();
-    fs::copy(&image, &copy).unwrap();
-    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
-    let mut restore = Restore::held(&image, &waiting, &["--copy", &copy]);
-    fs::rename(&image, folder.join("kept")).unwrap();
-    fs::copy(&other, &image).unwrap();
-    let player = rustix::process::Pid::from_raw(restore.player()).unwrap();
-    rustix::process::kill_process(player, rustix::process::Signal::KILL).unwrap();
-    restore.wait_for(&format!(
-        "image {image} was replaced by another one; another goes on from {copy}"
-    ));
-    restore.wait_for("the VM goes on");
-    let player = restore.player();
-    restore.child.kill().unwrap();
-    restore.child.wait().unwrap();
-    kill(player, &copy);
-    let words =
-        |image| ["restore", image, "--qmp", &waiting.address(), "--recover"].map(str::to_owned);
-    let refused = "was not restored from this image";
-    fails(folder, &words(&other).each_ref().map(String::as_str), refused);
-    works(folder, &words(&copy).each_ref().map(String::as_str));
-    assert_eq!(comes_to(&waiting, &["paused"]), "paused");
-    fails(folder, &words(&copy).each_ref().map(String::as_str), "nothing to recover");
-}
-
-#[test]
-fn a_damaged_unit_is_found_before_qemu_is_touched_if_told_to_verify() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    let Some((source, image)) = saved(folder) else { return };
-    drop(source);
-    let copy = folder.join("copy").display().to_string();
-    fs::copy(&image, &copy).unwrap();
-    let file = File::options().read(true).write(true).open(&image).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, 1000).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], 1000).unwrap();
-    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
-    let before = settings(&waiting);
-    let words = ["restore", &image, "--qmp", &waiting.address(), "--verify"];
-    fails(folder, &words, "unit 0 (bytes 64 to");
-    assert!(settings(&waiting) == before);
-    let (output, report) = platen(folder, &[&words[..], &["--copy", &copy]].concat());
-    assert!(output.status.success() && said(&output).contains("unit 0"), "{}", said(&output));
-    assert_eq!((&report["mode"], &report["deaths"]), (&json!("instant"), &json!(0)));
-}
-
 /// The bytes of a RAM block in an image.
 fn block(image: &str, name: &str) -> Vec<u8> {
     let image = image::Image::open(Path::new(image)).unwrap();
@@ -691,91 +427,4 @@ fn block(image: &str, name: &str) -> Vec<u8> {
         }
     };
     (0..block.pages).flat_map(bytes).collect()
-}
-
-/// RAM that is saved, restored into a QEMU with -S and saved again is the same, in memory of each
-/// kind, restored at once and loaded first.
-#[test]
-fn ram_that_is_restored_and_saved_again_is_the_same() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    for (kind, backend) in [
-        ("ram", "memory-backend-ram"),
-        ("memfd", "memory-backend-memfd,share=off"),
-        ("shared", "memory-backend-memfd,share=on"),
-    ] {
-        let object = format!("{backend},id=pc.ram,size=16M");
-        let machine = ["-machine", "pc,memory-backend=pc.ram", "-object", &object];
-        let Some(source) = Qemu::start(folder, kind, &machine) else { return };
-        // Any state will do; after a while the firmware has written more of it.
-        thread::sleep(Duration::from_millis(300));
-        let image = folder.join(format!("{kind}.image")).display().to_string();
-        works(folder, &["save", &image, "--qmp", &source.address(), "--then", "quit"]);
-        drop(source);
-        for (mode, flags) in [("instant", &[][..]), ("load", &["--load"])] {
-            let name = format!("{kind}-{mode}");
-            let waiting =
-                Qemu::start(folder, &name, &[&machine[..], &WAITS, &["-S"]].concat()).unwrap();
-            let words = ["restore", &image, "--qmp", &waiting.address()];
-            let (_, report) = works(folder, &[&words[..], flags].concat());
-            assert_eq!(
-                (&report["mode"], &report["vm"]),
-                (&json!(mode), &json!("paused")),
-                "{kind}"
-            );
-            let again = folder.join(format!("{name}.image")).display().to_string();
-            works(folder, &["save", &again, "--qmp", &waiting.address(), "--then", "quit"]);
-            let saved = image::Image::open(Path::new(&image)).unwrap();
-            for block_of in &saved.index().blocks {
-                let name = &block_of.name;
-                assert!(block(&image, name) == block(&again, name), "{kind}, {mode}: {name}");
-            }
-        }
-    }
-}
-
-/// Zero pages replace what QEMU itself has put into a ROM, whether they are sent or QEMU discards
-/// its RAM first.
-#[test]
-fn roms_that_qemu_has_loaded_do_not_survive_a_load() {
-    const ROM: &str = "0000:00:02.0/e1000.rom";
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    let rom = |name: &str, byte: u8| {
-        let path = folder.join(name);
-        let mut bytes = vec![byte; 64 << 10];
-        bytes[5000..5100].fill(7);
-        fs::write(&path, bytes).unwrap();
-        format!("e1000,addr=2,romfile={}", path.display())
-    };
-    let ram = |prealloc: &str| format!("memory-backend-ram,id=pc.ram,size=16M,prealloc={prealloc}");
-    let flags = |object: &str, device: &str| {
-        ["-machine", "pc,memory-backend=pc.ram", "-object", object, "-device", device]
-            .map(str::to_owned)
-    };
-    let start = |name: &str, flags: &[String], more: &[&str]| {
-        let flags: Vec<&str> =
-            flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        Qemu::start(folder, name, &flags)
-    };
-    let Some(source) = start("source", &flags(&ram("off"), &rom("zeros", 0)), &[]) else { return };
-    let image = folder.join("image").display().to_string();
-    works(folder, &["save", &image, "--qmp", &source.address(), "--then", "quit"]);
-    drop(source);
-    let expected = block(&image, ROM);
-    assert!(expected[..4096].iter().all(|&byte| byte == 0) && expected[5000] == 7);
-    let mut sent = Vec::new();
-    for prealloc in ["off", "on"] {
-        let flags = flags(&ram(prealloc), &rom("others", 0xee));
-        let waiting = start(prealloc, &flags, &WAITS).unwrap();
-        let words = ["restore", &image, "--qmp", &waiting.address(), "--load"];
-        let (_, report) = works(folder, &words);
-        assert_eq!((&report["mode"], &report["fallback"]), (&json!("load"), &Value::Null));
-        sent.push(report["bytes"].as_u64().unwrap());
-        let again = folder.join(prealloc).display().to_string();
-        works(folder, &["save", &again, "--qmp", &waiting.address(), "--then", "quit"]);
-        assert!(block(&again, ROM) == expected, "preallocated: {prealloc}");
-    }
-    // The VM has thousands of zero pages.
-    assert!(sent[0] + 10_000 < sent[1], "{sent:?}");
 }

@@ -1,5 +1,9 @@
 //! Peers that do not speak the protocol, and peers that lie (W2 to W15).
 
+mod receivers;
+
+pub(crate) use receivers::lying_server;
+
 use crate::harness::{
     assert_same, bounded, destination_qemu, keep_alive, read_exactly, read_rest, source_qemu,
     Options, Reader, Receiving, Sending, DELTA_CACHE, PAGE, SHUT_OK, WATCHDOG,
@@ -464,80 +468,5 @@ fn a_source_that_finishes_before_the_destination_has_confirmed_has_failed() {
             liar.free(FrameType::Finish, b"{}");
         });
         assert!(error.contains("is over, which it is not"), "{error}");
-    });
-}
-
-/// A server that accepts one link and lies on it.
-pub(crate) fn lying_server(
-    lie: impl FnOnce(&mut Link) + Send + 'static,
-) -> (SocketAddr, JoinHandle<()>) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = std::thread::spawn(move || {
-        let mut link = Link::from(listener.accept().unwrap().0);
-        let _: Hello = read_preamble(&mut link, "x", HELLO_TIMEOUT).unwrap();
-        let welcome = Welcome {
-            token: "0".repeat(32),
-            chunk_bytes: 65536,
-            stream_frames: 2,
-            shared_frames: 4,
-            ..Welcome::default()
-        };
-        write_preamble(&mut link, "x", &welcome).unwrap();
-        link.socket().set_read_timeout(None).unwrap();
-        lie(&mut link);
-        let _ = link.read_to_end(&mut Vec::new());
-    });
-    (address, server)
-}
-
-/// The source relay must notice before it reports success to the source QEMU.
-#[test]
-fn a_receiver_that_acknowledges_other_bytes_is_detected() {
-    bounded(|| {
-        let (address, server) = lying_server(|link| {
-            // OPEN and the first DATA.
-            let mut head = [0; 48];
-            link.read_exact(&mut head).unwrap();
-            link.read_exact(&mut head).unwrap();
-            let data = Header::from_bytes(&head, 65536).unwrap();
-            let mut ack = Vec::new();
-            let offset = u64::from(data.plain_len);
-            AckEntry { stream: 0, seq: 2, offset, hash: data.hash ^ 1 }.write(&mut ack);
-            let header = Header::free(FrameType::Ack, u32::try_from(ack.len()).unwrap());
-            link.write_all(&[&header.to_bytes()[..], &ack].concat()).unwrap();
-        });
-        let folder = Receiving::new();
-        let options = Options { links: 1, ..Options::default() };
-        let sending = Sending::new(&folder, address, options);
-        let socket = sending.connect();
-        (&socket).write_all(&single(20).main[..2000]).unwrap();
-        assert_eq!(read_rest(&socket), b"");
-        let error = sending.result().unwrap_err().to_string();
-        assert!(error.contains("running hash"), "{error}");
-        server.join().unwrap();
-    });
-}
-
-#[test]
-fn a_receiver_that_finishes_early_ends_the_session() {
-    bounded(|| {
-        for resume in [Duration::ZERO, Duration::from_secs(20)] {
-            let (address, server) = lying_server(|link| {
-                let mut head = [0; 48];
-                link.read_exact(&mut head).unwrap();
-                let finish = Header::free(FrameType::Finish, 2).to_bytes();
-                link.write_all(&[&finish[..], b"{}"].concat()).unwrap();
-            });
-            let folder = Receiving::new();
-            let options = Options { links: 1, resume, ..Options::default() };
-            let sending = Sending::new(&folder, address, options);
-            let socket = sending.connect();
-            (&socket).write_all(&single(20).main[..2000]).unwrap();
-            assert_eq!(read_rest(&socket), b"", "the source VM goes on");
-            let error = sending.result().unwrap_err().to_string();
-            assert!(error.contains("is over, which it is not"), "{error}");
-            server.join().unwrap();
-        }
     });
 }

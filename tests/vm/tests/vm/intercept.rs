@@ -2,6 +2,8 @@
 //! by `platen host intercept` they go through platen all the same. And those without a return path,
 //! in the order in which Proxmox does things.
 
+mod killed;
+
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use vm_tests::{Qemu, Rate, Services, Side, Signal, Vm, VmSpec, MACHINE_7_2, PORT
 use crate::bare::{Settings, LIMIT};
 use crate::stage::{Skip, Stage, NOTICE, TINY_DATA_MIB};
 use crate::Scenario;
+use killed::{killed, Moment, Victim};
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut all = vec![
@@ -33,6 +36,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     }
     all
 }
+
+/// Bytes after which a migration is in its middle.
+const MIDDLE: u64 = 8 << 20;
 
 /// Services on both sides, and the rules at the source.
 fn intercepting(stage: &Stage, lines: &str) -> Result<Services> {
@@ -326,131 +332,6 @@ fn rules_go(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// When somebody is killed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Moment {
-    /// The VM runs at the source, and pages go over.
-    Middle,
-    /// The source QEMU has completed, and the destination QEMU has not read the end.
-    Left,
-}
-
-impl Moment {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Middle => "in_the_middle",
-            Self::Left => "when_the_source_has_completed",
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Victim {
-    SourceService,
-    DestinationService,
-    SourceCarrier,
-    DestinationCarrier,
-    SourceQemu,
-    DestinationQemu,
-}
-
-impl Victim {
-    const ALL: [Self; 6] = [
-        Self::SourceService,
-        Self::DestinationService,
-        Self::SourceCarrier,
-        Self::DestinationCarrier,
-        Self::SourceQemu,
-        Self::DestinationQemu,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::SourceService => "source_service",
-            Self::DestinationService => "destination_service",
-            Self::SourceCarrier => "source_carrier",
-            Self::DestinationCarrier => "destination_carrier",
-            Self::SourceQemu => "source_qemu",
-            Self::DestinationQemu => "destination_qemu",
-        }
-    }
-}
-
-/// Bytes after which a migration is in its middle.
-const MIDDLE: u64 = 8 << 20;
-
-/// A migration without a return path in which somebody is killed.
-fn killed(stage: &mut Stage, victim: Victim, moment: Moment) -> Result<()> {
-    let mut services = intercepting(stage, "")?;
-    let mut pair = as_proxmox(stage, &services, 46_004)?;
-    // The pause makes the moment one that a test can hit.
-    pair.vm.monitor.set_capabilities(&[("pause-before-switchover", moment == Moment::Left)])?;
-    match moment {
-        Moment::Middle => pair.vm.hold_migration(4)?,
-        // Little is left behind the pause: it has to fit the kernel's buffers, as nobody reads it.
-        Moment::Left => pair.vm.is_reluctant()?,
-    }
-    pair.go()?;
-    let carriers =
-        [services.carrier(Side::Source, MIDDLE)?, services.carrier(Side::Destination, MIDDLE)?];
-    if moment == Moment::Left {
-        pair.vm.monitor.wait_migration(&["pre-switchover"], NOTICE)?;
-        pair.destination.process.signal(Signal::STOP)?;
-        let on = json!({"state": "pre-switchover"});
-        pair.vm.monitor.execute("migrate-continue", on)?;
-        let state = pair.vm.monitor.wait_migration(&["completed", "failed"], NOTICE)?;
-        ensure!(state == "completed", "the source is {state}");
-        // As Proxmox does now; the answer comes once the destination QEMU goes on.
-    }
-    match victim {
-        Victim::SourceService => services.kill(Side::Source)?,
-        Victim::DestinationService => services.kill(Side::Destination)?,
-        Victim::SourceCarrier => kill(carriers[0])?,
-        Victim::DestinationCarrier => kill(carriers[1])?,
-        Victim::SourceQemu => pair.vm.process.kill().map(drop)?,
-        Victim::DestinationQemu => pair.destination.process.kill().map(drop)?,
-    }
-    if moment == Moment::Left && victim != Victim::DestinationQemu {
-        pair.destination.process.signal(Signal::CONT)?;
-    }
-    for side in [Side::Source, Side::Destination] {
-        if [Victim::SourceService, Victim::DestinationService]
-            [usize::from(side == Side::Destination)]
-            == victim
-        {
-            services.start_one(&stage.lab, side)?;
-        }
-    }
-    match (victim, moment) {
-        (Victim::SourceService | Victim::DestinationService, Moment::Middle) => {
-            pair.vm.let_migrate()?;
-            let state = pair.vm.wait_migration_end(&["completed", "failed"], LIMIT)?;
-            ensure!(state == "completed", "the source is {state}");
-            starts_there(stage, &services, pair)
-        }
-        // The source QEMU may go: everything is with platen.
-        (Victim::SourceService | Victim::DestinationService | Victim::SourceQemu, Moment::Left) => {
-            starts_there(stage, &services, pair)
-        }
-        (Victim::SourceQemu, Moment::Middle) => {
-            // It was killed with its VM. The destination has a part of it, and does not start.
-            fails_at(&services, &[Side::Source, Side::Destination])?;
-            never_starts(&mut pair.destination)
-        }
-        (_, Moment::Middle) => {
-            let mut vm = pair.vm;
-            vm.wait_back(&["failed", "cancelled"], NOTICE).context("the source goes on")?;
-            vm.guest.verify().context("in the source")?;
-            if victim != Victim::DestinationQemu {
-                never_starts(&mut pair.destination)?;
-            }
-            fails_at(&services, &[Side::Source, Side::Destination])?;
-            Ok(())
-        }
-        (_, Moment::Left) => left_behind(stage, &services, pair, victim),
-    }
-}
-
 /// Everything arrives, and the VM starts when it is told to.
 fn starts_there(stage: &mut Stage, services: &Services, mut pair: Pair) -> Result<()> {
     pair.destination.monitor.execute("cont", json!({}))?;
@@ -458,47 +339,6 @@ fn starts_there(stage: &mut Stage, services: &Services, mut pair: Pair) -> Resul
     for side in [Side::Source, Side::Destination] {
         let record = services.ended(side, 1)?;
         ensure!(record["status"] == "unconfirmed", "{record}");
-    }
-    Ok(())
-}
-
-/// The source QEMU has completed, and a part of its stream may be lost: then the VM is there,
-/// stopped and whole, the destination never starts it, and platen says so on the side that it can
-/// say it on.
-fn left_behind(
-    stage: &mut Stage,
-    services: &Services,
-    mut pair: Pair,
-    victim: Victim,
-) -> Result<()> {
-    let records = [services.ended(Side::Source, 1)?, services.ended(Side::Destination, 1)?];
-    if victim == Victim::SourceCarrier && records[1]["status"] == "unconfirmed" {
-        // The destination's end had it all by then. The killed process says to look.
-        ensure!(records[0]["status"] == "failed", "{records:?}");
-        pair.destination.monitor.execute("cont", json!({}))?;
-        return pair.arrives(stage);
-    }
-    for record in &records {
-        ensure!(record["status"] == "failed", "{record}");
-        ensure!(record["cause"].as_str().is_some_and(|cause| !cause.is_empty()), "{record}");
-    }
-    if victim != Victim::DestinationQemu {
-        never_starts(&mut pair.destination)?;
-    }
-    // A person who reads that lets it go on where it is.
-    let mut vm = pair.vm;
-    ensure!(vm.monitor.run_state()? == "postmigrate", "the source has lost its VM");
-    vm.monitor.execute("cont", json!({}))?;
-    vm.assert_running()?;
-    vm.guest.verify().context("in the source")?;
-    Ok(())
-}
-
-fn fails_at(services: &Services, sides: &[Side]) -> Result<()> {
-    for side in sides {
-        let record = services.ended(*side, 1)?;
-        ensure!(record["status"] == "failed", "{record}");
-        ensure!(record["cause"].as_str().is_some_and(|cause| !cause.is_empty()), "{record}");
     }
     Ok(())
 }

@@ -1,0 +1,122 @@
+//! Images that do not fit, are in use or are damaged: refused before anything is touched.
+
+use super::*;
+
+#[test]
+fn an_image_that_does_not_fit_is_refused_before_anything_is_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    let mut monitor = source.monitor();
+    monitor.set_capabilities(&[("dirty-bitmaps", true)]).unwrap();
+    drop(monitor);
+    let other = folder.join("other").display().to_string();
+    fails(folder, &["save", &other, "--qmp", &source.address()], "dirty-bitmaps");
+    assert!(!Path::new(&other).exists());
+    source.monitor().set_capabilities(&[("dirty-bitmaps", false)]).unwrap();
+    fails(folder, &["save", &image, "--qmp", &source.address()], "exists");
+    fails(folder, &["restore", &image, "--qmp", &source.address()], "-incoming defer");
+    fails(folder, &["save", "/nowhere/image", "--qmp", &source.address()], "/nowhere/image");
+    let waiting = Qemu::start(folder, "q35", &[&["-machine", "q35"][..], &WAITS].concat()).unwrap();
+    fails(folder, &["restore", &image, "--qmp", &waiting.address()], "q35");
+    assert_eq!(waiting.monitor().query_status().unwrap().status, "inmigrate");
+    fs::write(&other, "no image").unwrap();
+    fails(folder, &["restore", &other, "--qmp", &waiting.address()], "not an image of platen");
+    let mut whole = Vec::new();
+    File::open(&image).unwrap().read_to_end(&mut whole).unwrap();
+    let words = ["restore", &image, "--qmp", &waiting.address(), "--copy", &other];
+    fails(folder, &words, "not an image of platen");
+    fs::write(&other, &whole[..whole.len() / 2]).unwrap();
+    fails(folder, &["restore", &other, "--qmp", &waiting.address()], "cut off");
+    assert_eq!(waiting.monitor().query_status().unwrap().status, "inmigrate");
+}
+
+#[test]
+fn an_image_in_use_is_not_restored_again_unless_all_share_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved_paused(folder) else { return };
+    drop(source);
+    let waits = |name| Qemu::start(folder, name, &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let (first, second) = (waits("first"), waits("second"));
+    let mut restore = Restore::held(&image, &first, &[]);
+    let player = restore.player();
+    let words = ["restore", &image, "--qmp", &second.address()];
+    let named = format!("image {image} is in use by process");
+    fails(folder, &words, &named);
+    fails(folder, &words, &format!("{player} (platen)"));
+    fails(folder, &[&words[..], &["--shared"]].concat(), &named);
+    fails(folder, &["restore", &image, "--qmp", &first.address(), "--recover"], &named);
+    // The player continues alone, and holds the image.
+    restore.child.kill().unwrap();
+    restore.child.wait().unwrap();
+    fails(folder, &words, &format!("in use by process {player} (platen)"));
+    assert_eq!(second.monitor().query_status().unwrap().status, "inmigrate");
+    kill(player, &image);
+    drop(first);
+    let sharing = Restore::held(&image, &second, &["--shared"]);
+    let third = waits("third");
+    let words = ["restore", &image, "--qmp", &third.address()];
+    fails(folder, &words, &named);
+    works(folder, &[&words[..], &["--shared"]].concat());
+    drop(sharing);
+}
+
+/// A VM gets pages of its own image only: not of another one of the same VM, given to `--recover`
+/// or put in the image's place.
+#[test]
+fn a_vm_that_runs_gets_no_page_of_another_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved_paused(folder) else { return };
+    source.monitor().execute("cont", None).unwrap();
+    source.stop();
+    let other = folder.join("other").display().to_string();
+    works(folder, &["save", &other, "--qmp", &source.address()]);
+    drop(source);
+    let copy = folder.join("copy").display().to_string();
+    fs::copy(&image, &copy).unwrap();
+    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let mut restore = Restore::held(&image, &waiting, &["--copy", &copy]);
+    fs::rename(&image, folder.join("kept")).unwrap();
+    fs::copy(&other, &image).unwrap();
+    let player = rustix::process::Pid::from_raw(restore.player()).unwrap();
+    rustix::process::kill_process(player, rustix::process::Signal::KILL).unwrap();
+    restore.wait_for(&format!(
+        "image {image} was replaced by another one; another goes on from {copy}"
+    ));
+    restore.wait_for("the VM goes on");
+    let player = restore.player();
+    restore.child.kill().unwrap();
+    restore.child.wait().unwrap();
+    kill(player, &copy);
+    let words =
+        |image| ["restore", image, "--qmp", &waiting.address(), "--recover"].map(str::to_owned);
+    let refused = "was not restored from this image";
+    fails(folder, &words(&other).each_ref().map(String::as_str), refused);
+    works(folder, &words(&copy).each_ref().map(String::as_str));
+    assert_eq!(comes_to(&waiting, &["paused"]), "paused");
+    fails(folder, &words(&copy).each_ref().map(String::as_str), "nothing to recover");
+}
+
+#[test]
+fn a_damaged_unit_is_found_before_qemu_is_touched_if_told_to_verify() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    drop(source);
+    let copy = folder.join("copy").display().to_string();
+    fs::copy(&image, &copy).unwrap();
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 1000).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 1000).unwrap();
+    let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let before = settings(&waiting);
+    let words = ["restore", &image, "--qmp", &waiting.address(), "--verify"];
+    fails(folder, &words, "unit 0 (bytes 64 to");
+    assert!(settings(&waiting) == before);
+    let (output, report) = platen(folder, &[&words[..], &["--copy", &copy]].concat());
+    assert!(output.status.success() && said(&output).contains("unit 0"), "{}", said(&output));
+    assert_eq!((&report["mode"], &report["deaths"]), (&json!("instant"), &json!(0)));
+}

@@ -1,0 +1,101 @@
+//! Servers that hang, do not get ready or do not end: killed and replaced.
+
+use super::*;
+
+/// Runs a server that hangs in this way, replaced by one that does not; returns the messages.
+fn replaced(first: &str) -> String {
+    let mut shell = Shell::new(&format!(
+        "if [ $REPLACES = false ]; then {first}; fi; echo ready >&0; echo second >> $NOTE; read line"
+    ));
+    let pulse = Pulse::file().unwrap();
+    shell.pulse = Some((Pulse::open(&pulse).unwrap(), pulse));
+    let start = Instant::now();
+    run(&mut shell, "second").unwrap();
+    println!("replaced after {:?}", start.elapsed());
+    let log = shell.log.borrow().join("\n");
+    assert!(log.contains("the server hangs: ") && log.contains("(signal: 9"), "{log}");
+    log
+}
+
+#[test]
+fn a_server_that_is_stopped_is_killed_and_replaced() {
+    let log = replaced("echo ready >&0; kill -STOP $$");
+    assert!(log.contains("it has been stopped (SIGSTOP)"), "{log}");
+}
+
+#[test]
+fn a_server_with_a_thread_that_sleeps_in_a_request_is_killed_and_replaced() {
+    let log = replaced(&format!("export {HANGS}=sleeps; exec $HANG"));
+    assert!(log.contains("sleeps in a request, and nothing wakes it"), "{log}");
+}
+
+#[test]
+fn a_server_with_a_thread_that_spins_is_killed_and_replaced() {
+    let log = replaced(&format!("export {HANGS}=spins; exec $HANG"));
+    assert!(log.contains("over one page"), "{log}");
+}
+
+/// The disk may be slow: a thread that waits for it does not count as hung.
+#[test]
+fn a_server_that_waits_for_a_disk_is_not_killed() {
+    let mut shell = Shell::new(&format!("export {HANGS}=waits; exec $HANG"));
+    shell.up = Some("sleep 12; echo still >> $NOTE".into());
+    let pulse = Pulse::file().unwrap();
+    shell.pulse = Some((Pulse::open(&pulse).unwrap(), pulse));
+    run(&mut shell, "still").unwrap();
+    assert!(!shell.log.borrow().iter().any(|line| line.contains("hangs")), "{:?}", shell.log);
+}
+
+#[test]
+fn a_standby_that_hangs_when_it_is_needed_is_killed_and_replaced() {
+    let mut shell = Shell::new(
+        "if [ $REPLACES = false ]; then echo ready >&0; \
+           until grep -q standing $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
+         echo fresh >> $NOTE; echo ready >&0; read line; echo $line >> $NOTE",
+    );
+    shell.standby = Some(
+        "echo standing >> $NOTE; read line; \
+         if [ \"$line\" ]; then echo $line $$ >> $NOTE; exec sleep 1000; fi"
+            .into(),
+    );
+    shell.ready_limit = Duration::from_secs(2);
+    run(&mut shell, "fresh").unwrap();
+    let log = shell.log.borrow().join("\n");
+    assert!(log.contains("\nthe server does not get ready: killed\n"), "{log}");
+    // Counted as a death: the second in a row.
+    assert!(log.contains("starting another in 50ms"), "{log}");
+    let noted = shell.noted();
+    let hung = noted.lines().find_map(|line| line.strip_prefix("go there ")).unwrap();
+    assert!(!PathBuf::from(format!("/proc/{hung}")).exists(), "{noted}");
+    assert!(noted.contains("end\n"), "{noted}");
+}
+
+#[test]
+fn servers_that_do_not_get_ready_are_replaced_until_one_does() {
+    let mut shell = Shell::new(
+        "if [ $REPLACES = false ]; then echo ready >&0; echo up >> $NOTE; exit 1; fi; \
+         echo x >> $NOTE; if [ $(grep -c x $NOTE) -lt 5 ]; then exec sleep 1000; fi; \
+         echo ready >&0; echo steady >> $NOTE; read line",
+    );
+    shell.ready_limit = Duration::from_millis(100);
+    run(&mut shell, "steady").unwrap();
+    let log = shell.log.borrow();
+    assert!(log.iter().filter(|line| line.ends_with("ready: killed")).count() >= 4, "{log:?}");
+}
+
+#[test]
+fn a_server_that_does_not_end_is_killed_and_the_kill_reported() {
+    let mut shell = Shell::new(
+        "echo ready >&0; echo up $$ >> $NOTE; read line; echo $line >> $NOTE; exec sleep 1000",
+    );
+    shell.down = Some("echo down >> $NOTE".into());
+    shell.end_limit = Duration::from_millis(500);
+    let error = run(&mut shell, "up").unwrap_err();
+    assert!(matches!(error, SuperviseError::Stuck { gone: true, .. }), "{error}");
+    let noted = shell.noted();
+    assert!(noted.ends_with("down\nend\n"), "{noted}");
+    let pid = noted.lines().find_map(|line| line.strip_prefix("up ")).unwrap();
+    assert!(!PathBuf::from(format!("/proc/{pid}")).exists(), "{noted}");
+    let log = shell.log.borrow();
+    assert_eq!(log[log.len() - 2..], ["the server has not ended in 500ms: killed", "abandoned"]);
+}

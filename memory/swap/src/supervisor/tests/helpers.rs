@@ -1,0 +1,91 @@
+//! The helpers of a start and of an end.
+
+use super::*;
+
+/// A killed helper after the first start may have done its work.
+#[test]
+fn the_helper_of_the_first_start_has_a_limit_and_its_failure_ends_the_device() {
+    let mut shell = Shell::new(SERVER);
+    shell.up = Some("echo begun >> $NOTE; exec sleep 1000".into());
+    shell.down = Some("echo down >> $NOTE".into());
+    shell.ready_limit = Duration::from_millis(500);
+    let error = run(&mut shell, "never").unwrap_err();
+    assert!(matches!(error, SuperviseError::Up(_)), "{error}");
+    let noted = shell.noted();
+    assert!(noted.contains("begun") && noted.ends_with("down\nend\n"), "{noted}");
+    let log = shell.log.borrow().join("\n");
+    assert!(log.contains("has not ended in 500ms: killed"), "{log}");
+}
+
+#[test]
+fn the_end_waits_for_the_helper_and_is_postponed_when_it_fails() {
+    let mut shell = Shell::new(SERVER);
+    shell.down = Some("echo down >> $NOTE".into());
+    run(&mut shell, "up\n").unwrap();
+    assert_eq!(shell.noted(), "up\ndown\nend\n");
+
+    // The first attempt fails; the second one, after another request, succeeds.
+    let mut shell = Shell::new(SERVER);
+    shell.down =
+        Some("if grep -q tried $NOTE; then exit 0; fi; echo tried >> $NOTE; exit 9".into());
+    let (stop, ask) = UnixStream::pair().unwrap();
+    stop.set_nonblocking(true).unwrap();
+    let note = shell.note();
+    let asking = std::thread::spawn(move || {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let noted = |text| fs::read_to_string(&note).unwrap_or_default().contains(text);
+        while !noted("up") {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Repeatedly, because a request before the first attempt has failed has no effect.
+        while !noted("end") {
+            assert!(Instant::now() < deadline);
+            (&ask).write_all(b"x").unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        ask
+    });
+    supervise(&mut shell, stop.as_fd()).unwrap();
+    asking.join().unwrap();
+    assert_eq!(shell.noted(), "up\ntried\nend\n");
+    assert!(shell.log.borrow().iter().any(|line| line.contains("serving goes on")));
+}
+
+#[test]
+fn the_helper_of_a_later_start_is_tried_again_and_delays_no_end() {
+    // A swapoff that reads from a disk without a server ends once the disk has its next server.
+    let mut shell = Shell::new(
+        "echo ready >&0; \
+         if [ $REPLACES = false ]; then until grep -q down $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
+         read line; echo $line >> $NOTE",
+    );
+    shell.up = Some(
+        "if [ $REPLACES = false ]; then echo up >> $NOTE; exit 0; fi; \
+         if grep -q failed $NOTE; then echo again >> $NOTE; exit 0; fi; echo failed >> $NOTE; exit 1"
+            .into(),
+    );
+    shell.down = Some("echo down >> $NOTE; until grep -q again $NOTE; do sleep 0.01; done".into());
+    // Requested at any moment after "up" was recorded, also before that is known to have succeeded.
+    run(&mut shell, "up\n").unwrap();
+    assert_eq!(shell.noted(), "up\ndown\nfailed\nagain\nend\n");
+}
+
+#[test]
+fn servers_without_the_kernel_s_client_are_replaced_however_many() {
+    let mut shell = Shell::new(&format!(
+        "echo ready >&0; echo x >> $NOTE; if [ $(wc -l < $NOTE) -lt 12 ]; then exit {CLIENT_LOST}; fi; \
+         echo steady >> $NOTE; read line",
+    ));
+    run(&mut shell, "steady").unwrap();
+    assert_eq!(shell.noted().matches('x').count(), 12);
+}
+
+#[test]
+fn a_start_whose_helper_fails_ends_the_server() {
+    let mut shell = Shell::new(SERVER);
+    shell.up = Some("exit 5".into());
+    let error = run(&mut shell, "never-mind").unwrap_err();
+    assert!(matches!(error, SuperviseError::Up(status) if status.code() == Some(5)), "{error}");
+    assert!(shell.noted().ends_with("end\n"), "{}", shell.noted());
+}

@@ -1,0 +1,146 @@
+//! W23, W28: the source is in doubt, and asks.
+
+use super::*;
+
+#[test]
+fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
+    bounded(|| {
+        let rig = rig(|sent| sent.len() / 2, [SHORT, RESUME]);
+        rig.cutter.swallow();
+        let half = rig.sent.len() / 2;
+        (&rig.source).write_all(&rig.sent[half..]).unwrap();
+        // STILL_OPEN is sent, and does not arrive.
+        while !rig.sending.handle.in_doubt() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        rig.cutter.hold();
+        noticed(&rig.sending, "Look at the destination");
+        assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed in doubt");
+        rig.cutter.release();
+        // The question ends the other end's session, which was waiting for links.
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::NeverCommitted), "{error}");
+        assert_eq!(read_rest(&rig.source), b"", "the source VM goes on");
+        let rest = read_rest(&rig.destination);
+        assert!(half + rest.len() < tag_at(&rig.sent), "the tag was delivered");
+        let error = rig.receiving.result().unwrap_err().to_string();
+        assert!(error.contains("given up"), "{error}");
+    });
+}
+
+#[test]
+fn a_source_in_doubt_learns_that_its_peer_committed_without_confirmation() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [SHORT, AMPLE]);
+        rig.cutter.hold();
+        noticed(&rig.sending, "Look at the destination");
+        let error = rig.receiving.result().unwrap_err();
+        assert!(!matches!(error, RelayError::Unheard { .. }), "{error}");
+        rig.cutter.release();
+        noticed(&rig.sending, "cannot say");
+        assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed");
+        assert!(rig.sending.is_running());
+        drop(rig.source);
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::InDoubt { .. }), "{error}");
+    });
+}
+
+/// Waits until the receiver has printed this.
+fn receiver_notices(receiving: &Receiving, words: &str) {
+    let until = Instant::now() + WATCHDOG;
+    while !receiving.host.notices.lock().unwrap().join("\n").contains(words) {
+        assert!(Instant::now() < until, "it does not say: {words}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The source in doubt learns that the destination has confirmed, and informs its QEMU.
+fn confirmed_by_the_answer(rig: Rig) {
+    rig.cutter.release();
+    assert_eq!(read_exactly(&rig.source, 8), SHUT_OK);
+    drop((rig.source, rig.destination));
+    let end = rig.sending.result().unwrap();
+    assert!(end.return_path && end.peer_report.is_empty());
+    assert!(rig.receiving.result().unwrap().confirmed);
+}
+
+#[test]
+fn a_source_in_doubt_succeeds_by_the_answer_of_a_peer_that_has_confirmed() {
+    bounded(|| {
+        // The source gives up first: its question ends the other end's session. Or the destination
+        // does, and waits for a question.
+        for [source, destination] in [[SHORT, RESUME], [AMPLE, SHORT]] {
+            let rig = rig(<[u8]>::len, [source, destination]);
+            rig.cutter.hold();
+            (&rig.destination).write_all(&SHUT_OK).unwrap();
+            noticed(&rig.sending, "Look at the destination");
+            if destination == SHORT {
+                receiver_notices(&rig.receiving, "answering for up to");
+            }
+            confirmed_by_the_answer(rig);
+        }
+    });
+}
+
+#[test]
+fn a_link_that_returns_after_a_confirmed_destination_gave_up_is_an_answer() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [RESUME, SHORT]);
+        rig.cutter.hold();
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        receiver_notices(&rig.receiving, "answering for up to");
+        confirmed_by_the_answer(rig);
+    });
+}
+
+#[test]
+fn a_source_with_a_part_of_a_message_stays_in_doubt() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [SHORT, RESUME]);
+        (&rig.destination).write_all(&SHUT_OK[..3]).unwrap();
+        assert_eq!(read_exactly(&rig.source, 3), SHUT_OK[..3]);
+        rig.cutter.hold();
+        (&rig.destination).write_all(&SHUT_OK[3..]).unwrap();
+        noticed(&rig.sending, "Look at the destination");
+        rig.cutter.release();
+        noticed(&rig.sending, "runs the VM. Quit");
+        assert!(!readable(&rig.source, A_WHILE), "it got more of the message");
+        drop(rig.source);
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::InDoubt { .. }), "{error}");
+        assert!(rig.receiving.result().unwrap().confirmed);
+    });
+}
+
+#[test]
+fn a_stopped_receiver_does_not_wait_for_a_question() {
+    bounded(|| {
+        let rig = rig(<[u8]>::len, [RESUME, SHORT]);
+        rig.cutter.hold();
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        receiver_notices(&rig.receiving, "answering for up to");
+        rig.receiving.server.stop();
+        let error = rig.receiving.result().unwrap_err();
+        assert!(matches!(error, RelayError::Unheard { .. }), "{error}");
+        drop(rig.source);
+        rig.sending.result().unwrap_err();
+    });
+}
+
+#[test]
+fn a_destination_that_confirms_in_an_outage_without_credit_is_known_to_have_confirmed() {
+    bounded(|| {
+        // One message of the return path may be in flight.
+        let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 0 };
+        let rig = rig_with(grants, <[u8]>::len, [SHORT, AMPLE]);
+        rig.cutter.hold();
+        (&rig.destination).write_all(&[0, 2, 0, 4, 0, 0, 0, 1]).unwrap();
+        // The relay must read the two messages separately; otherwise this test shows nothing.
+        std::thread::sleep(A_WHILE);
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        noticed(&rig.sending, "Look at the destination");
+        receiver_notices(&rig.receiving, "answering for up to");
+        confirmed_by_the_answer(rig);
+    });
+}
