@@ -119,5 +119,3 @@ pub type QaePhysToVirtNuma = unsafe extern "C" fn(u64) -> *mut c_void;
 /// `qaeMemMapContiguousIova(address, bytes)` of 26.02 and later: maps the caller's own pages for
 /// the device; 0 is success.
 pub type QaeMemMapContiguousIova = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
-/// `qaeMemUnmapContiguousIova`.
-pub type QaeMemUnmapContiguousIova = unsafe extern "C" fn(*mut c_void, usize) -> c_int;

@@ -65,14 +65,8 @@ pub const CPA_INSTANCE_EVENT_FATAL_ERROR: u32 = 2;
 
 /// `CpaAccelerationServiceType`: data compression.
 pub const CPA_ACC_SVC_TYPE_DATA_COMPRESSION: u32 = 1;
-/// `CpaOperationalState`: down.
-pub const CPA_OPER_STATE_DOWN: u32 = 0;
-/// Up.
-pub const CPA_OPER_STATE_UP: u32 = 1;
 
-/// `CpaDcFlush`: more follows.
-pub const CPA_DC_FLUSH_NONE: u32 = 0;
-/// The last of a stream: the final deflate block is marked as such.
+/// `CpaDcFlush`: the last of a stream. The final deflate block is marked as such.
 pub const CPA_DC_FLUSH_FINAL: u32 = 1;
 /// Flushed to a byte boundary.
 pub const CPA_DC_FLUSH_SYNC: u32 = 2;
@@ -96,9 +90,7 @@ pub const CPA_DC_LZ4S: u32 = 5;
 /// `CpaDcCompWindowSize`: 32 KiB.
 pub const CPA_DC_WINSIZE_32K: u32 = 3;
 
-/// `CpaDcChecksum`: none.
-pub const CPA_DC_NONE: u32 = 0;
-/// CRC-32 of the plain data, as in gzip.
+/// `CpaDcChecksum`: CRC-32 of the plain data, as in gzip.
 pub const CPA_DC_CRC32: u32 = 1;
 /// Adler-32 of the plain data, as in zlib.
 pub const CPA_DC_ADLER32: u32 = 2;
@@ -119,11 +111,8 @@ pub const CPA_DC_STATEFUL: u32 = 0;
 /// Each request is independent.
 pub const CPA_DC_STATELESS: u32 = 1;
 
-/// `CpaDcAutoSelectBest`: off.
-pub const CPA_DC_ASB_DISABLED: u32 = 0;
-/// Choose between static and dynamic trees.
-pub const CPA_DC_ASB_STATIC_DYNAMIC: u32 = 1;
-/// As before, and stored blocks with headers where neither gains.
+/// `CpaDcAutoSelectBest`: static or dynamic trees, and stored blocks with headers where neither
+/// gains.
 pub const CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_STORED_HDRS: u32 = 2;
 /// As before, without the headers.
 pub const CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_NO_HDRS: u32 = 3;
@@ -142,8 +131,6 @@ pub const CPA_DC_TOO_MANY_CODES: i32 = -3;
 pub const CPA_DC_INCOMPLETE_CODE_LENS: i32 = -4;
 /// Deflate: a repeat with nothing before it.
 pub const CPA_DC_REPEATED_LENS: i32 = -5;
-/// Deflate: a repeat beyond the end.
-pub const CPA_DC_MORE_REPEAT: i32 = -6;
 /// Deflate: a repeat without a previous length.
 pub const CPA_DC_BAD_LITLEN_CODES: i32 = -7;
 /// Deflate: bad distance codes.
@@ -154,24 +141,10 @@ pub const CPA_DC_INVALID_CODE: i32 = -9;
 pub const CPA_DC_INVALID_DIST: i32 = -10;
 /// The output buffer is too small.
 pub const CPA_DC_OVERFLOW: i32 = -11;
-/// A transient error: retry.
-pub const CPA_DC_SOFTERR: i32 = -12;
 /// An error of the device.
 pub const CPA_DC_FATALERR: i32 = -13;
-/// Resubmitted too often.
-pub const CPA_DC_MAX_RESUBITERR: i32 = -14;
-/// The input is truncated.
-pub const CPA_DC_INCOMPLETE_FILE_ERR: i32 = -15;
-/// The device's watchdog fired.
-pub const CPA_DC_WDOG_TIMER_ERR: i32 = -16;
-/// An endpoint's hardware error.
-pub const CPA_DC_EP_HARDWARE_ERR: i32 = -17;
 /// Compress-and-verify found that the output does not decompress to the input.
 pub const CPA_DC_VERIFY_ERROR: i32 = -18;
-/// An empty dynamic block.
-pub const CPA_DC_EMPTY_DYM_BLK: i32 = -19;
-/// The integrity CRC does not match.
-pub const CPA_DC_CRC_INTEG_ERR: i32 = -20;
 
 /// Requests that fit an instance's ring (`NumConcurrentRequests`); at most one less is in flight.
 pub const RING_REQUESTS: usize = 512;
