@@ -1,6 +1,6 @@
 //! QEMU's scheme for submitting: `compress-wait-thread` on or off, and its counters.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::job::Job;
 use crate::pool::Pool;
@@ -17,8 +17,6 @@ pub struct Submitter<J: Job> {
     busy: AtomicU64,
     busy_pages: AtomicU64,
     passed_by: AtomicU64,
-    /// The counters at the last call of `period`.
-    last: Mutex<Counters>,
 }
 
 /// The outcome of [`Submitter::submit`].
@@ -48,19 +46,14 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// All pages submitted or passed by: QEMU's target page count.
-    pub(crate) fn target_pages(&self) -> u64 {
-        self.pages + self.busy_pages + self.passed_by
-    }
-
-    /// `compression.busy-rate` from `earlier` to `self`: the share of pages that found no room.
-    pub fn busy_rate_since(&self, earlier: &Self) -> f64 {
-        let pages = self.target_pages().saturating_sub(earlier.target_pages());
-        let busy = self.busy_pages.saturating_sub(earlier.busy_pages);
+    /// `compression.busy-rate`: the share of pages that found no room, 0 to 1; 0 without pages. As
+    /// in QEMU, all pages count, those that needed no worker included.
+    pub fn busy_rate(&self) -> f64 {
+        let pages = self.pages + self.busy_pages + self.passed_by;
         if pages == 0 {
             return 0.0;
         }
-        busy as f64 / pages as f64
+        self.busy_pages as f64 / pages as f64
     }
 }
 
@@ -81,7 +74,6 @@ impl<J: Job> Submitter<J> {
             busy: AtomicU64::new(0),
             busy_pages: AtomicU64::new(0),
             passed_by: AtomicU64::new(0),
-            last: Mutex::new(Counters::default()),
         }
     }
 
@@ -128,16 +120,6 @@ impl<J: Job> Submitter<J> {
             busy_pages: self.busy_pages.load(Ordering::Relaxed),
             passed_by: self.passed_by.load(Ordering::Relaxed),
         }
-    }
-
-    /// Ends a period, as QEMU does at each bitmap sync. Returns its busy-rate, 0 to 1; 0 when the
-    /// period had no pages.
-    pub fn period(&self) -> f64 {
-        let now = self.counters();
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let rate = now.busy_rate_since(&last);
-        *last = now;
-        rate
     }
 
     /// The worker threads.

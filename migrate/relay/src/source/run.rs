@@ -132,7 +132,7 @@ impl Source {
     /// QEMU's busy and busy-rate over the whole migration.
     pub fn busy(&self) -> (u64, f64) {
         let counters = self.shared.submitter.counters();
-        (counters.busy_pages, counters.busy_rate_since(&pipeline::Counters::default()))
+        (counters.busy_pages, counters.busy_rate())
     }
 
     /// Runs the migration to its end. `notice` gets messages for the user meanwhile; `report` makes
