@@ -1,7 +1,6 @@
 //! The number that identifies a certificate's key, and by which it is revoked.
 
 use aws_lc_rs::digest::{digest, SHA256};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::CertificateDer;
 use rustls::server::ParsedCertificate;
 use std::fmt;
@@ -27,12 +26,6 @@ impl Fingerprint {
         // No handshake succeeds with a certificate that cannot be parsed.
         let hash = key.map_or_else(|_| digest(&SHA256, certificate), |key| digest(&SHA256, &key));
         Self(hash.as_ref().try_into().expect("SHA-256 has 32 bytes"))
-    }
-
-    /// The fingerprint of the first certificate in a PEM text; `None` if there is none.
-    #[must_use]
-    pub fn of_pem(pem: &str) -> Option<Self> {
-        CertificateDer::from_pem_slice(pem.as_bytes()).ok().map(|der| Self::of(&der))
     }
 }
 

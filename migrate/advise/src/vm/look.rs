@@ -88,11 +88,6 @@ impl Vm {
         }
         Err(VmError::Moving { state: self.state.clone(), migration })
     }
-
-    /// Whether QEMU's multifd has this compressor, as far as it tells.
-    pub fn compresses_with(&self, name: &str) -> bool {
-        self.compressors.iter().any(|one| one == name)
-    }
 }
 
 /// Bytes of RAM, hot-plugged ones included.

@@ -48,7 +48,7 @@ fn a_monitor_is_asked_for_what_matters() {
     assert_eq!((vm.version, vm.ram, vm.cpus), ((9, 1), (1 << 30) + (1 << 20), 2));
     assert_eq!((vm.kvm, vm.capabilities.as_slice()), (true, &["events".to_owned()][..]));
     assert_eq!((vm.downtime_limit, vm.max_bandwidth, vm.channels), (300, None, 2));
-    assert!(vm.compresses_with("qatzip") && !vm.compresses_with("qpl"));
+    assert_eq!(vm.compressors, ["none", "zlib", "zstd", "qatzip"]);
 }
 
 #[test]
