@@ -29,7 +29,7 @@ mod migration;
 pub use error::QmpError;
 pub use event::{Event, Timestamp};
 pub use message::Version;
-pub use migration::{CompressionStats, MigrationInfo, RamStats, RunStatus};
+pub use migration::{MigrationInfo, RamStats, RunStatus};
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
