@@ -2,7 +2,7 @@
 
 use rustix::net::sockopt::set_socket_linger;
 use serde::{Deserialize, Serialize};
-use session::{dial, random_id, read_preamble, Hello, Link, SessionError};
+use session::{dial, read_preamble, Hello, Link, SessionError};
 use std::io::Write;
 use std::time::{Duration, Instant};
 use tls::Connector;
@@ -52,21 +52,8 @@ pub fn measure_links(
     time: Duration,
 ) -> Result<LinkRate, SessionError> {
     let time = time.min(MOST_TIME);
-    let hello = Hello {
-        session: random_id()?,
-        link: 0,
-        links: 1,
-        token: None,
-        page_size,
-        name: Some(format!("{TARGET}{}", time.as_millis())),
-        setup: None,
-        codecs: Vec::new(),
-        delta_cache: 0,
-        histories: None,
-        ask: false,
-        again: true,
-        pass: false,
-    };
+    let name = Some(format!("{TARGET}{}", time.as_millis()));
+    let hello = Hello { name, again: true, ..Hello::of_one_link(page_size)? };
     let mut rtt = Duration::MAX;
     let trips = if connector.is_some() { TRIPS } else { TRIPS - 1 };
     let open = || {

@@ -81,6 +81,31 @@ pub struct Hello {
     pub pass: bool,
 }
 
+impl Hello {
+    /// The only link of a new session, for a guest with pages of this size. It names no target and
+    /// asks for nothing.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes.
+    pub fn of_one_link(page_size: u32) -> Result<Self, SessionError> {
+        Ok(Self {
+            session: random_id()?,
+            link: 0,
+            links: 1,
+            token: None,
+            page_size,
+            name: None,
+            setup: None,
+            codecs: Vec::new(),
+            delta_cache: 0,
+            histories: None,
+            ask: false,
+            again: false,
+            pass: false,
+        })
+    }
+}
+
 /// The server's half (W3).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
@@ -281,21 +306,9 @@ mod tests {
     use std::net::{Shutdown, TcpListener, TcpStream};
 
     fn hello() -> Hello {
-        Hello {
-            session: random_id().unwrap(),
-            link: 0,
-            links: 4,
-            token: None,
-            page_size: 4096,
-            name: None,
-            setup: Some(Setup { channels: 2, postcopy: true, ..Setup::with_return_path() }),
-            codecs: vec!["zstd".into()],
-            delta_cache: 0,
-            histories: None,
-            ask: false,
-            again: true,
-            pass: false,
-        }
+        let setup = Some(Setup { channels: 2, postcopy: true, ..Setup::with_return_path() });
+        let codecs = vec!["zstd".into()];
+        Hello { links: 4, setup, codecs, again: true, ..Hello::of_one_link(4096).unwrap() }
     }
 
     /// Length of a hello that is cut short and followed by silence.

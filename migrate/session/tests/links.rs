@@ -277,21 +277,8 @@ fn flapping(end: Option<Arc<Session>>) -> (SocketAddr, Arc<AtomicUsize>) {
 /// Makes `links` links to `to` and keeps them up.
 fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
     let end = End::without_supervision("the server", links, resume);
-    let mut hello = Hello {
-        session: "0".repeat(32),
-        link: 0,
-        links,
-        token: None,
-        page_size: 4096,
-        name: None,
-        setup: None,
-        delta_cache: 0,
-        histories: None,
-        pass: false,
-        codecs: Vec::new(),
-        ask: false,
-        again: false,
-    };
+    let plain = Hello::of_one_link(4096).unwrap();
+    let mut hello = Hello { session: "0".repeat(32), links, ..plain };
     let (first, welcome) = dial(&to.to_string(), None, &hello).unwrap();
     hello.token = Some(welcome.token);
     let redial = Redial::new(to.to_string(), &first, None, hello.clone());

@@ -6,7 +6,7 @@
 use host::{now, Awaits, Place};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use session::{dial, random_id, Hello, SessionError};
+use session::{dial, Hello, SessionError};
 use tls::Connector;
 
 /// The question of a doctor.
@@ -53,21 +53,7 @@ pub(super) fn ask<T: DeserializeOwned>(
     page_size: u32,
     target: String,
 ) -> Result<T, SessionError> {
-    let hello = Hello {
-        session: random_id()?,
-        link: 0,
-        links: 1,
-        token: None,
-        page_size,
-        name: Some(target),
-        setup: None,
-        codecs: Vec::new(),
-        delta_cache: 0,
-        histories: None,
-        ask: false,
-        again: true,
-        pass: false,
-    };
+    let hello = Hello { name: Some(target), again: true, ..Hello::of_one_link(page_size)? };
     match dial(to, Some(connector), &hello) {
         Err(SessionError::Refused { peer, reason }) => {
             serde_json::from_str(&reason).map_err(|_| SessionError::Refused { peer, reason })

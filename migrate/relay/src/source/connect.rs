@@ -16,8 +16,7 @@ use codec::{Codec, Settings};
 use pipeline::{Pool, PoolConfig, Submitter};
 use ring::Ring;
 use session::{
-    dial, random_id, Grants, Hello, Histories, Link, Redial, Session, SessionError, Welcome,
-    MAX_LINKS,
+    dial, Grants, Hello, Histories, Link, Redial, Session, SessionError, Welcome, MAX_LINKS,
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -228,19 +227,14 @@ impl Candidates {
 /// The hello of link 0.
 fn hello(config: &SourceConfig, candidates: &Candidates) -> Result<Hello, RelayError> {
     Ok(Hello {
-        session: random_id()?,
-        link: 0,
         links: config.links.clamp(1, MAX_LINKS),
-        token: None,
-        page_size: config.page_size,
         name: config.name.clone(),
         setup: config.setup.clone(),
         codecs: candidates.codecs(),
         delta_cache: config.delta_cache,
         histories: config.histories(),
-        ask: false,
         again: true,
-        pass: false,
+        ..Hello::of_one_link(config.page_size)?
     })
 }
 

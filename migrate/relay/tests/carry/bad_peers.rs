@@ -11,8 +11,8 @@ use crate::harness::{
 use crate::identity::single;
 use codec::{Codec, UnitHeader};
 use session::{
-    dial, random_id, read_preamble, write_preamble, AckEntry, FrameType, Grants, Header, Hello,
-    Histories, Link, RunningHash, SessionError, Welcome, FLAG_HISTORY, HELLO_TIMEOUT,
+    dial, read_preamble, write_preamble, AckEntry, FrameType, Grants, Header, Hello, Histories,
+    Link, RunningHash, SessionError, Welcome, FLAG_HISTORY, HELLO_TIMEOUT,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -21,21 +21,7 @@ use std::time::Duration;
 use stream::synth::MainStream;
 
 fn hello() -> Hello {
-    Hello {
-        session: random_id().unwrap(),
-        link: 0,
-        links: 2,
-        token: None,
-        page_size: 4096,
-        name: None,
-        setup: None,
-        delta_cache: 0,
-        histories: None,
-        codecs: vec!["zstd".into()],
-        ask: false,
-        again: false,
-        pass: false,
-    }
+    Hello { links: 2, codecs: vec!["zstd".into()], ..Hello::of_one_link(4096).unwrap() }
 }
 
 fn refused(to: SocketAddr, change: impl FnOnce(&mut Hello)) -> String {

@@ -5,7 +5,7 @@ use crate::harness::{
 };
 use crate::identity::single;
 use relay::measure_links;
-use session::{dial, random_id, Hello, SessionError};
+use session::{dial, Hello, SessionError};
 use std::time::Duration;
 
 /// The links are measured beside a migration, whose bytes are right.
@@ -36,21 +36,8 @@ fn a_measurement_without_end_is_refused() {
         let receiving = Receiving::new();
         let peer = receiving.address.to_string();
         for name in ["measure:", "measure:10001", "measure:-1", "measure:1s"] {
-            let hello = Hello {
-                session: random_id().unwrap(),
-                link: 0,
-                links: 1,
-                token: None,
-                page_size: 4096,
-                name: Some(name.into()),
-                setup: None,
-                codecs: Vec::new(),
-                delta_cache: 0,
-                histories: None,
-                ask: false,
-                again: true,
-                pass: false,
-            };
+            let plain = Hello::of_one_link(4096).unwrap();
+            let hello = Hello { name: Some(name.into()), again: true, ..plain };
             let error = dial(&peer, None, &hello).unwrap_err();
             let SessionError::Refused { reason, .. } = error else { panic!("{error}") };
             assert!(reason.contains("10000"), "{reason}");

@@ -346,21 +346,7 @@ fn a_receiver_that_is_stopped_twice_ends_every_session() {
 
 /// The hello of a first and only link.
 pub(crate) fn hello() -> Hello {
-    Hello {
-        session: "a".repeat(32),
-        link: 0,
-        links: 1,
-        token: None,
-        page_size: 4096,
-        name: None,
-        setup: None,
-        delta_cache: 0,
-        histories: None,
-        codecs: Vec::new(),
-        ask: false,
-        again: false,
-        pass: false,
-    }
+    Hello { session: "a".repeat(32), ..Hello::of_one_link(4096).unwrap() }
 }
 
 /// An application that stores a session and its notices, and does nothing else.

@@ -7,7 +7,7 @@ use crate::harness::{
 };
 use crate::identity::{multifd, single};
 use codec::Codec;
-use session::{dial, random_id, Grants, Hello, SessionError, Verdict};
+use session::{dial, Grants, Hello, SessionError, Verdict};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -67,21 +67,7 @@ fn load(dir: &Path) -> Credentials {
 }
 
 fn hello() -> Hello {
-    Hello {
-        session: random_id().unwrap(),
-        link: 0,
-        links: 2,
-        token: None,
-        page_size: 4096,
-        name: None,
-        setup: None,
-        delta_cache: 0,
-        histories: None,
-        codecs: vec!["zstd".into()],
-        ask: false,
-        again: false,
-        pass: false,
-    }
+    Hello { links: 2, codecs: vec!["zstd".into()], ..Hello::of_one_link(4096).unwrap() }
 }
 
 #[test]
