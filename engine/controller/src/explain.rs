@@ -24,8 +24,6 @@ pub struct Decision {
     pub busy_share: f64,
     /// Cores that the codec threads used.
     pub used_cores: f64,
-    /// CPU time that the codec threads got per busy time, 0 to 1: below 1, cores are short.
-    pub granted_share: f64,
     /// The rate of the QEMU that is the bottleneck, plain bytes/s.
     pub qemu_bytes_per_s: Option<f64>,
     /// Predicted for the mix: encoded bytes for a plain byte.
@@ -66,8 +64,6 @@ pub struct Candidate {
     pub cost_ns: f64,
     /// Observations behind these estimates, weighted by age.
     pub observations: f64,
-    /// Time for a plain byte, ns, if every chunk were of this class and candidate.
-    pub time_ns: f64,
 }
 
 impl Decision {

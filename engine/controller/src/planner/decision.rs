@@ -37,7 +37,6 @@ impl Planner {
                             size: point.size,
                             cost_ns: point.cost,
                             observations: estimates.seen(candidate),
-                            time_ns: limits.time(point),
                         }
                     })
                     .collect();
@@ -51,7 +50,6 @@ impl Planner {
             cores: limits.workers,
             busy_share: self.flow.busy,
             used_cores: self.flow.used,
-            granted_share: self.flow.granted,
             qemu_bytes_per_s: (self.flow.floor > 0.0).then(|| 1e9 / self.flow.floor),
             encoded_share: at.size,
             encode_ns: at.cost,
