@@ -61,8 +61,6 @@ mod instance;
 mod load;
 mod mailbox;
 #[cfg(not(loom))]
-pub mod measure;
-#[cfg(not(loom))]
 mod memory;
 #[cfg(not(loom))]
 mod options;

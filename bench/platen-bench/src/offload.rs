@@ -6,11 +6,13 @@
 //! returns stored blocks: the figures show the software's cost and the effect of a latency, never a
 //! device's throughput or ratio. They exclude the CPU time of the simulated device's threads.
 
+mod measure;
+
 use crate::program::{again, QatLibraries};
 use anyhow::{bail, ensure, Context};
 use clap::{Args, ValueEnum};
 use corpus::Corpus;
-use qat::measure::{compare, measure, Plan, PAGE};
+use measure::{compare, measure, Plan, PAGE};
 use qat::{Direction, Engine, EngineOptions, Libraries, Qat, StartOptions};
 use serde_json::{json, Value};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Measures the cost and gain of offloading: the data of `platen-bench offload`.
+//! Measures the cost and gain of offloading.
 //!
 //! *Direct*: submit one page, wait for it, take the next, like a caller of a synchronous interface.
 //! *Asynchronous*: have many in flight. Both use the same engine without load sharing, so that only
@@ -9,56 +9,56 @@
 //! CPU time is the calling thread's: submission, both copies, polling, checks. A simulated device's
 //! threads are other threads.
 
-use crate::{Engine, Op, Snapshot};
+use qat::{Engine, Op, Snapshot};
 use rustix::time::{clock_gettime, ClockId, Timespec};
 use std::time::{Duration, Instant};
 
 /// Page size measured, bytes.
-pub const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// The extent of a measurement.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub(super) struct Plan {
     /// The number of pages, taken from the given ones in turn.
-    pub pages: usize,
+    pub(super) pages: usize,
     /// Pages in flight: 1 is direct offload. The engine's depth is a limit too.
-    pub in_flight: usize,
+    pub(super) in_flight: usize,
     /// Poll without a pause instead of sleeping between polls without a result: least latency, a
     /// whole CPU.
-    pub busy: bool,
+    pub(super) busy: bool,
     /// Stop after this time, even if pages remain.
-    pub at_most: Duration,
+    pub(super) at_most: Duration,
 }
 
 /// A measurement's result.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct Measured {
+pub(super) struct Measured {
     /// The most pages in flight.
-    pub in_flight: usize,
+    pub(super) in_flight: usize,
     /// Pages done.
-    pub pages: u64,
+    pub(super) pages: u64,
     /// Pages done by the device.
-    pub by_device: u64,
+    pub(super) by_device: u64,
     /// Wall time, seconds.
-    pub seconds: f64,
+    pub(super) seconds: f64,
     /// Pages a second.
-    pub pages_per_second: f64,
+    pub(super) pages_per_second: f64,
     /// CPU time of the calling thread a page, microseconds.
-    pub cpu_us_per_page: f64,
+    pub(super) cpu_us_per_page: f64,
     /// The median time from submission to delivery, microseconds.
-    pub p50_us: f64,
+    pub(super) p50_us: f64,
     /// The 99th percentile of that time, microseconds.
-    pub p99_us: f64,
+    pub(super) p99_us: f64,
     /// Plain bytes over compressed bytes.
-    pub ratio: f64,
+    pub(super) ratio: f64,
     /// The engine's counters afterwards.
-    pub counters: Snapshot,
+    pub(super) counters: Snapshot,
 }
 
 /// Compresses pages of `pages`, `plan.in_flight` at a time. `pages` is whole pages, at least one.
 ///
 /// Each result is copied out, as a relay copies it into its frame.
-pub fn measure(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Measured {
+pub(super) fn measure(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Measured {
     let (pages, _) = pages.as_chunks::<PAGE>();
     assert!(!pages.is_empty(), "no whole page to compress");
     let window = plan.in_flight.max(1);
@@ -121,21 +121,21 @@ pub fn measure(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Measured {
 
 /// Direct and asynchronous offload of the same pages on the same engine.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct Comparison {
+pub(super) struct Comparison {
     /// One page at a time, sleeping while it is with the device.
-    pub direct: Measured,
+    pub(super) direct: Measured,
     /// One page at a time, polling without a pause.
-    pub direct_busy: Measured,
+    pub(super) direct_busy: Measured,
     /// Many in flight.
-    pub asynchronous: Measured,
+    pub(super) asynchronous: Measured,
     /// Throughput of `asynchronous` over that of `direct`.
-    pub gain: f64,
+    pub(super) gain: f64,
     /// Throughput of `asynchronous` over that of `direct_busy`.
-    pub gain_busy: f64,
+    pub(super) gain_busy: f64,
 }
 
 /// Measures all three ways, direct first. The engine should have load sharing off.
-pub fn compare(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Comparison {
+pub(super) fn compare(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Comparison {
     let mut with =
         |in_flight, busy| measure(engine, pages, &Plan { in_flight, busy, ..plan.clone() });
     let (direct, direct_busy) = (with(1, false), with(1, true));
@@ -165,7 +165,7 @@ fn quantile(waits: &[u32], percent: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::EngineOptions;
+    use qat::EngineOptions;
 
     #[test]
     fn every_page_is_counted_when_time_runs_out() {
