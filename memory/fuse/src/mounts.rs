@@ -43,11 +43,8 @@ impl Watched {
 
     fn changed(&self, wait: Duration) -> bool {
         let mut fds = [PollFd::new(&self.list, PollFlags::PRI)];
-        let wait = Timespec {
-            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: wait.subsec_nanos().into(),
-        };
-        poll(&mut fds, Some(&wait)).is_ok_and(|ready| ready > 0)
+        let wait = Timespec::try_from(wait).ok();
+        poll(&mut fds, wait.as_ref()).is_ok_and(|ready| ready > 0)
     }
 
     /// IDs of the mounts at this point, the topmost last.

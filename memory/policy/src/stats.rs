@@ -77,7 +77,5 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 
 /// CPU time of this thread.
 pub(crate) fn thread_cpu() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }

@@ -299,10 +299,6 @@ impl Turns {
 
     /// Sleeps until the time is over, there is pressure, or, if `idle`, there is a request.
     fn sleep(&mut self, time: Duration, idle: bool) -> Result<(), Stopped> {
-        let timeout = Timespec {
-            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: time.subsec_nanos().into(),
-        };
         // The stop event stands in for descriptors that are not polled.
         let requests = self.requests.as_deref().filter(|_| idle);
         let asked = requests.map_or(self.stop.as_fd(), Requests::wake);
@@ -312,7 +308,7 @@ impl Turns {
             PollFd::from_borrowed_fd(asked, PollFlags::IN),
             PollFd::from_borrowed_fd(gauge, flags),
         ];
-        let _ = poll(&mut fds, Some(&timeout));
+        let _ = poll(&mut fds, Timespec::try_from(time).ok().as_ref());
         let (stopped, pressed) = (fds[0].revents(), fds[2].revents());
         self.gauge.handle_events(pressed);
         if stopped.is_empty() {

@@ -208,11 +208,7 @@ impl Doors {
             .map(|listener| PollFd::new(listener, PollFlags::IN))
             .chain(waiting.map(|one| PollFd::new(&one.socket, PollFlags::IN)))
             .collect();
-        let wait = Timespec {
-            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(patience.subsec_nanos()),
-        };
-        match poll(&mut fds, Some(&wait)) {
+        match poll(&mut fds, Timespec::try_from(patience).ok().as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => {
                 Err(HostError::system("cannot wait for connections at the doors")(error.into()))

@@ -12,7 +12,5 @@ pub(crate) fn process_cpu() -> Duration {
 }
 
 fn cpu_time(clock: ClockId) -> Duration {
-    let time = clock_gettime(clock);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+    clock_gettime(clock).try_into().unwrap_or_default()
 }

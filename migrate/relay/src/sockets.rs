@@ -6,10 +6,7 @@ use std::time::Duration;
 
 /// Waits until `socket` is readable or at its end; false when `timeout` passes first.
 pub(crate) fn wait_readable(socket: &impl AsFd, timeout: Option<Duration>) -> bool {
-    let timeout = timeout.map(|left| Timespec {
-        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(left.subsec_nanos()),
-    });
+    let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     matches!(poll(&mut fds, timeout.as_ref()), Ok(n) if n > 0)
 }

@@ -10,7 +10,7 @@
 //! threads are other threads.
 
 use qat::{Engine, Op, Snapshot};
-use rustix::time::{clock_gettime, ClockId, Timespec};
+use rustix::time::{clock_gettime, ClockId};
 use std::time::{Duration, Instant};
 
 /// Page size measured, bytes.
@@ -151,9 +151,7 @@ fn micros(start: Instant) -> u32 {
 }
 
 fn thread_cpu() -> Duration {
-    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);
-    let seconds = u64::try_from(tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(tv_nsec).unwrap_or(0))
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
 
 /// A percentile of sorted waits.

@@ -36,7 +36,7 @@ impl Open {
 
 /// Whether the peer is shut down in both directions, waiting for up to `wait`.
 pub(crate) fn hung_up(stream: &UnixStream, wait: Duration) -> bool {
-    let wait = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
+    let wait = Timespec::try_from(wait).ok();
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
-    poll(&mut fds, Some(&wait)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    poll(&mut fds, wait.as_ref()).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }

@@ -227,12 +227,9 @@ impl<'a> Supervisor<'a> {
         let renewal = self.successor.as_ref().and_then(|successor| successor.deadline);
         let others = [self.restart, self.stand_by, self.up_again, due, renewal, Some(self.look)];
         let deadlines = deadlines.chain(others);
-        let timeout = deadlines.flatten().min().map(|at| {
+        let timeout = deadlines.flatten().min().and_then(|at| {
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-            Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
-            }
+            Timespec::try_from(left).ok()
         });
         // `stop` stands in for each descriptor that does not exist.
         let server = self.server.as_ref();

@@ -45,9 +45,8 @@ pub(super) fn accept(listening: &Listening, shared: &Shared) -> Option<UnixStrea
 
 fn is_readable(socket: &impl rustix::fd::AsFd, wait: Duration) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    let nanos = i64::from(wait.subsec_nanos());
-    let wait = Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: nanos };
-    matches!(poll(&mut fds, Some(&wait)), Ok(1..))
+    let wait = Timespec::try_from(wait).ok();
+    matches!(poll(&mut fds, wait.as_ref()), Ok(1..))
 }
 
 /// The thread that reads.

@@ -60,11 +60,7 @@ impl Screen {
     pub(super) fn key(&self, patience: Duration) -> anyhow::Result<Option<Key>> {
         let stdin = rustix::stdio::stdin();
         let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-        let wait = Timespec {
-            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(patience.subsec_nanos()),
-        };
-        match poll(&mut fds, Some(&wait)) {
+        match poll(&mut fds, Timespec::try_from(patience).ok().as_ref()) {
             Ok(0) => return Ok(None),
             // Another size of the terminal, or an end.
             Err(Errno::INTR) => return Ok(Some(Key::Other)),
