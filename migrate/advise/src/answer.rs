@@ -4,8 +4,8 @@ use crate::costs::Costs;
 use crate::curve::curve;
 use codec::{Codec, Settings};
 use forecast::{
-    Candidate, Cores, DirtyCurve, End, Forecast, Guest, Link, Method, Pass, QemuSettings, Sampled,
-    Setup, There, Work,
+    to_u64, Candidate, Cores, DirtyCurve, End, Forecast, Guest, Link, Method, Pass, QemuSettings,
+    Sampled, Setup, There, Work,
 };
 use std::time::Duration;
 
@@ -200,7 +200,7 @@ impl Figures {
                     one.decode_ns = scaled(zstd_1.decode_ns, &zstd_1, one, costs.zlib[1]);
                 }
                 Codec::DeflateQz if self.qat > 0 => {
-                    one.cpu_ns = whole(BY_DEVICE * float(one.pages));
+                    one.cpu_ns = to_u64(BY_DEVICE * float(one.pages));
                 }
                 _ => {}
             }
@@ -221,21 +221,12 @@ impl Figures {
 
 /// A cost of zstd 1 on its pages as that of `one` on its own, times `factor`.
 fn scaled(ns: u64, zstd_1: &Candidate, one: &Candidate, factor: f64) -> u64 {
-    whole(float(ns) * factor * float(one.pages) / float(zstd_1.pages).max(1.0))
+    to_u64(float(ns) * factor * float(one.pages) / float(zstd_1.pages).max(1.0))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "bytes and ns of samples, far below 2^53")]
-fn float(number: u64) -> f64 {
+pub(crate) fn float(number: u64) -> f64 {
     number as f64
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "`as` saturates, and takes a number that is none as 0"
-)]
-fn whole(number: f64) -> u64 {
-    number as u64
 }
 
 /// The fastest method, unless a simpler one takes hardly longer: QEMU alone, then platen's default.

@@ -1,7 +1,8 @@
 //! Advice on a block device of compressed memory.
 
+use crate::answer::float;
 use crate::host::{Feature, Host};
-use forecast::Candidate;
+use forecast::{rounded, Candidate};
 use serde::Serialize;
 
 /// Below this much RAM the device's own memory costs more than compression gains (the README's
@@ -52,7 +53,7 @@ pub fn compressed_memory(host: &Host, free: f64, single: &[Candidate]) -> Memory
     let ratio = 1.0 / (of(Candidate::size).max(0.01) * OVERHEAD);
     let (transport, first) = transport(host);
     let limit = (total / SHARE) >> 20;
-    let size = whole_mib(float(limit << 20) * ratio).max(limit);
+    let size = rounded(float(limit) * ratio).max(limit);
     let worth_while = total >= LEAST && transport.is_some();
     let mut because = Vec::new();
     if total < LEAST {
@@ -112,20 +113,6 @@ fn transport(host: &Host) -> (Option<&'static str>, Option<String>) {
     let found = known.iter().find(|(_, feature, _)| *feature != Feature::Absent);
     let Some((name, feature, module)) = found else { return (None, None) };
     (Some(*name), (*feature == Feature::Module).then(|| format!("modprobe {module}")))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "bytes of RAM, far below 2^53")]
-fn float(number: u64) -> f64 {
-    number as f64
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "`as` saturates, and takes a number that is none as 0"
-)]
-fn whole_mib(bytes: f64) -> u64 {
-    (bytes / float(1 << 20)).round() as u64
 }
 
 #[cfg(test)]

@@ -61,4 +61,4 @@ pub use forecast::downtime_for;
 pub use limits::{Limits, Postcopy};
 pub use sample::{Phase, Sample};
 pub use step::{Action, Step};
-pub use switchover::{bytes_for, Switchover};
+pub use switchover::{bytes_for, to_u64, Switchover};

@@ -76,11 +76,13 @@ pub(crate) fn whole(time: Duration) -> Duration {
     Duration::from_millis(ms.max(1)).min(LONGEST)
 }
 
+/// The whole part of a number. A negative number, and one that is none, gives 0; one of 2^64 and
+/// more gives 2^64 - 1.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "`as` saturates, and takes a number that is none as 0"
 )]
-fn to_u64(number: f64) -> u64 {
+pub fn to_u64(number: f64) -> u64 {
     number as u64
 }

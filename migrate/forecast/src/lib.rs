@@ -28,7 +28,13 @@ mod passes;
 mod sizes;
 
 pub use best::{best, Best, Cores, There, Work};
+pub use converge::to_u64;
 pub use curve::{DirtyCurve, Pass};
 pub use methods::{Link, Method, QemuSettings, Setup};
 pub use passes::{forecast, Course, End, Forecast, Guest};
 pub use sizes::{Candidate, Sampled, Sizes};
+
+/// The whole number next to `number`, as [`to_u64`] gives it.
+pub fn rounded(number: f64) -> u64 {
+    to_u64(number.round())
+}

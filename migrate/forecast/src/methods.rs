@@ -4,7 +4,7 @@ use crate::best::{best, Best, Cores, There};
 use crate::passes::{forecast, Course, End, Forecast, Guest};
 use crate::sizes::{Candidate, Sampled, Sizes};
 use codec::{Codec, Settings};
-use converge::{bytes_for, downtime_for, Remedy, Stuck};
+use converge::{bytes_for, downtime_for, to_u64, Remedy, Stuck};
 use std::time::Duration;
 
 /// Bytes of a full segment with its headers (Ethernet, IP, TCP) over those of its data, with an MTU
@@ -275,15 +275,6 @@ impl Setup {
 
 fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds.clamp(0.0, 1e9))
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "`as` saturates, and takes a number that is none as 0"
-)]
-fn to_u64(number: f64) -> u64 {
-    number as u64
 }
 
 #[cfg(test)]

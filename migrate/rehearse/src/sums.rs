@@ -1,7 +1,7 @@
 //! The sums of the samples, and the resulting figures of each codec.
 
 use codec::{Codec, Settings};
-use forecast::{Candidate, Sizes};
+use forecast::{rounded, Candidate, Sizes};
 
 /// Sums of samples, each of which was encoded with zstd 1 and with one other candidate.
 #[derive(Clone, Debug, Default)]
@@ -43,8 +43,8 @@ impl SampleSums {
             let is_raw = own.settings.codec() == Codec::Raw;
             let size = if is_raw { own.size() } else { (size / level.size()).min(1.0) };
             let cost = if is_raw { own.cost() } else { cost / level.cost().max(1e-9) };
-            let encoded = whole(size * pages);
-            Candidate { pages: all.pages, encoded, cpu_ns: whole(cost * pages), ..*own }
+            let encoded = rounded(size * pages);
+            Candidate { pages: all.pages, encoded, cpu_ns: rounded(cost * pages), ..*own }
         };
         let mut sizes: Vec<_> = self.others.iter().map(|(own, level)| scaled(own, level)).collect();
         if !sizes.iter().any(|one| one.settings == all.settings) {
@@ -56,15 +56,6 @@ impl SampleSums {
         sizes.sort_by_key(place);
         Sizes(sizes)
     }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "`as` saturates, and takes a number that is none as 0"
-)]
-fn whole(number: f64) -> u64 {
-    number.round() as u64
 }
 
 /// The candidates of `--codec auto`.

@@ -6,7 +6,7 @@ use super::AdviseArgs;
 use crate::saved_vm::write_json;
 use advise::vm::Vm;
 use advise::{Alternative, Answer, Host, MemoryAdvice, Origin, Rule, Verdict};
-use forecast::{Candidate, Method};
+use forecast::{rounded, Candidate, Method};
 use serde::Serialize;
 use std::path::Path;
 
@@ -135,16 +135,6 @@ pub(super) struct Report {
     pub(super) memory: MemoryAdvice,
 }
 
-pub(super) fn whole(number: f64) -> u64 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "`as` saturates, and takes a number that is none as 0"
-    )]
-    let whole = number.round() as u64;
-    whole
-}
-
 fn codecs(all: &[Candidate]) -> Vec<Codec> {
     let speed = |cost: f64| if cost > 0.0 { 1e3 / cost } else { 0.0 };
     let of = |one: &Candidate| Codec {
@@ -165,9 +155,9 @@ impl Choice {
         Self {
             method: one.method.name(),
             verdict: one.verdict,
-            total_time: ends.then(|| whole(seen.seconds * 1e3)),
-            downtime: whole(seen.downtime * 1e3),
-            transferred: ends.then(|| whole(seen.bytes)),
+            total_time: ends.then(|| rounded(seen.seconds * 1e3)),
+            downtime: rounded(seen.downtime * 1e3),
+            transferred: ends.then(|| rounded(seen.bytes)),
             cpu_source: ends.then_some(seen.cpu),
             cpu_destination: ends.then_some(seen.cpu_there),
             not_converging: one.why.clone(),
@@ -191,14 +181,14 @@ impl Advice {
                 driver: None,
             });
         }
-        let channels = whole(figures.qemu.channels);
+        let channels = rounded(figures.qemu.channels);
         Self {
             link: over.link.rate() * 8.0 / 1e6,
             rtt: over.link.rtt.as_secs_f64() * 1e3,
             measured: over.is_measured,
-            ram: whole(figures.ram),
-            data: figures.data.map(whole),
-            dirty_rate: whole(figures.curve().rate()),
+            ram: rounded(figures.ram),
+            data: figures.data.map(rounded),
+            dirty_rate: rounded(figures.curve().rate()),
             cores: figures.cores,
             free_cores: figures.free,
             max_downtime: u64::try_from(figures.max_downtime.as_millis()).unwrap_or(u64::MAX),

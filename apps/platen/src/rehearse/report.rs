@@ -4,7 +4,7 @@ use super::vm::Rehearsed;
 use crate::link::Over;
 use crate::saved_vm::write_json;
 use codec::Codec;
-use forecast::{Candidate, End, Method, Setup, Sizes};
+use forecast::{rounded, Candidate, End, Method, Setup, Sizes};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
@@ -100,16 +100,6 @@ pub(super) struct Report {
     forecasts: Vec<Forecast>,
 }
 
-fn whole(number: f64) -> u64 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "`as` saturates, and takes a number that is none as 0"
-    )]
-    let whole = number.round() as u64;
-    whole
-}
-
 fn sizes(sizes: &Sizes) -> Vec<CodecSize> {
     let sampled = sizes.0.iter().filter(|one| one.pages > 0);
     let of = |one: &Candidate| CodecSize {
@@ -133,9 +123,9 @@ impl Forecast {
             measured: over.is_measured,
             method: method.name(),
             converges,
-            total_time: converges.then_some(whole(seen.seconds * 1e3)),
-            downtime: whole(seen.downtime * 1e3),
-            transferred: converges.then_some(whole(seen.bytes)),
+            total_time: converges.then_some(rounded(seen.seconds * 1e3)),
+            downtime: rounded(seen.downtime * 1e3),
+            transferred: converges.then_some(rounded(seen.bytes)),
             cpu_seconds,
             not_converging: why.map(|why| why.to_string()),
         }
@@ -155,10 +145,10 @@ impl Report {
             vm: seen.vm.clone(),
             pause: seen.pause.as_secs_f64() * 1e3,
             ram: seen.ram,
-            data: whole(setup.guest.data),
-            dirty_rate: whole(setup.guest.curve.rate()),
+            data: rounded(setup.guest.data),
+            dirty_rate: rounded(setup.guest.curve.rate()),
             dirtied: dirtied
-                .map(|one| Dirtied { seconds: one.seconds, bytes: whole(one.bytes) })
+                .map(|one| Dirtied { seconds: one.seconds, bytes: rounded(one.bytes) })
                 .collect(),
             sizes: sizes(&setup.sampled.first),
             sizes_again: sizes(&setup.sampled.again),

@@ -2,6 +2,7 @@
 
 use super::shared::{Shared, State};
 use crate::sampler::{Sample, Sampler};
+use forecast::to_u64;
 use relay::{take_differences, Listening};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::{recv, RecvFlags};
@@ -215,11 +216,6 @@ impl<'a> Intake<'a> {
     }
 
     /// Whether the chunk is to be sampled.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "`as` saturates, and takes a number that is none as 0"
-    )]
     fn is_turn(&mut self, is_again: bool) -> bool {
         let state = self.shared.lock();
         let (data, rate) = (state.totals.data_pages, state.rate);
@@ -229,7 +225,7 @@ impl<'a> Intake<'a> {
             return false;
         }
         self.sampled_again = is_again;
-        let step = if is_again { SAMPLED_AGAIN } else { (rate * SAMPLED_EVERY) as u64 };
+        let step = if is_again { SAMPLED_AGAIN } else { to_u64(rate * SAMPLED_EVERY) };
         self.next_sample = data.saturating_add(step.max(1));
         true
     }
