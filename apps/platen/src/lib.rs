@@ -46,6 +46,7 @@ mod relay_options;
 mod remote_image;
 mod report;
 mod restore;
+mod restore_args;
 mod restore_clash;
 mod restore_disks;
 mod restore_events;

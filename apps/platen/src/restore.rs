@@ -4,23 +4,22 @@
 //! VMs share the players, which serve the image, and nothing else: no VM waits for another one.
 
 use crate::monitor::{refuse_in_progress, OLDEST};
-use crate::remote_image::RemoteOptions;
+use crate::restore_args::Loading;
 use crate::restore_clash::{clashes, Traits};
 use crate::restore_fit::{
     is_preallocated, machine_differs, refuse_another_image, was_paused, why_not_instant,
 };
 use crate::restore_load::load;
-use crate::restore_players::{PlayerOptions, Players};
-use crate::restore_source::Source;
+use crate::restore_players::Players;
 use crate::restore_supervisor::Supervisor;
 use crate::restore_vm::{Vm, MOST};
-use crate::saved_vm::{write_json, PLAIN};
+use crate::saved_vm::PLAIN;
 use crate::say::say;
 use crate::settings::Before;
 use crate::size::Size;
 use anyhow::{bail, ensure, Context};
 use clap::Args;
-use image::{Image, Options};
+use image::Image;
 use player::{PlainOptions, Reader};
 use qmp::Qmp;
 use relay::UnixAddress;
@@ -49,44 +48,16 @@ pub(crate) struct RestoreArgs {
     /// writes to it: each of them has an overlay of its own
     #[arg(long)]
     i_have_overlays: bool,
-    /// Another copy of the image, used if IMAGE is damaged. Repeatable
-    #[arg(long, value_name = "IMAGE")]
-    copy: Vec<PathBuf>,
-    /// Load everything before the VM runs. Without this option the VM runs at once, if its QEMU
-    /// supports that, and its RAM is loaded while it runs
-    #[arg(long)]
-    load: bool,
-    /// Continue with a VM that runs at this QEMU already and lacks pages, because `platen restore`
-    /// was killed or its image damaged. IMAGE is the same image, or a copy
-    #[arg(long, conflicts_with = "load")]
-    recover: bool,
-    /// Compare the checksums of all units of IMAGE and its copies before QEMU is touched
-    #[arg(long)]
-    verify: bool,
+    #[command(flatten)]
+    loading: Loading,
     /// Permit other restores of this image that have --shared, too. Each VM needs disks and a
     /// network of its own: it has the MAC addresses that were saved. Several --qmp imply it
     #[arg(long)]
     shared: bool,
-    /// Number of decompression threads, 1 to 255 [default: the number of CPUs, at most 8]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
-    decompress_threads: Option<u16>,
     /// Bytes of decompressed pages that several VMs share in memory. With less, a VM that lags
     /// behind the others costs more CPU time
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     cache: Size,
-    /// Bytes a second at which RAM that the VM has not asked for is loaded while it runs; 0 is no
-    /// limit. Pages that it requests are not limited. Each of several VMs has this limit
-    #[arg(long, value_name = "SIZE", default_value = "0")]
-    push_rate: Size,
-    /// Neither send the pages that earlier restores of this image asked for before the VM runs, nor
-    /// record those that this one asks for
-    #[arg(long)]
-    no_hot_set: bool,
-    #[command(flatten)]
-    remote: RemoteOptions,
-    /// Write the report to this file as one line of JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
 }
 
 /// Time limit for an answer of the monitor.
@@ -117,16 +88,14 @@ struct Waiting {
 pub(crate) fn run(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
     let vms = Vm::all(&args.qmp, args.clones)?;
     let are_several = vms.len() > 1;
-    let mut images =
-        Source::all(&args.image, &args.copy, args.shared || are_several, &args.remote)?;
-    if args.verify {
-        Source::verify(&mut images, threads(args))?;
-    }
-    let players = Players::new(images, options(args, are_several));
+    let (loading, shared) = (&args.loading, args.shared || are_several);
+    let cache = if are_several { args.cache.0 } else { CACHE_OF_ONE };
+    let images = loading.sources(&args.image, shared)?;
+    let players = Players::new(images, loading.players(cache, shared));
     let waiting = each(&vms, vms.iter().map(|_| ()), |vm, ()| {
         check(args, vm, players.image()).with_context(|| format!("monitor {}", vm.address))
     });
-    if are_several && !args.recover {
+    if are_several && !loading.recover {
         refuse_clashes(args, &vms, &waiting)?;
     }
     let outcomes = each(&vms, waiting.into_iter(), |vm, waiting| {
@@ -139,11 +108,7 @@ pub(crate) fn run(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
         }
         outcome
     });
-    let mut figures = players.end();
-    for figures in figures.iter_mut().filter_map(Value::as_object_mut) {
-        figures.remove("event");
-    }
-    end(args, &vms, outcomes, figures)
+    end(args, &vms, outcomes, players.end())
 }
 
 /// Runs `work` for each VM, on a thread of its own: a QEMU may answer late, or never.
@@ -169,7 +134,7 @@ fn end(
 ) -> anyhow::Result<ExitCode> {
     if let [outcome] = &mut outcomes[..] {
         outcome.report["players"] = players.into();
-        write_json(args.json.as_deref(), &outcome.report);
+        args.loading.write_report(&outcome.report);
         return outcome.error.take().map_or(Ok(ExitCode::SUCCESS), Err);
     }
     let failed = outcomes.iter().filter(|outcome| outcome.error.is_some()).count();
@@ -185,24 +150,9 @@ fn end(
     });
     let reports: Vec<Value> = reports.collect();
     let report = json!({ "status": status, "clones": reports, "players": players });
-    write_json(args.json.as_deref(), &report);
+    args.loading.write_report(&report);
     ensure!(failed == 0, "{failed} of {} VMs have failed, as said above", vms.len());
     Ok(ExitCode::SUCCESS)
-}
-
-fn threads(args: &RestoreArgs) -> usize {
-    args.decompress_threads.map_or(Options::default().threads, usize::from)
-}
-
-fn options(args: &RestoreArgs, are_several: bool) -> PlayerOptions<'_> {
-    PlayerOptions {
-        threads: threads(args),
-        rate: Some(args.push_rate.0).filter(|&rate| rate > 0),
-        cache: if are_several { args.cache.0 } else { CACHE_OF_ONE },
-        hot_set: !args.no_hot_set,
-        shared: args.shared || are_several,
-        remote: &args.remote,
-    }
 }
 
 fn connect_monitor(vm: &Vm) -> anyhow::Result<Qmp> {
@@ -219,7 +169,7 @@ fn connect_monitor(vm: &Vm) -> anyhow::Result<Qmp> {
 /// Checks whether the image fits a QEMU. Changes nothing.
 fn check(args: &RestoreArgs, vm: &Vm, image: &Image) -> anyhow::Result<Waiting> {
     let mut qmp = connect_monitor(vm)?;
-    if args.recover {
+    if args.loading.recover {
         refuse_another_image(&mut qmp, image)?;
         return Ok(Waiting { qmp, traits: Traits::default() });
     }
@@ -289,7 +239,7 @@ fn start(
     vms: usize,
 ) -> anyhow::Result<Value> {
     let (image, dir) = (players.image(), Vm::dir()?);
-    if args.recover {
+    if args.loading.recover {
         return Supervisor::new(vm, qmp, players, dir).go_on();
     }
     before.set(qmp, &PLAIN)?;
@@ -299,14 +249,14 @@ fn start(
         let set = before.set(qmp, &[("postcopy-ram", true)]);
         reason = set.err().map(|error| format!("{error:#}"));
     }
-    if args.load || reason.is_some() {
-        if let (Some(reason), false) = (&reason, args.load) {
+    if args.loading.load || reason.is_some() {
+        if let (Some(reason), false) = (&reason, args.loading.load) {
             vm.say(&format!("everything is loaded before the VM runs, because {reason}"));
         }
         let empty = reason.is_none() && !is_preallocated(qmp)?;
         let reader = if empty { Reader::EmptyQemu } else { Reader::Qemu };
-        let fallback = reason.filter(|_| !args.load);
-        let how = PlainOptions { threads: (threads(args) / vms).max(1), reader };
+        let fallback = reason.filter(|_| !args.loading.load);
+        let how = PlainOptions { threads: (args.loading.threads() / vms).max(1), reader };
         let source = players.source(0).context("no image")?;
         load(vm, source, qmp, &dir, how, fallback.as_deref())
     } else {

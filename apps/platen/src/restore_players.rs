@@ -102,7 +102,11 @@ impl<'a> Players<'a> {
         for player in &started {
             // A player holds the image's lock while it writes the hot set.
             let is_late = !player.ends_within(HOT_SET);
-            figures.extend(player.heard.figures.get().cloned());
+            let mut of_it = player.heard.figures.get().cloned();
+            if let Some(figures) = of_it.as_mut().and_then(Value::as_object_mut) {
+                figures.remove("event");
+            }
+            figures.extend(of_it);
             if is_late {
                 say(if player.heard.figures.get().is_some() {
                     "the player still writes the pages that the VM asked for beside the image"

@@ -10,20 +10,16 @@ mod folder;
 mod outcome;
 mod supervisor;
 
-use crate::remote_image::RemoteOptions;
+use crate::restore_args::Loading;
 use crate::restore_fit::{image_not_instant, was_paused};
 use crate::restore_load::send_whole;
-use crate::restore_players::{PlayerOptions, Players};
-use crate::restore_source::Source;
-use crate::saved_vm::write_json;
+use crate::restore_players::Players;
 use crate::say::say;
-use crate::size::Size;
 use anyhow::{ensure, Context};
 use clap::Args;
 use daemon::Daemon;
 use fit::{machine_differs, refuses_postcopy};
 use folder::Folder;
-use image::Options;
 use libvirt::{Connection, Domain, Handover, LibvirtError};
 use outcome::{cancelled, refuse_unless_it_waits};
 use player::{PlainOptions, Reader};
@@ -52,36 +48,8 @@ pub(crate) struct VirshRestoreArgs {
     /// Folder for the sockets on which QEMU waits for the VM; its path is the same for libvirt
     #[arg(long, value_name = "DIR", default_value = "/run/platen-restore")]
     socket_dir: PathBuf,
-    /// Another copy of the image, used if IMAGE is damaged. Repeatable
-    #[arg(long, value_name = "IMAGE")]
-    copy: Vec<PathBuf>,
-    /// Load everything before the VM runs. Without this option the VM runs at once, if its QEMU
-    /// supports that, and its RAM is loaded while it runs
-    #[arg(long)]
-    load: bool,
-    /// Continue with a VM that runs already and lacks pages, because `platen virsh-restore` was
-    /// killed or its image damaged. IMAGE is the same image, or a copy
-    #[arg(long, conflicts_with = "load")]
-    recover: bool,
-    /// Compare the checksums of all units of IMAGE and its copies before libvirt is asked
-    #[arg(long)]
-    verify: bool,
-    /// Number of decompression threads, 1 to 255 [default: the number of CPUs, at most 8]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=255))]
-    decompress_threads: Option<u16>,
-    /// Bytes a second at which RAM that the VM has not asked for is loaded while it runs; 0 is no
-    /// limit. Pages that it requests are not limited
-    #[arg(long, value_name = "SIZE", default_value = "0")]
-    push_rate: Size,
-    /// Neither send the pages that earlier restores of this image asked for before the VM runs, nor
-    /// record those that this one asks for
-    #[arg(long)]
-    no_hot_set: bool,
     #[command(flatten)]
-    remote: RemoteOptions,
-    /// Write the report to this file as one line of JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    loading: Loading,
 }
 
 /// The longest XML that is read, bytes. libvirt takes 4 MiB.
@@ -96,36 +64,18 @@ pub(crate) fn run(args: &VirshRestoreArgs) -> anyhow::Result<ExitCode> {
         "this command makes a folder for libvirt's QEMUs: run it as root"
     );
     let domain = read_domain(&args.domain)?;
-    let mut sources = Source::all(&args.image, &args.copy, false, &args.remote)?;
-    if args.verify {
-        Source::verify(&mut sources, threads(args))?;
-    }
-    let options = PlayerOptions {
-        threads: threads(args),
-        rate: Some(args.push_rate.0).filter(|&rate| rate > 0),
-        cache: CACHE,
-        hot_set: !args.no_hot_set,
-        shared: false,
-        remote: &args.remote,
-    };
-    let players = Players::new(sources, options);
+    let sources = args.loading.sources(&args.image, false)?;
+    let players = Players::new(sources, args.loading.players(CACHE, false));
     let result = restore(args, &domain, &players);
-    let mut figures = players.end();
-    figures.iter_mut().filter_map(Value::as_object_mut).for_each(|figures| {
-        figures.remove("event");
-    });
+    let figures = players.end();
     let mut report = match &result {
         Ok(report) => report.clone(),
         Err(error) => json!({ "status": "failed", "error": format!("{error:#}") }),
     };
     report["domain"] = domain.name().into();
     report["players"] = figures.into();
-    write_json(args.json.as_deref(), &report);
+    args.loading.write_report(&report);
     result.map(|_| ExitCode::SUCCESS)
-}
-
-fn threads(args: &VirshRestoreArgs) -> usize {
-    args.decompress_threads.map_or(Options::default().threads, usize::from)
 }
 
 fn read_domain(path: &Path) -> anyhow::Result<Domain> {
@@ -144,7 +94,7 @@ fn restore(
 ) -> anyhow::Result<Value> {
     let image = players.image();
     let daemon = Daemon::find(args.connect.as_ref())?;
-    if args.recover {
+    if args.loading.recover {
         refuse_unless_it_waits(&daemon, domain)?;
         let folder = Folder::find(&args.socket_dir, domain, image)?;
         let report = Supervisor::new(&daemon, domain, players, &folder).go_on()?;
@@ -190,7 +140,7 @@ fn start(
     if paused {
         reason = Some("it was paused when it was saved, and libvirt starts what it can run".into());
     }
-    if !args.load && reason.is_none() {
+    if !args.loading.load && reason.is_none() {
         match connection.prepare(domain, &socket, Handover::AtOnce) {
             Ok(()) => {
                 let prepared = begin.elapsed();
@@ -208,7 +158,7 @@ fn start(
             Err(error) => return Err(error.into()),
         }
     }
-    if let (Some(reason), false) = (&reason, args.load) {
+    if let (Some(reason), false) = (&reason, args.loading.load) {
         say(&format!("everything is loaded before the VM runs, because {reason}"));
     }
     let socket = folder.next_socket()?;
@@ -216,7 +166,7 @@ fn start(
     connection.prepare(domain, &socket, handover)?;
     let prepared = begin.elapsed();
     let source = players.source(0).context("no image")?;
-    let how = PlainOptions { threads: threads(args), reader: Reader::Qemu };
+    let how = PlainOptions { threads: args.loading.threads(), reader: Reader::Qemu };
     let bytes = match send_whole(source, Path::new(&socket), how) {
         Ok(bytes) => bytes,
         Err(error) => {
@@ -230,7 +180,7 @@ fn start(
     say(&format!("loaded in {:.2} s: the VM is '{vm}' under libvirt", loaded.as_secs_f64()));
     Ok(json!({
         "status": "completed", "mode": "load", "vm": vm, "bytes": bytes,
-        "fallback": reason.filter(|_| !args.load), "prepared-ms": prepared.as_secs_f64() * 1e3,
+        "fallback": reason.filter(|_| !args.loading.load), "prepared-ms": prepared.as_secs_f64() * 1e3,
         "loaded-ms": loaded.as_secs_f64() * 1e3, "cpu-s": crate::report::process_cpu(),
     }))
 }
