@@ -55,6 +55,7 @@ mod restore_load;
 mod restore_player;
 mod restore_players;
 mod restore_recovery;
+mod restore_service;
 mod restore_source;
 mod restore_supervisor;
 mod restore_vm;

@@ -4,6 +4,7 @@ use crate::restore_fit::{socket_name, why_paused};
 use crate::restore_player::{connect, Serve};
 use crate::restore_players::{Players, Service};
 use crate::restore_recovery::{recover, Without, ANSWERS, PAUSES, UNANSWERED};
+use crate::restore_service::{complete, Copies, End, AGAIN, ATTEMPTS};
 use crate::restore_vm::Vm;
 use crate::saved_vm::wait_started;
 use anyhow::{bail, Context};
@@ -16,19 +17,14 @@ use std::time::{Duration, Instant};
 
 /// Longest time that an ending QEMU keeps its monitor open after it has closed its other sockets.
 const NOTICED: Duration = Duration::from_secs(2);
-/// Time between two questions about the VM's state.
-const AGAIN: Duration = Duration::from_millis(2);
-/// Players that may die before they have connected to QEMU.
-const ATTEMPTS: u32 = 3;
+
 /// A VM that runs while its RAM is loaded; has another player serve it if one dies.
 pub(crate) struct Supervisor<'a> {
     vm: &'a Vm,
     qmp: &'a mut Qmp,
-    players: &'a Players<'a>,
+    copies: Copies<'a>,
     dir: tempfile::TempDir,
     socket: PathBuf,
-    /// The copy of the image in use.
-    source: usize,
     /// Number of players that have died.
     deaths: u32,
     /// Whether the guest's CPUs have run, as far as QEMU's events tell.
@@ -42,16 +38,6 @@ pub(crate) struct Supervisor<'a> {
     is_known: bool,
 }
 
-/// How the service of a VM by one player has ended.
-enum End {
-    Done(Value),
-    Failed(Value),
-    /// The player has died. `connecting`: it may have sent QEMU something.
-    Died {
-        connecting: bool,
-    },
-}
-
 impl<'a> Supervisor<'a> {
     pub(crate) fn new(
         vm: &'a Vm,
@@ -63,9 +49,8 @@ impl<'a> Supervisor<'a> {
             socket: dir.path().join(socket_name(players.image(), 0)),
             vm,
             qmp,
-            players,
+            copies: Copies::new(players),
             dir,
-            source: 0,
             deaths: 0,
             has_run: false,
             begin: Instant::now(),
@@ -95,7 +80,7 @@ impl<'a> Supervisor<'a> {
 
     /// Makes QEMU listen for the next player.
     fn recover(&mut self, patience: Duration) -> anyhow::Result<Without> {
-        self.socket = self.dir.path().join(socket_name(self.players.image(), self.deaths));
+        self.socket = self.dir.path().join(socket_name(self.copies.players.image(), self.deaths));
         let uri = format!("unix:{}", self.socket.display());
         recover(self.qmp, &uri, patience, &mut self.unanswered)
     }
@@ -135,7 +120,7 @@ impl<'a> Supervisor<'a> {
                 recovery = Some(Recovery::new(connect(&self.socket)?));
             }
             let serve = Serve { vm: self.vm.number, socket: self.socket.clone(), resume };
-            let service = self.players.serve(self.source, &serve, recovery.as_ref())?;
+            let service = self.copies.serve(&serve, recovery.as_ref())?;
             let (why, failed) = match self.follow(&service, resume, &mut recovery) {
                 End::Done(report) => return self.done(report),
                 End::Failed(event) => {
@@ -153,8 +138,8 @@ impl<'a> Supervisor<'a> {
             };
             let started = self.running_ms.is_some() || resume;
             let is_untouched = failed.as_ref().is_some_and(|event| event["untouched"] == true);
-            if !started && is_untouched && self.next_source() {
-                self.vm.say(&format!("{why}; another begins from {}", self.path()));
+            if !started && is_untouched && self.copies.next() {
+                self.vm.say(&format!("{why}; another begins from {}", self.copies.path()));
                 continue;
             }
             self.deaths += 1;
@@ -185,7 +170,7 @@ impl<'a> Supervisor<'a> {
     ) -> anyhow::Result<Without> {
         let again = format!("platen restore COPY --qmp {} --recover", self.vm.address);
         let damaged = failed.is_some_and(|event| event["damaged"] == true);
-        let goes_on = failed.is_none() || (damaged && self.next_source());
+        let goes_on = failed.is_none() || (damaged && self.copies.next());
         let asked = if goes_on { self.recover(patience) } else { Ok(Without::Listens) };
         // This check comes last, since it takes NOTICED while the guest waits.
         if (!goes_on || asked.is_err()) && !self.qemu_lives() {
@@ -204,23 +189,9 @@ impl<'a> Supervisor<'a> {
             bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
         }
         if without == Without::Listens {
-            self.vm.say(&format!("{why}; another goes on from {}", self.path()));
+            self.vm.say(&format!("{why}; another goes on from {}", self.copies.path()));
         }
         Ok(without)
-    }
-
-    /// Goes on to the next copy of the image; the last one stays in use, for a player that is
-    /// killed later.
-    fn next_source(&mut self) -> bool {
-        let is_there = self.players.source(self.source + 1).is_some();
-        self.source += usize::from(is_there);
-        is_there
-    }
-
-    /// Path of the copy of the image in use.
-    fn path(&self) -> String {
-        let source = self.players.source(self.source);
-        source.map(|source| source.path.display().to_string()).unwrap_or_default()
     }
 
     /// Follows the events of one player.
@@ -284,7 +255,7 @@ impl<'a> Supervisor<'a> {
         if std::mem::replace(&mut self.is_known, true) {
             return;
         }
-        match (state, why_paused(state, self.players.image())) {
+        match (state, why_paused(state, self.copies.players.image())) {
             (_, Some(why)) => self.vm.say(why),
             ("running", None) => self.vm.say("the VM runs; its RAM is loaded while it does"),
             ("paused", None) => self.vm.say(
@@ -298,14 +269,7 @@ impl<'a> Supervisor<'a> {
     fn done(&mut self, mut report: Value) -> anyhow::Result<Value> {
         let state = wait_started(self.qmp)?;
         self.say_state(&state);
-        report["status"] = "completed".into();
-        report["mode"] = "instant".into();
-        report["deaths"] = self.deaths.into();
-        report["started-ms"] = self.running_ms.into();
-        report["vm"] = state.into();
-        if let Some(report) = report.as_object_mut() {
-            report.remove("event");
-        }
+        complete(&mut report, self.deaths, self.running_ms, &state);
         Ok(report)
     }
 }

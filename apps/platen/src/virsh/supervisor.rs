@@ -5,6 +5,7 @@ use super::folder::Folder;
 use super::outcome::{after_death, after_load, cancelled, Without, LATER, NOTICES};
 use crate::restore_player::{connect, Serve};
 use crate::restore_players::{Players, Service};
+use crate::restore_service::{complete, Copies, End, AGAIN, ATTEMPTS};
 use crate::say::say;
 use anyhow::{bail, Context};
 use libvirt::{Connection, Domain, Handover, LibvirtError, State};
@@ -13,14 +14,10 @@ use serde_json::{json, Value};
 use std::path::Path;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Time between two questions about the VM's state.
-const AGAIN: Duration = Duration::from_millis(2);
 /// Questions about the VM's state until it runs: 10 s and the time of their answers.
 const QUESTIONS: u32 = 5000;
-/// Players that may die before they have connected to QEMU.
-const ATTEMPTS: u32 = 3;
 /// The only VM of its players.
 const VM: usize = 0;
 
@@ -28,11 +25,9 @@ const VM: usize = 0;
 pub(super) struct Supervisor<'a> {
     daemon: &'a Daemon,
     domain: &'a Domain,
-    players: &'a Players<'a>,
+    copies: Copies<'a>,
     folder: &'a Folder,
     socket: String,
-    /// The copy of the image in use.
-    source: usize,
     /// Number of players that have died.
     deaths: u32,
     begin: Instant,
@@ -47,16 +42,6 @@ pub(super) struct Supervisor<'a> {
     started_ms: Option<f64>,
 }
 
-/// How the service of the VM by one player has ended.
-enum End {
-    Done(Value),
-    Failed(Value),
-    /// The player has died. `connecting`: it may have sent QEMU something.
-    Died {
-        connecting: bool,
-    },
-}
-
 impl<'a> Supervisor<'a> {
     pub(super) fn new(
         daemon: &'a Daemon,
@@ -67,10 +52,9 @@ impl<'a> Supervisor<'a> {
         Self {
             daemon,
             domain,
-            players,
+            copies: Copies::new(players),
             folder,
             socket: String::new(),
-            source: 0,
             deaths: 0,
             begin: Instant::now(),
             connection: None,
@@ -102,7 +86,7 @@ impl<'a> Supervisor<'a> {
                 recovery = Some(Recovery::new(connect(Path::new(&self.socket))?));
             }
             let serve = Serve { vm: VM, socket: self.socket.clone().into(), resume };
-            let service = self.players.serve(self.source, &serve, recovery.as_ref())?;
+            let service = self.copies.serve(&serve, recovery.as_ref())?;
             let (why, failed) = match self.follow(&service, resume, &mut recovery)? {
                 End::Done(report) => return self.done(report),
                 End::Failed(event) => {
@@ -119,8 +103,8 @@ impl<'a> Supervisor<'a> {
             };
             if !resume && self.finishing.is_none() {
                 let is_untouched = failed.as_ref().is_some_and(|event| event["untouched"] == true);
-                if is_untouched && self.next_source() {
-                    say(&format!("{why}; another begins from {}", self.path()));
+                if is_untouched && self.copies.next() {
+                    say(&format!("{why}; another begins from {}", self.copies.path()));
                     continue;
                 }
                 return self.give_up(&why);
@@ -247,12 +231,12 @@ impl<'a> Supervisor<'a> {
     fn replace(&mut self, why: &str, failed: Option<&Value>) -> anyhow::Result<()> {
         let again = "platen virsh-restore DOMAIN.xml COPY --recover";
         let damaged = failed.is_some_and(|event| event["damaged"] == true);
-        if failed.is_some() && !(damaged && self.next_source()) {
+        if failed.is_some() && !(damaged && self.copies.next()) {
             bail!("{why}. The VM waits for the pages that it lacks; go on with a sound image: {again}");
         }
         self.recover()
             .with_context(|| format!("{why}, and no other can go on; try later: {again}"))?;
-        say(&format!("{why}; another goes on from {}", self.path()));
+        say(&format!("{why}; another goes on from {}", self.copies.path()));
         Ok(())
     }
 
@@ -282,20 +266,6 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Goes on to the next copy of the image; the last one stays in use, for a player that is
-    /// killed later.
-    fn next_source(&mut self) -> bool {
-        let is_there = self.players.source(self.source + 1).is_some();
-        self.source += usize::from(is_there);
-        is_there
-    }
-
-    /// Path of the copy of the image in use.
-    fn path(&self) -> String {
-        let source = self.players.source(self.source);
-        source.map(|source| source.path.display().to_string()).unwrap_or_default()
-    }
-
     /// Completes the report of the player that has sent everything.
     fn done(&mut self, mut report: Value) -> anyhow::Result<Value> {
         match self.answer() {
@@ -308,14 +278,7 @@ impl<'a> Supervisor<'a> {
         }
         let vm = after_load(self.daemon, self.domain)?;
         say(&format!("the VM is '{vm}' under libvirt"));
-        report["status"] = "completed".into();
-        report["mode"] = "instant".into();
-        report["deaths"] = self.deaths.into();
-        report["started-ms"] = self.started_ms.into();
-        report["vm"] = vm.into();
-        if let Some(report) = report.as_object_mut() {
-            report.remove("event");
-        }
+        complete(&mut report, self.deaths, self.started_ms, vm);
         Ok(report)
     }
 }
