@@ -205,7 +205,8 @@ fn refuse_clashes(
     }
     ensure!(
         found.grave.is_empty() || args.i_have_overlays,
-        "{}. Nothing was touched. Give each VM an overlay (qemu-img create -f qcow2 -b DISK -F FORMAT OVERLAY); if each          has one, --i-have-overlays says so",
+        "{}. Nothing was touched. Give each VM an overlay (qemu-img create -f qcow2 -b DISK -F FORMAT OVERLAY); if each \
+         has one, --i-have-overlays says so",
         found.grave.join("; ")
     );
     Ok(())
