@@ -105,9 +105,15 @@ pub(crate) fn dial_as(
             return Err(error)
         }
     };
-    if let Some(reason) = welcome.error {
+    check(peer, hello, &welcome)?;
+    Ok((link, welcome))
+}
+
+/// The error of a welcome that refuses, or grants what this end has not asked for.
+fn check(peer: &str, hello: &Hello, welcome: &Welcome) -> Result<(), SessionError> {
+    if let Some(reason) = welcome.error.clone() {
         if let Some(committed) = welcome.committed {
-            let Welcome { confirmed, loaded, pending, .. } = welcome;
+            let Welcome { confirmed, loaded, pending, .. } = *welcome;
             let answer = Verdict { committed, confirmed, loaded, pending };
             return Err(SessionError::Over { peer: peer.into(), reason, answer });
         }
@@ -136,5 +142,5 @@ pub(crate) fn dial_as(
             format!("it grants {:?} where {:?} was asked for", welcome.histories, hello.histories);
         return Err(SessionError::Hello { peer: peer.into(), detail });
     }
-    Ok((link, welcome))
+    Ok(())
 }

@@ -140,20 +140,30 @@ impl Source {
             started: OnceLock::new(),
         });
         sink.set(&shared);
-        let ready = open_links(config, &session, first, hello)
-            .and_then(|()| Ok(session.supervise_links(Some(redial.clone()))?))
-            .and_then(|()| {
-                config.auto.as_ref().map_or(Ok(()), |auto| watch(&shared, auto, config.page_size))
-            });
-        if let Err(error) = ready {
+        let (redial, events) = (redial.clone(), Mutex::new(receiver));
+        if let Err(error) = shared.start(config, &redial, first, hello) {
             shared.over.store(true, Ordering::Release);
             let reason = format!("the source relay could not start: {error}");
             session.fail(SessionError::Local { reason });
             session.join();
             return Err(error);
         }
-        let (redial, events) = (redial.clone(), Mutex::new(receiver));
         Ok(Self { shared, redial, events, has_run: AtomicBool::new(false) })
+    }
+}
+
+impl Shared {
+    /// Opens the other links, and starts the threads that replace lost links and that measure.
+    fn start(
+        self: &Arc<Self>,
+        config: &SourceConfig,
+        redial: &Redial,
+        first: Link,
+        hello: Hello,
+    ) -> Result<(), RelayError> {
+        open_links(config, &self.session, first, hello)?;
+        self.session.supervise_links(Some(redial.clone()))?;
+        config.auto.as_ref().map_or(Ok(()), |auto| watch(self, auto, config.page_size))
     }
 }
 
