@@ -10,19 +10,20 @@ use rustix::net::{
 };
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// The kernel answers at once: a limit that only catches a fault.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// `SOCK_DIAG_BY_FAMILY`, the type of question and answer.
-const BY_FAMILY: u16 = 20;
+pub(crate) const BY_FAMILY: u16 = 20;
 /// `NLMSG_ERROR`.
-const ERROR: u16 = 2;
+pub(crate) const ERROR: u16 = 2;
 /// `NLM_F_REQUEST`. Without `NLM_F_DUMP` the question is for one socket.
 const REQUEST: u16 = 1;
 const TCP: u8 = 6;
 /// Bytes of a netlink header (`nlmsghdr`).
-const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 16;
 /// Bytes of the addresses of a socket (`inet_diag_sockid`).
 const ADDRESSES: usize = 48;
 /// Bytes of a question: header, `inet_diag_req_v2`.
@@ -52,15 +53,26 @@ pub(crate) struct Found {
 /// # Errors
 /// The kernel refuses a socket, or an answer.
 pub(crate) fn tcp_socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Found>> {
+    let kernel = ask(&question(own, other))?;
+    let mut bytes = [0; 4096];
+    let (got, _) = recv(&kernel, &mut bytes[..], RecvFlags::empty())?;
+    answer(&bytes[..got])
+}
+
+/// A socket at which the kernel answers this question.
+pub(crate) fn ask(question: &[u8]) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let kernel = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
     set_socket_timeout(&kernel, Timeout::Recv, Some(PATIENCE))?;
     // Takes messages of the kernel alone.
     connect(&kernel, &SocketAddrNetlink::new(0, 0))?;
-    send(&kernel, &question(own, other), SendFlags::empty())?;
-    let mut bytes = [0; 4096];
-    let (got, _) = recv(&kernel, &mut bytes[..], RecvFlags::empty())?;
-    answer(&bytes[..got])
+    send(&kernel, question, SendFlags::empty())?;
+    Ok(kernel)
+}
+
+/// An answer that ends too early.
+pub(crate) fn cut() -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, "the kernel's answer is cut short")
 }
 
 fn question(own: SocketAddr, other: SocketAddr) -> [u8; QUESTION] {
@@ -97,7 +109,6 @@ fn question(own: SocketAddr, other: SocketAddr) -> [u8; QUESTION] {
 
 /// Parses the kernel's answer.
 pub(crate) fn answer(bytes: &[u8]) -> io::Result<Option<Found>> {
-    let cut = || io::Error::new(ErrorKind::InvalidData, "the kernel's answer is cut short");
     let field = |at: usize, len: usize| bytes.get(at..at + len).ok_or_else(cut);
     let u16_at = |at| field(at, 2).map(|it| u16::from_ne_bytes([it[0], it[1]]));
     let u32_at = |at| field(at, 4).map(|it| u32::from_ne_bytes([it[0], it[1], it[2], it[3]]));

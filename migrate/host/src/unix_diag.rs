@@ -4,24 +4,15 @@
 //! reaches the second. Only the kernel's list shows that the first one still waits. /proc/net/unix
 //! has the same, but as lines of text, into which any user can write by the name of a socket.
 
-use rustix::net::netlink::{SocketAddrNetlink, SOCK_DIAG};
-use rustix::net::sockopt::{set_socket_timeout, Timeout};
-use rustix::net::{
-    connect, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
-};
+use crate::sock_diag::{ask, cut, BY_FAMILY, ERROR, HEADER};
+use rustix::net::{recv, AddressFamily, RecvFlags};
 use std::ffi::OsStr;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// The kernel answers at once: a limit that only catches a fault.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// `SOCK_DIAG_BY_FAMILY`, the type of question and answer.
-const BY_FAMILY: u16 = 20;
-/// `NLMSG_ERROR` and `NLMSG_DONE`.
-const ERROR: u16 = 2;
+/// `NLMSG_DONE`.
 const DONE: u16 = 3;
 /// `NLM_F_REQUEST | NLM_F_DUMP`.
 const DUMP: u16 = 0x301;
@@ -32,8 +23,7 @@ const SHOW: u32 = 0x13;
 const NAME: u16 = 0;
 const VFS: u16 = 1;
 const QUEUES: u16 = 4;
-/// Bytes of a netlink header, of the question, and of the fixed part of an answer.
-const HEADER: usize = 16;
+/// Bytes of the question, and of the fixed part of an answer.
 const QUESTION: usize = HEADER + 24;
 const ANSWER: usize = HEADER + 16;
 /// Sockets of that path that are listed at most.
@@ -64,12 +54,7 @@ pub(crate) fn listeners(path: &Path) -> io::Result<Vec<Listening>> {
     // A link may lead to where the process listens.
     let real = path.canonicalize();
     let path = real.as_deref().unwrap_or(path);
-    let flags = SocketFlags::CLOEXEC;
-    let kernel = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
-    set_socket_timeout(&kernel, Timeout::Recv, Some(PATIENCE))?;
-    // Takes messages of the kernel alone.
-    connect(&kernel, &SocketAddrNetlink::new(0, 0))?;
-    send(&kernel, &question(), SendFlags::empty())?;
+    let kernel = ask(&question())?;
     // The name is what its owner says, who may have mounted something else there for himself. The
     // kernel tells the file system that the socket is in, though not all name it as stat does.
     let folder = path.parent().unwrap_or(path).metadata().map(|folder| folder.dev());
@@ -132,7 +117,6 @@ pub(crate) fn each(
     mut bytes: &[u8],
     mut socket: impl FnMut(&Path, Option<u32>, Listening),
 ) -> io::Result<bool> {
-    let cut = || io::Error::new(ErrorKind::InvalidData, "the kernel's answer is cut short");
     while !bytes.is_empty() {
         let len = u32_at(bytes, 0).ok_or_else(cut)? as usize;
         let message = bytes.get(..len).filter(|_| len >= HEADER).ok_or_else(cut)?;
@@ -191,6 +175,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::ErrorKind;
     use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
