@@ -23,6 +23,7 @@ mod host;
 mod image_command;
 mod image_import;
 mod image_lock;
+mod interrupt;
 mod keeper;
 mod link;
 mod load;

@@ -3,7 +3,9 @@
 use crate::args::MigrateArgs;
 use crate::ending::Ending;
 use crate::ending_options::wanted_capabilities;
+use crate::interrupt;
 use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress, refuse_tls};
+use crate::network::private_dir;
 use crate::progress::{Bar, Feed};
 use crate::report::Report;
 use crate::say::say;
@@ -96,20 +98,12 @@ fn migrate(
     let version = qmp.version();
     let monitor = || format!("monitor {}", args.qmp);
     let mut ending = set_up(qmp, settings, args).with_context(monitor)?;
-    let dir = tempfile::Builder::new()
-        .prefix("platen-")
-        .tempdir()
-        .context("cannot make a private directory")?;
+    let dir = private_dir()?;
     let address = UnixAddress::from(dir.path().join("migrate.sock"));
     let listening = listen(&address)?;
     let measure = Measure::begin(plan.settings);
     let source = Arc::new(plan.connect(&listening)?);
-    let interrupts = Arc::new(AtomicU32::new(0));
-    let counted = interrupts.clone();
-    ctrlc::set_handler(move || {
-        counted.fetch_add(1, Ordering::AcqRel);
-    })
-    .context("cannot handle signals")?;
+    let interrupts = interrupt::counted()?;
     let running = start(&source, measure)?;
     ending.begin();
     if let Err(error) = qmp.migrate(&address.to_string()) {

@@ -60,6 +60,12 @@ pub(crate) fn acceptor(options: &TlsOptions, names: &[String]) -> anyhow::Result
     Ok(Some(Acceptor::new(&credentials(options)?, names)?))
 }
 
+/// A directory that only this user can open, for sockets. It is removed with the value.
+pub(crate) fn private_dir() -> anyhow::Result<tempfile::TempDir> {
+    let dir = tempfile::Builder::new().prefix("platen-").tempdir();
+    dir.context("cannot make a private directory")
+}
+
 /// Listens for links.
 pub(crate) fn listen(address: &str) -> anyhow::Result<TcpListener> {
     let found = resolve(address)?;

@@ -4,6 +4,7 @@
 //! VMs share the players, which serve the image, and nothing else: no VM waits for another one.
 
 use crate::monitor::{refuse_in_progress, OLDEST};
+use crate::network::private_dir;
 use crate::restore_args::Loading;
 use crate::restore_clash::{clashes, Traits};
 use crate::restore_fit::{
@@ -239,7 +240,7 @@ fn start(
     before: &mut Before,
     vms: usize,
 ) -> anyhow::Result<Value> {
-    let (image, dir) = (players.image(), Vm::dir()?);
+    let (image, dir) = (players.image(), private_dir()?);
     if args.loading.recover {
         return Supervisor::new(vm, qmp, players, dir).go_on();
     }

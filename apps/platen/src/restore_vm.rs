@@ -1,7 +1,7 @@
 //! The VMs of a restore: one QEMU each, which waits for the image.
 
 use crate::say::say;
-use anyhow::{bail, ensure, Context};
+use anyhow::{bail, ensure};
 use relay::UnixAddress;
 use std::collections::HashSet;
 
@@ -68,12 +68,6 @@ impl Vm {
             true => say(&format!("{}: {text}", self.address)),
             false => say(text),
         }
-    }
-
-    /// A private directory for the sockets on which its QEMU listens.
-    pub(crate) fn dir() -> anyhow::Result<tempfile::TempDir> {
-        let dir = tempfile::Builder::new().prefix("platen-").tempdir();
-        dir.context("cannot make a private directory")
     }
 }
 

@@ -1,6 +1,7 @@
 //! `platen save`: makes a QEMU migrate into an image.
 
 use crate::compression::CompressionArgs;
+use crate::interrupt;
 use crate::monitor::open_monitor;
 use crate::report::summary as summary_of;
 use crate::save_check;
@@ -84,10 +85,7 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let uuid = qmp.query_uuid().with_context(monitor)?;
     let writer = begin_image(&args.image, options, Some(&uuid))?;
     let accelerators = writer.accelerators().to_vec();
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&interrupted);
-    ctrlc::set_handler(move || flag.store(true, Ordering::Release))
-        .context("cannot handle signals")?;
+    let interrupted = interrupt::noticed()?;
     let mut settings = Before::with_keeper(&args.qmp)?;
     let begin = Instant::now();
     let was_running = before.running;

@@ -1,5 +1,6 @@
 //! The socket that a QEMU migrates to, and the thread that records its stream.
 
+use crate::network::private_dir;
 use crate::stream_keeper::StreamKeeper;
 use anyhow::{bail, ensure, Context};
 use image::Writer;
@@ -43,10 +44,7 @@ impl Intake {
     /// Listens in a private directory, and records the stream of the first client. That of a
     /// `snapshot` has no return path, and is read to its end in any case.
     pub(crate) fn listen(mut writer: Writer, snapshot: bool) -> anyhow::Result<Self> {
-        let dir = tempfile::Builder::new()
-            .prefix("platen-")
-            .tempdir()
-            .context("cannot make a private directory")?;
+        let dir = private_dir()?;
         let path = dir.path().join("save.sock");
         let listener = UnixListener::bind(&path)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))

@@ -16,16 +16,16 @@ mod report;
 mod text;
 mod what_if;
 
+use crate::interrupt;
 use crate::qat_args::QplLibrary;
 use crate::relay_options::TlsOptions;
 use crate::say::show;
-use anyhow::{ensure, Context};
+use anyhow::ensure;
 use clap::Args;
 use relay::UnixAddress;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use what_if::WhatIf;
 
 /// Arguments of `platen advise`.
@@ -77,10 +77,7 @@ pub(crate) struct AdviseArgs {
 }
 
 pub(crate) fn run(args: &AdviseArgs) -> anyhow::Result<ExitCode> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&interrupted);
-    ctrlc::set_handler(move || flag.store(true, Ordering::Release))
-        .context("cannot handle signals")?;
+    let interrupted = interrupt::noticed()?;
     let go_on = move || !interrupted.load(Ordering::Acquire);
     let gathered = gather::gather(args, &go_on)?;
     ensure!(go_on(), "interrupted");

@@ -25,7 +25,8 @@ mod schedule;
 mod verdict;
 
 use crate::args::MigrateArgs;
-use crate::network;
+use crate::interrupt;
+use crate::network::{self, private_dir};
 use crate::rate::Rate;
 use crate::say::say;
 use crate::turns_option::TurnsOption;
@@ -42,8 +43,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use turns::{Priority, Turns};
 
@@ -207,16 +207,8 @@ pub(crate) fn run(args: &EvacuateArgs) -> anyhow::Result<ExitCode> {
     let turns = turns.context("no memory for the turns of migrations")?;
     let plans = args.plans(&turns)?;
     check(plans.iter().filter_map(|plan| plan.options.as_ref()))?;
-    let interrupts = Arc::new(AtomicU32::new(0));
-    let counted = interrupts.clone();
-    ctrlc::set_handler(move || {
-        counted.fetch_add(1, Ordering::AcqRel);
-    })
-    .context("cannot handle signals")?;
-    let folder = tempfile::Builder::new()
-        .prefix("platen-")
-        .tempdir()
-        .context("cannot make a private directory")?;
+    let interrupts = interrupt::counted()?;
+    let folder = private_dir()?;
     let go_on = || interrupts.load(Ordering::Acquire) == 0;
     let looked = look_at(&plans, &go_on);
     let (mut turns, mut refused) = (Vec::new(), Vec::new());

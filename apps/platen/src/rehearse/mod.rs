@@ -26,6 +26,7 @@ mod report;
 mod vm;
 
 use crate::args::compress_threads;
+use crate::interrupt;
 use crate::link::{measure, Over};
 use crate::monitor::open_monitor;
 use crate::relay_options::TlsOptions;
@@ -37,8 +38,7 @@ use link::WhatIf;
 use relay::UnixAddress;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Arguments of `platen rehearse`.
@@ -81,10 +81,7 @@ pub(crate) fn run(args: &RehearseArgs) -> anyhow::Result<ExitCode> {
     let before = vm::check(&mut qmp, args.max_downtime).with_context(monitor)?;
     // A rehearsal that is stopped cancels nothing, while QEMU may have stopped the VM.
     swap::ignore_terminal()?;
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&interrupted);
-    ctrlc::set_handler(move || flag.store(true, Ordering::Release))
-        .context("cannot handle signals")?;
+    let interrupted = interrupt::noticed()?;
     // Before the guest is disturbed: a peer that cannot be measured is an error.
     let peer = args.peer.as_deref();
     let measured =

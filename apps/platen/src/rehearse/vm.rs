@@ -3,6 +3,7 @@
 use super::course::{Course, PAGE};
 use crate::load::Load;
 use crate::monitor::{refuse_colo, refuse_in_progress, refuse_tls};
+use crate::network::private_dir;
 use crate::settings::{capabilities, Before};
 use anyhow::{bail, ensure, Context};
 use forecast::{Cores, DirtyCurve, Guest, Pass, QemuSettings, Sampled, Setup, Work};
@@ -184,10 +185,7 @@ pub(super) fn rehearse(
     if parameters.get(BANDWIDTH).is_some() {
         settings.set_parameter(qmp, BANDWIDTH, json!(0))?;
     }
-    let dir = tempfile::Builder::new()
-        .prefix("platen-")
-        .tempdir()
-        .context("cannot make a private directory")?;
+    let dir = private_dir()?;
     let address = UnixAddress::from(dir.path().join("rehearse.sock"));
     let discard =
         Discard::listen(address, PAGE.into(), crate::relay_options::delta_cache_default())?;
