@@ -5,6 +5,45 @@ use qat_abi::*;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::Ordering;
 
+forward! {
+    /// Delivers events. Contains no cancellation point.
+    fn icp_sal_poll_device_events(): IcpSalPollDeviceEvents = poll_events();
+    /// Runs callbacks.
+    fn icp_sal_DcPollInstance(instance: CpaInstanceHandle, quota: u32): IcpSalDcPollInstance =
+        poll(instance, quota);
+    /// The number of instances.
+    fn cpaDcGetNumInstances(count: *mut u16): CpaDcGetNumInstances = num_instances(count);
+    /// The instances' handles.
+    fn cpaDcGetInstances(count: u16, handles: *mut CpaInstanceHandle): CpaDcGetInstances =
+        instances(count, handles);
+    /// An instance's description.
+    fn cpaDcInstanceGetInfo2(
+        instance: CpaInstanceHandle, info: *mut CpaInstanceInfo2
+    ): CpaDcInstanceGetInfo2 = info(instance, info);
+    /// An instance's capabilities.
+    fn cpaDcQueryCapabilities(
+        instance: CpaInstanceHandle, capabilities: *mut CpaDcInstanceCapabilities
+    ): CpaDcQueryCapabilities = capabilities(instance, capabilities);
+    /// Sets the callback for events.
+    fn cpaDcInstanceSetNotificationCb(
+        instance: CpaInstanceHandle, callback: CpaDcInstanceNotificationCbFunc, tag: *mut c_void
+    ): CpaDcInstanceSetNotificationCb = set_notification(instance, callback, tag);
+    /// Sets the function that translates addresses.
+    fn cpaDcSetAddressTranslation(
+        instance: CpaInstanceHandle, translation: CpaVirtualToPhysical
+    ): CpaDcSetAddressTranslation = set_translation(instance, translation);
+    /// The number of intermediate buffers that an instance needs.
+    fn cpaDcGetNumIntermediateBuffers(
+        instance: CpaInstanceHandle, count: *mut u16
+    ): CpaDcGetNumIntermediateBuffers = num_intermediate(instance, count);
+    /// Starts an instance.
+    fn cpaDcStartInstance(
+        instance: CpaInstanceHandle, count: u16, buffers: *mut *mut CpaBufferList
+    ): CpaDcStartInstance = start_instance(instance, count, buffers);
+    /// Stops an instance.
+    fn cpaDcStopInstance(instance: CpaInstanceHandle): CpaDcStopInstance = stop_instance(instance);
+}
+
 /// 1 if there is a device.
 #[no_mangle]
 pub(crate) extern "C" fn icp_sal_userIsQatAvailable() -> CpaBoolean {
@@ -40,21 +79,6 @@ pub(crate) extern "C" fn icp_sal_userStop() -> CpaStatus {
     status
 }
 
-/// Delivers events. Contains no cancellation point.
-#[no_mangle]
-pub(crate) extern "C" fn icp_sal_poll_device_events() -> CpaStatus {
-    DEVICE.poll_events()
-}
-
-/// Runs callbacks.
-#[no_mangle]
-pub(crate) extern "C" fn icp_sal_DcPollInstance(
-    instance: CpaInstanceHandle,
-    quota: u32,
-) -> CpaStatus {
-    DEVICE.poll(instance, quota)
-}
-
 /// UNSUPPORTED, as a polled instance answers: there is no descriptor to wait for.
 #[no_mangle]
 pub(crate) extern "C" fn icp_sal_DcGetFileDescriptor(
@@ -64,120 +88,8 @@ pub(crate) extern "C" fn icp_sal_DcGetFileDescriptor(
     CPA_STATUS_UNSUPPORTED
 }
 
-/// The number of instances.
-///
-/// # Safety
-/// `count` is null or valid.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcGetNumInstances(count: *mut u16) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.num_instances(count) }
-}
-
-/// The instances' handles.
-///
-/// # Safety
-/// `handles` has `count` entries.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcGetInstances(
-    count: u16,
-    handles: *mut CpaInstanceHandle,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.instances(count, handles) }
-}
-
-/// An instance's description.
-///
-/// # Safety
-/// `info` is null or valid.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcInstanceGetInfo2(
-    instance: CpaInstanceHandle,
-    info: *mut CpaInstanceInfo2,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.info(instance, info) }
-}
-
-/// An instance's capabilities.
-///
-/// # Safety
-/// `capabilities` is null or valid.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcQueryCapabilities(
-    instance: CpaInstanceHandle,
-    capabilities: *mut CpaDcInstanceCapabilities,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.capabilities(instance, capabilities) }
-}
-
-/// Sets the callback for events.
-#[no_mangle]
-pub(crate) extern "C" fn cpaDcInstanceSetNotificationCb(
-    instance: CpaInstanceHandle,
-    callback: CpaDcInstanceNotificationCbFunc,
-    tag: *mut c_void,
-) -> CpaStatus {
-    DEVICE.set_notification(instance, callback, tag)
-}
-
-/// Sets the function that translates addresses.
-#[no_mangle]
-pub(crate) extern "C" fn cpaDcSetAddressTranslation(
-    instance: CpaInstanceHandle,
-    translation: CpaVirtualToPhysical,
-) -> CpaStatus {
-    DEVICE.set_translation(instance, translation)
-}
-
-/// The number of intermediate buffers that an instance needs.
-///
-/// # Safety
-/// `count` is null or valid.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcGetNumIntermediateBuffers(
-    instance: CpaInstanceHandle,
-    count: *mut u16,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.num_intermediate(instance, count) }
-}
-
-/// Starts an instance.
-///
-/// # Safety
-/// `buffers` is null or has `count` entries.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcStartInstance(
-    instance: CpaInstanceHandle,
-    count: u16,
-    buffers: *mut *mut CpaBufferList,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.start_instance(instance, count, buffers) }
-}
-
-/// Stops an instance.
-#[no_mangle]
-pub(crate) extern "C" fn cpaDcStopInstance(instance: CpaInstanceHandle) -> CpaStatus {
-    DEVICE.stop_instance(instance)
-}
-
 // Checks each function against the type by which the driver calls it.
 const _: IcpSalUserIsQatAvailable = icp_sal_userIsQatAvailable;
 const _: IcpSalUserStartMultiProcess = icp_sal_userStartMultiProcess;
 const _: IcpSalUserStop = icp_sal_userStop;
-const _: IcpSalPollDeviceEvents = icp_sal_poll_device_events;
-const _: IcpSalDcPollInstance = icp_sal_DcPollInstance;
 const _: IcpSalDcGetFileDescriptor = icp_sal_DcGetFileDescriptor;
-const _: CpaDcGetNumInstances = cpaDcGetNumInstances;
-const _: CpaDcGetInstances = cpaDcGetInstances;
-const _: CpaDcInstanceGetInfo2 = cpaDcInstanceGetInfo2;
-const _: CpaDcQueryCapabilities = cpaDcQueryCapabilities;
-const _: CpaDcInstanceSetNotificationCb = cpaDcInstanceSetNotificationCb;
-const _: CpaDcSetAddressTranslation = cpaDcSetAddressTranslation;
-const _: CpaDcGetNumIntermediateBuffers = cpaDcGetNumIntermediateBuffers;
-const _: CpaDcStartInstance = cpaDcStartInstance;
-const _: CpaDcStopInstance = cpaDcStopInstance;

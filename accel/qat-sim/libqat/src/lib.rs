@@ -8,6 +8,26 @@
 #![allow(non_snake_case, reason = "Intel's names")]
 #![allow(unsafe_code, reason = "exports C functions")]
 
+/// Exports C functions that are methods of the device. Each has the type by which the driver calls
+/// it.
+///
+/// # Safety
+/// Each pointer is null or valid: those of a request until its callback, and arrays for the number
+/// of entries that the call states.
+macro_rules! forward {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $of:ty),*): $type:ty = $method:ident($($given:ident),*);)*) => {$(
+        $(#[$doc])*
+        #[no_mangle]
+        pub(crate) unsafe extern "C" fn $name($($arg: $of),*) -> qat_abi::CpaStatus {
+            #[allow(unused_unsafe, reason = "methods without pointers are safe")]
+            // SAFETY: the caller's promise.
+            unsafe { crate::DEVICE.$method($($given),*) }
+        }
+
+        const _: $type = $name;
+    )*};
+}
+
 mod instances;
 mod requests;
 

@@ -4,73 +4,40 @@ use crate::DEVICE;
 use qat_abi::*;
 use std::ffi::{c_char, c_void, CStr};
 
-/// Bytes of metadata for a list.
-///
-/// # Safety
-/// `bytes` is null or valid.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcBufferListGetMetaSize(
-    instance: CpaInstanceHandle,
-    buffers: u32,
-    bytes: *mut u32,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.meta_size(instance, buffers, bytes) }
-}
-
-/// Bytes of a session.
-///
-/// # Safety
-/// The pointers are null or valid.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcGetSessionSize(
-    instance: CpaInstanceHandle,
-    setup: *mut CpaDcSessionSetupData,
-    session: *mut u32,
-    context: *mut u32,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.session_size(instance, setup, session, context) }
-}
-
-/// Makes a session.
-///
-/// # Safety
-/// The pointers are null or valid, `session` of the stated size.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcInitSession(
-    instance: CpaInstanceHandle,
-    session: CpaDcSessionHandle,
-    setup: *mut CpaDcSessionSetupData,
-    _context: *mut CpaBufferList,
-    callback: CpaDcCallbackFn,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.init_session(instance, session, setup, callback) }
-}
-
-/// Removes a session.
-#[no_mangle]
-pub(crate) extern "C" fn cpaDcRemoveSession(
-    instance: CpaInstanceHandle,
-    session: CpaDcSessionHandle,
-) -> CpaStatus {
-    DEVICE.remove_session(instance, session)
-}
-
-/// The largest compressed size of `bytes` bytes.
-///
-/// # Safety
-/// `bound` is null or valid.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcDeflateCompressBound(
-    _instance: CpaInstanceHandle,
-    huffman: u32,
-    bytes: u32,
-    bound: *mut u32,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.deflate_bound(huffman, bytes, bound) }
+forward! {
+    /// Bytes of metadata for a list.
+    fn cpaDcBufferListGetMetaSize(
+        instance: CpaInstanceHandle, buffers: u32, bytes: *mut u32
+    ): CpaDcBufferListGetMetaSize = meta_size(instance, buffers, bytes);
+    /// Bytes of a session.
+    fn cpaDcGetSessionSize(
+        instance: CpaInstanceHandle, setup: *mut CpaDcSessionSetupData, session: *mut u32,
+        context: *mut u32
+    ): CpaDcGetSessionSize = session_size(instance, setup, session, context);
+    /// Makes a session.
+    fn cpaDcInitSession(
+        instance: CpaInstanceHandle, session: CpaDcSessionHandle, setup: *mut CpaDcSessionSetupData,
+        _context: *mut CpaBufferList, callback: CpaDcCallbackFn
+    ): CpaDcInitSession = init_session(instance, session, setup, callback);
+    /// Removes a session.
+    fn cpaDcRemoveSession(
+        instance: CpaInstanceHandle, session: CpaDcSessionHandle
+    ): CpaDcRemoveSession = remove_session(instance, session);
+    /// The largest compressed size of `bytes` bytes.
+    fn cpaDcDeflateCompressBound(
+        _instance: CpaInstanceHandle, huffman: u32, bytes: u32, bound: *mut u32
+    ): CpaDcDeflateCompressBound = deflate_bound(huffman, bytes, bound);
+    /// Compresses.
+    fn cpaDcCompressData2(
+        instance: CpaInstanceHandle, session: CpaDcSessionHandle, source: *mut CpaBufferList,
+        target: *mut CpaBufferList, operation: *mut CpaDcOpData, results: *mut CpaDcRqResults,
+        tag: *mut c_void
+    ): CpaDcCompressData2 = compress(instance, session, source, target, operation, results, tag);
+    /// Decompresses.
+    fn cpaDcDecompressData(
+        instance: CpaInstanceHandle, session: CpaDcSessionHandle, source: *mut CpaBufferList,
+        target: *mut CpaBufferList, results: *mut CpaDcRqResults, flush: u32, tag: *mut c_void
+    ): CpaDcDecompressData = decompress(instance, session, source, target, results, flush, tag);
 }
 
 /// UNSUPPORTED: the simulated device has no LZ4.
@@ -91,42 +58,6 @@ pub(crate) extern "C" fn cpaDcLZ4SCompressBound(
     _bound: *mut u32,
 ) -> CpaStatus {
     CPA_STATUS_UNSUPPORTED
-}
-
-/// Compresses.
-///
-/// # Safety
-/// The pointers are null or valid until the callback.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcCompressData2(
-    instance: CpaInstanceHandle,
-    session: CpaDcSessionHandle,
-    source: *mut CpaBufferList,
-    target: *mut CpaBufferList,
-    operation: *mut CpaDcOpData,
-    results: *mut CpaDcRqResults,
-    tag: *mut c_void,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.compress(instance, session, source, target, operation, results, tag) }
-}
-
-/// Decompresses.
-///
-/// # Safety
-/// The pointers are null or valid until the callback.
-#[no_mangle]
-pub(crate) unsafe extern "C" fn cpaDcDecompressData(
-    instance: CpaInstanceHandle,
-    session: CpaDcSessionHandle,
-    source: *mut CpaBufferList,
-    target: *mut CpaBufferList,
-    results: *mut CpaDcRqResults,
-    flush: u32,
-    tag: *mut c_void,
-) -> CpaStatus {
-    // SAFETY: the caller's promise.
-    unsafe { DEVICE.decompress(instance, session, source, target, results, flush, tag) }
 }
 
 /// Compresses with verification and recovery, as the function without operation data does on Gen4.
@@ -211,12 +142,5 @@ pub(crate) unsafe extern "C" fn cpaDcGetStatusText(
 }
 
 // Checks each function against the type by which the driver calls it.
-const _: CpaDcBufferListGetMetaSize = cpaDcBufferListGetMetaSize;
-const _: CpaDcGetSessionSize = cpaDcGetSessionSize;
-const _: CpaDcInitSession = cpaDcInitSession;
-const _: CpaDcRemoveSession = cpaDcRemoveSession;
-const _: CpaDcDeflateCompressBound = cpaDcDeflateCompressBound;
 const _: CpaDcLz4CompressBound = cpaDcLZ4CompressBound;
 const _: CpaDcLz4CompressBound = cpaDcLZ4SCompressBound;
-const _: CpaDcCompressData2 = cpaDcCompressData2;
-const _: CpaDcDecompressData = cpaDcDecompressData;
