@@ -1,6 +1,7 @@
 //! Memory of a device beside its store, by part, as the kernel counts it.
 
 use super::family::family;
+use policy::Field;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -52,7 +53,7 @@ impl Footprint {
     }
 
     /// As [`super::status::MmStat::fields`].
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 8] {
+    pub(crate) fn fields(&self) -> [Field; 8] {
         let beside = self.private() + self.heap + self.text + self.buffers;
         [
             ("beside_store", beside, "Memory beside the store: all of these but tables", false),

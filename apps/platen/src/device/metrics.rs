@@ -6,6 +6,7 @@
 use super::endpoint::{Endpoint, Listener};
 use super::status::Status;
 use crate::say::say;
+use policy::Field;
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -96,24 +97,18 @@ pub(crate) fn text(status: &Status) -> String {
         .chain(status.platen.fields())
         .chain(status.dictionaries.iter().flat_map(|dictionaries| dictionaries.fields()))
         .chain(status.backing.iter().flat_map(|backing| backing.fields()));
-    for (name, value, help, grows) in fields {
+    let put = |text: &mut String, part: &str, (name, value, help, grows): Field| {
         let (suffix, kind) = if grows { ("_total", "counter") } else { ("", "gauge") };
-        let name = format!("platen_device_{name}{suffix}");
+        let name = format!("platen_device_{part}{name}{suffix}");
         writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}")
             .expect("a string takes all");
-    }
-    for (name, value, help, _) in status.policy.iter().flat_map(|policy| policy.fields()) {
-        let name = format!("platen_device_policy_{name}_total");
-        writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name}{labels} {value}")
-            .expect("a string takes all");
-    }
+    };
+    fields.for_each(|field| put(&mut text, "", field));
+    let policy = status.policy.iter().flat_map(|policy| policy.fields());
+    policy.for_each(|field| put(&mut text, "policy_", field));
     if let Some(accelerated) = &status.accelerator {
-        for (name, value, help, grows) in accelerated.fields() {
-            let (suffix, kind) = if grows { ("_total", "counter") } else { ("", "gauge") };
-            let name = format!("platen_device_accelerator_{name}{suffix}");
-            writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}")
-                .expect("a string takes all");
-        }
+        let fields = accelerated.fields().into_iter();
+        fields.for_each(|field| put(&mut text, "accelerator_", field));
         let name = "platen_device_accelerator_redone_by_reason_total";
         writeln!(text, "# HELP {name} Pages done in software, by reason\n# TYPE {name} counter")
             .expect("a string takes all");
@@ -127,17 +122,10 @@ pub(crate) fn text(status: &Status) -> String {
         }
     }
     for (name, value, help) in status.flags() {
-        let name = format!("platen_device_{name}");
-        writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name}{labels} {value}")
-            .expect("a string takes all");
+        put(&mut text, "", (name, value, help, false));
     }
     let connections: usize = status.transports.iter().map(|way| way.connections).sum();
-    let name = "platen_device_connections";
-    writeln!(
-        text,
-        "# HELP {name} Connected clients\n# TYPE {name} gauge\n{name}{labels} {connections}"
-    )
-    .expect("a string takes all");
+    put(&mut text, "", ("connections", connections as u64, "Connected clients", false));
     text
 }
 

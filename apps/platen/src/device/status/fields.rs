@@ -1,84 +1,105 @@
 //! Names, values and help of the counters, as `platen device stat` and Prometheus show them.
 
 use super::{Accelerated, BackingStatus, BdStat, DictionaryStatus, IoStat, MmStat, Own, Status};
+use policy::Field;
 
-impl BackingStatus {
-    /// As [`MmStat::fields`].
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
-        [
-            ("bd_direct", self.direct.into(), "1 if I/O bypasses the page cache", false),
-            ("bd_blocks", self.bd_blocks, "Blocks of 4 KiB of the backing device", false),
-            ("bd_free", self.bd_free, "Free blocks of the backing device", false),
-            (
-                "bd_doubtful",
-                self.bd_doubtful,
-                "Blocks out of use because a killed server may still be writing them",
-                false,
-            ),
-            ("bd_written_today", self.bd_written_today, "Blocks written since midnight UTC", false),
-            (
-                "bd_failed_reads",
-                self.bd_failed_reads,
-                "Reads from the backing device that failed or returned wrong bytes",
-                true,
-            ),
-            (
-                "bd_failed_writes",
-                self.bd_failed_writes,
-                "Writes to the backing device that failed",
-                true,
-            ),
-        ]
-    }
+/// Lists the counters of a struct: each one's field, in brackets its name if that is another one,
+/// whether it is a gauge or a total, which only grows, and its help text.
+macro_rules! counters {
+    ($of:ident, $number:literal: $($field:ident $([$name:literal])? $kind:ident $help:literal,)*) => {
+        impl $of {
+            /// The counters in the order in which they are shown.
+            pub(crate) fn fields(&self) -> [Field; $number] {
+                [$((
+                    counters!(@name $field $($name)?),
+                    self.$field.into(),
+                    $help,
+                    counters!(@$kind),
+                ),)*]
+            }
+        }
+    };
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident $name:literal) => { $name };
+    (@gauge) => { false };
+    (@total) => { true };
 }
 
-impl DictionaryStatus {
-    /// As [`MmStat::fields`].
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 7] {
-        [
-            ("dictionaries", self.dictionaries, "Dictionaries in the store", false),
-            (
-                "dictionary_places",
-                self.dictionary_places,
-                "Dictionaries that the store still has room for",
-                false,
-            ),
-            (
-                "dictionary_size",
-                self.dictionary_size,
-                "Size of the dictionary in use, bytes",
-                false,
-            ),
-            (
-                "dictionary_gain",
-                self.dictionary_gain,
-                "Bytes that it saved on pages held out from training, in 1/10000",
-                false,
-            ),
-            (
-                "dictionary_pages",
-                self.dictionary_pages,
-                "Pages whose compressed form needs a dictionary",
-                false,
-            ),
-            (
-                "dictionary_tables",
-                self.dictionary_tables,
-                "Memory for the dictionaries' tables, bytes",
-                false,
-            ),
-            (
-                "dictionaries_lost",
-                self.dictionaries_lost,
-                "Dictionaries that were found damaged",
-                false,
-            ),
-        ]
-    }
+counters! { MmStat, 9:
+    orig_data_size gauge "Size of the stored pages, uncompressed, bytes",
+    compr_data_size gauge "Size of the stored pages, compressed, bytes",
+    mem_used_total gauge "Memory in use, tables included, bytes",
+    mem_limit gauge
+        "Limit of memory (--mem-limit; with --swap 7/8 of all memory), bytes; 0 is no limit",
+    mem_used_max gauge "Largest memory that was in use, bytes",
+    same_pages gauge "Pages that consist of one repeated 8-byte value",
+    pages_compacted total "Pages of memory that compaction freed",
+    huge_pages gauge "Pages stored uncompressed",
+    huge_pages_since total "Pages stored uncompressed since this server started",
+}
+
+counters! { IoStat, 4:
+    failed_reads total "Pages that could not be read",
+    failed_writes total "Pages that could not be written",
+    invalid_io total "Invalid requests",
+    notify_free total "Pages that clients discarded",
+}
+
+counters! { BdStat, 3:
+    bd_count gauge "Pages on the backing device",
+    bd_reads total "Blocks of 4 KiB read from the backing device",
+    bd_writes total "Blocks of 4 KiB written to the backing device",
+}
+
+counters! { Own, 9:
+    pages_read total "Pages read",
+    pages_written total "Pages written",
+    requests total "Requests of clients",
+    split_requests total "Requests that several threads shared",
+    mem_ready gauge "Memory that is allocated ahead of writes, part of mem_used_total, bytes",
+    grouped_pages gauge "Pages compressed together with their neighbours",
+    groups gauge "Groups of pages compressed together",
+    lost_pages gauge "Pages that a new server found damaged",
+    generation gauge "Servers that the store has had, this one included",
+}
+
+counters! { BackingStatus, 7:
+    direct["bd_direct"] gauge "1 if I/O bypasses the page cache",
+    bd_blocks gauge "Blocks of 4 KiB of the backing device",
+    bd_free gauge "Free blocks of the backing device",
+    bd_doubtful gauge "Blocks out of use because a killed server may still be writing them",
+    bd_written_today gauge "Blocks written since midnight UTC",
+    bd_failed_reads total "Reads from the backing device that failed or returned wrong bytes",
+    bd_failed_writes total "Writes to the backing device that failed",
+}
+
+counters! { DictionaryStatus, 7:
+    dictionaries gauge "Dictionaries in the store",
+    dictionary_places gauge "Dictionaries that the store still has room for",
+    dictionary_size gauge "Size of the dictionary in use, bytes",
+    dictionary_gain gauge "Bytes that it saved on pages held out from training, in 1/10000",
+    dictionary_pages gauge "Pages whose compressed form needs a dictionary",
+    dictionary_tables gauge "Memory for the dictionaries' tables, bytes",
+    dictionaries_lost gauge "Dictionaries that were found damaged",
+}
+
+counters! { Accelerated, 12:
+    threads gauge "Threads with a QAT instance each",
+    on_device gauge "Threads whose instance accepts pages now",
+    offloaded total "Pages that the QAT device compressed",
+    redone total "Pages given to the device and then compressed in software",
+    in_flight gauge "Pages at the device now",
+    retries total "Times that the device's queue was full",
+    deadlines total "Pages that the device did not complete in time",
+    late total "Completions after the page was compressed in software",
+    suspicions total "Times that an instance was suspended",
+    recoveries total "Times that a suspended instance was used again",
+    verified total "Outputs that were decompressed and compared",
+    longest_wait_us gauge "Longest time of a page at the device, microseconds",
 }
 
 impl Status {
-    /// Conditions, as [`MmStat::fields`]: 1 if true.
+    /// Conditions: name, 1 if it holds, help text.
     pub(crate) fn flags(&self) -> Vec<(&'static str, u64, &'static str)> {
         let mut flags = vec![(
             "damage",
@@ -105,138 +126,6 @@ impl Status {
             ));
         }
         flags
-    }
-}
-
-impl Accelerated {
-    /// As [`MmStat::fields`], without the reasons.
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 12] {
-        [
-            ("threads", self.threads, "Threads with a QAT instance each", false),
-            ("on_device", self.on_device, "Threads whose instance accepts pages now", false),
-            ("offloaded", self.offloaded, "Pages that the QAT device compressed", true),
-            (
-                "redone",
-                self.redone,
-                "Pages given to the device and then compressed in software",
-                true,
-            ),
-            ("in_flight", self.in_flight, "Pages at the device now", false),
-            ("retries", self.retries, "Times that the device's queue was full", true),
-            ("deadlines", self.deadlines, "Pages that the device did not complete in time", true),
-            ("late", self.late, "Completions after the page was compressed in software", true),
-            ("suspicions", self.suspicions, "Times that an instance was suspended", true),
-            ("recoveries", self.recoveries, "Times that a suspended instance was used again", true),
-            ("verified", self.verified, "Outputs that were decompressed and compared", true),
-            (
-                "longest_wait_us",
-                self.longest_wait_us,
-                "Longest time of a page at the device, microseconds",
-                false,
-            ),
-        ]
-    }
-}
-
-impl MmStat {
-    /// Name, value, help text, and whether the value only grows.
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 9] {
-        [
-            (
-                "orig_data_size",
-                self.orig_data_size,
-                "Size of the stored pages, uncompressed, bytes",
-                false,
-            ),
-            (
-                "compr_data_size",
-                self.compr_data_size,
-                "Size of the stored pages, compressed, bytes",
-                false,
-            ),
-            ("mem_used_total", self.mem_used_total, "Memory in use, tables included, bytes", false),
-            (
-                "mem_limit",
-                self.mem_limit,
-                "Limit of memory (--mem-limit; with --swap 7/8 of all memory), bytes; 0 is no limit",
-                false,
-            ),
-            ("mem_used_max", self.mem_used_max, "Largest memory that was in use, bytes", false),
-            (
-                "same_pages",
-                self.same_pages,
-                "Pages that consist of one repeated 8-byte value",
-                false,
-            ),
-            (
-                "pages_compacted",
-                self.pages_compacted,
-                "Pages of memory that compaction freed",
-                true,
-            ),
-            ("huge_pages", self.huge_pages, "Pages stored uncompressed", false),
-            (
-                "huge_pages_since",
-                self.huge_pages_since,
-                "Pages stored uncompressed since this server started",
-                true,
-            ),
-        ]
-    }
-}
-
-impl IoStat {
-    /// As [`MmStat::fields`].
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 4] {
-        [
-            ("failed_reads", self.failed_reads, "Pages that could not be read", true),
-            ("failed_writes", self.failed_writes, "Pages that could not be written", true),
-            ("invalid_io", self.invalid_io, "Invalid requests", true),
-            ("notify_free", self.notify_free, "Pages that clients discarded", true),
-        ]
-    }
-}
-
-impl BdStat {
-    /// As [`MmStat::fields`].
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 3] {
-        [
-            ("bd_count", self.bd_count, "Pages on the backing device", false),
-            ("bd_reads", self.bd_reads, "Blocks of 4 KiB read from the backing device", true),
-            ("bd_writes", self.bd_writes, "Blocks of 4 KiB written to the backing device", true),
-        ]
-    }
-}
-
-impl Own {
-    /// As [`MmStat::fields`].
-    pub(crate) fn fields(&self) -> [(&'static str, u64, &'static str, bool); 9] {
-        [
-            ("pages_read", self.pages_read, "Pages read", true),
-            ("pages_written", self.pages_written, "Pages written", true),
-            ("requests", self.requests, "Requests of clients", true),
-            ("split_requests", self.split_requests, "Requests that several threads shared", true),
-            (
-                "mem_ready",
-                self.mem_ready,
-                "Memory that is allocated ahead of writes, part of mem_used_total, bytes",
-                false,
-            ),
-            (
-                "grouped_pages",
-                self.grouped_pages,
-                "Pages compressed together with their neighbours",
-                false,
-            ),
-            ("groups", self.groups, "Groups of pages compressed together", false),
-            ("lost_pages", self.lost_pages, "Pages that a new server found damaged", false),
-            (
-                "generation",
-                self.generation,
-                "Servers that the store has had, this one included",
-                false,
-            ),
-        ]
     }
 }
 
@@ -273,11 +162,7 @@ mod tests {
 
     /// The table and Prometheus show the fields of the JSON status, under zram's names in zram's
     /// order.
-    fn compare<const N: usize>(
-        zrams: [&str; N],
-        value: &impl Serialize,
-        fields: [(&'static str, u64, &'static str, bool); N],
-    ) {
+    fn compare<const N: usize>(zrams: [&str; N], value: &impl Serialize, fields: [Field; N]) {
         let (keys, numbers) = written(value);
         assert_eq!(keys, zrams);
         assert_eq!(fields.map(|field| field.0), zrams);
