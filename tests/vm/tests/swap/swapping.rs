@@ -6,7 +6,7 @@ use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 
 /// Private memory, in bytes, that a server may take beyond what it has prepared: pages that the
 /// kernel copies when they are first written.
-pub(crate) const SLACK: u64 = 128 << 10;
+const SLACK: u64 = 128 << 10;
 
 pub(crate) fn by_ublk(stage: &Stage) -> Result<()> {
     let guest = stage.boot("swap-ublk", memory_mib())?;
@@ -118,7 +118,7 @@ fn replaced_without_a_process(guest: &mut Guest) -> Result<()> {
 
 /// The program is told to end and verifies all of its memory: its swapped-out pages are then free,
 /// discarded, and no longer stored.
-pub(crate) fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
+fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     let pages = |guest: &mut Guest| Ok::<_, anyhow::Error>(guest.swapped_kib()? / 4);
     let (swapped, stored) = (pages(guest)?, guest.stat("orig_data_size")? / 4096);
     let before = guest.stat("notify_free")?;
@@ -134,6 +134,24 @@ pub(crate) fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     ensure!(left + gone < stored, "{stored} pages were stored, {left} are, {gone} are to be gone");
     println!("  {swapped} pages out, {stored} stored; {left} once their owner had ended");
     Ok(())
+}
+
+/// Replaces the server twice within the memory that its successor had prepared, and has the program
+/// verify its memory. Returns the durations in ms.
+pub(crate) fn replaced_twice(guest: &mut Guest, limit: Duration) -> Result<Vec<u64>> {
+    let mut took = Vec::new();
+    for _ in 0..2 {
+        // There is a stand-by server, which has its memory and has mapped the store.
+        guest.check()?;
+        let (prepared, heap) = (guest.stat("stand_by")?, guest.stat("heap")?);
+        took.push(guest.kill_server()?);
+        let (server, now) = (guest.stat("server")?, guest.stat("heap")?);
+        ensure!(server <= prepared + SLACK, "private memory: {prepared} prepared, {server} now");
+        ensure!(now <= heap, "heap: {heap} prepared, {now} now");
+    }
+    freed(guest, limit)?;
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    Ok(took)
 }
 
 /// With the kernel's default settings: [`pressed`] must not depend on the advised ones.
@@ -177,18 +195,7 @@ pub(crate) fn many_threads(stage: &Stage) -> Result<()> {
     guest.background("eat", &format!("guest swap eat mib={eat} seconds=10 until=/tmp/enough"))?;
     guest.wait_for("eat", "filled pages", LONG)?;
     guest.wait_for_swapped_out(10_000)?;
-    let mut took = Vec::new();
-    for _ in 0..2 {
-        // There is a stand-by server, which has its memory.
-        guest.check()?;
-        let (prepared, heap) = (guest.stat("stand_by")?, guest.stat("heap")?);
-        took.push(guest.kill_server()?);
-        let (server, now) = (guest.stat("server")?, guest.stat("heap")?);
-        ensure!(server <= prepared + SLACK, "private memory: {prepared} prepared, {server} now");
-        ensure!(now <= heap, "heap: {heap} prepared, {now} now");
-    }
-    freed(&mut guest, LONG)?;
-    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    let took = replaced_twice(&mut guest, LONG)?;
     println!("  {eat} MiB, servers of 15 threads replaced in {took:?} ms under pressure (TCG)");
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.finish("serve", LONG).map(drop)

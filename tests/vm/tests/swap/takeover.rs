@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{ensure, Result};
 use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 
-use crate::swapping::{freed, SLACK};
+use crate::swapping::replaced_twice;
 
 /// The guest's memory, in MiB.
 fn memory() -> u64 {
@@ -36,18 +36,7 @@ fn replaced(mut guest: Guest, codec: &str) -> Result<()> {
     let (plain, stored) =
         (guest.stat("orig_data_size")? >> 20, guest.stat("mem_used_total")? >> 20);
     ensure!(plain > memory() && stored > memory() / 2, "{plain} MiB are stored in {stored}");
-    let mut took = Vec::new();
-    for _ in 0..2 {
-        // There is a stand-by server, which has its memory and has mapped the store.
-        guest.check()?;
-        let (prepared, heap) = (guest.stat("stand_by")?, guest.stat("heap")?);
-        took.push(guest.kill_server()?);
-        let (server, now) = (guest.stat("server")?, guest.stat("heap")?);
-        ensure!(server <= prepared + SLACK, "private memory: {prepared} prepared, {server} now");
-        ensure!(now <= heap, "heap: {heap} prepared, {now} now");
-    }
-    freed(&mut guest, LIMIT)?;
-    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    let took = replaced_twice(&mut guest, LIMIT)?;
     println!("  {plain} MiB stored in {stored}, servers replaced in {took:?} ms (TCG)");
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.finish("serve", LONG).map(drop)
