@@ -9,12 +9,12 @@ use forecast::{
 };
 use std::time::Duration;
 
-/// The guest's writes may be this many times as many, or as few.
+/// The guest may write this many times as much as measured, or as little.
 const DOUBT: f64 = 1.4;
-/// A method that is this much faster is worth its CPU time.
+/// A method is worth its CPU time if it takes at most this part of the time.
 const WORTH: f64 = 0.9;
-/// Bytes of pages per second that a QAT device compresses at least: the table of QEMU's QATzip
-/// document, a quarter of what its four devices did.
+/// Bytes of pages per second that a QAT device compresses at least: a quarter of the rate that
+/// QEMU's QATzip document states for its four devices.
 const DEVICE: f64 = 0.8e9;
 /// Host CPU time for a byte of pages with a device, ns, measured on the simulated one.
 const BY_DEVICE: f64 = 0.17;
@@ -50,17 +50,17 @@ pub struct Figures {
     pub cores: f64,
     /// Those of them that a migration would get.
     pub free: f64,
-    /// The destination's.
+    /// The destination's CPUs.
     pub there: Destination,
     /// QAT devices that can be used at the source.
     pub qat: usize,
-    /// QEMU.
+    /// QEMU's version and settings.
     pub qemu: QemuSettings,
     /// QEMU's multifd compressors; empty: unknown, and assumed to be zlib and zstd.
     pub compressors: Vec<String>,
     /// The longest downtime.
     pub max_downtime: Duration,
-    /// platen may use postcopy with this QEMU.
+    /// Whether platen may use postcopy with this QEMU.
     pub postcopy: bool,
 }
 
@@ -68,11 +68,12 @@ pub struct Figures {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// It does.
+    /// The migration converges.
     Converges,
-    /// It is too close to say: it depends on whether the guest writes a little more or less.
+    /// The forecast is too close to say: it depends on whether the guest writes a little more or
+    /// less.
     Uncertain,
-    /// It does not.
+    /// The migration does not converge.
     Never,
 }
 
@@ -83,9 +84,9 @@ pub struct Alternative {
     pub method: Method,
     /// The forecast. Its time, bytes and CPU are of use unless the verdict is [`Verdict::Never`].
     pub forecast: Forecast,
-    /// Whether it converges.
+    /// Whether the migration converges.
     pub verdict: Verdict,
-    /// Why it does not, or may not, and what would make it.
+    /// Why it does not converge, or may not, and which changes would make it.
     pub why: Option<String>,
 }
 
@@ -94,7 +95,7 @@ pub struct Alternative {
 pub struct Answer {
     /// All methods, in a fixed order.
     pub alternatives: Vec<Alternative>,
-    /// The index of the one to use; `None`: none converges.
+    /// The index of the method to use; `None` if none converges.
     pub choice: Option<usize>,
     /// The reason.
     pub because: String,
@@ -128,7 +129,7 @@ impl Figures {
         Answer { alternatives, choice, because }
     }
 
-    /// The methods that there are here.
+    /// The methods that are available here.
     fn methods(&self) -> Vec<Method> {
         let has = |name: &str| {
             self.compressors.is_empty() || self.compressors.iter().any(|one| one == name)
@@ -146,7 +147,7 @@ impl Figures {
         methods
     }
 
-    /// The model's input, where the guest writes `factor` times as much.
+    /// The model's input if the guest writes `factor` times as much.
     fn setup(&self, factor: f64) -> Setup {
         let costs = Costs::of(self.reference);
         let touch = self.first_touch.clamp(0.0, 100.0);
@@ -189,7 +190,7 @@ impl Figures {
         }
     }
 
-    /// The samples with QEMU's zlib instead of libdeflate's, and a device instead of software.
+    /// The samples, with QEMU's zlib instead of libdeflate's, and a device instead of software.
     fn sampled(&self, costs: Costs) -> Sampled {
         let mut sampled = self.sampled.clone();
         let Some(zstd_1) = sampled.first.zstd_1().copied() else { return sampled };
@@ -219,7 +220,8 @@ impl Figures {
     }
 }
 
-/// A cost of zstd 1 on its pages as that of `one` on its own, times `factor`.
+/// Scales `ns`, the cost of zstd 1 for its pages, by `factor` and by the ratio of the pages of
+/// `one` to those of zstd 1.
 fn scaled(ns: u64, zstd_1: &Candidate, one: &Candidate, factor: f64) -> u64 {
     to_u64(float(ns) * factor * float(one.pages) / float(zstd_1.pages).max(1.0))
 }
@@ -229,7 +231,8 @@ pub(crate) fn float(number: u64) -> f64 {
     number as f64
 }
 
-/// The fastest method, unless a simpler one takes hardly longer: QEMU alone, then platen's default.
+/// Chooses the fastest method, unless a simpler one takes hardly longer: first QEMU alone, then
+/// platen's default.
 fn choose(all: &[Alternative]) -> (Option<usize>, String) {
     let ends = |verdict: Verdict| {
         let of = move |(_, one): &(usize, &Alternative)| one.verdict == verdict;

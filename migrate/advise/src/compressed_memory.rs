@@ -5,16 +5,16 @@ use crate::host::{Feature, Host};
 use forecast::{rounded, Candidate};
 use serde::Serialize;
 
-/// Below this much RAM the device's own memory costs more than compression gains (the README's
+/// With less RAM than this, the device's own memory costs more than compression gains (the README's
 /// guests of 128 and 256 MiB).
 const LEAST: u64 = 2 << 30;
-/// Fewer free cores than this: lz4.
+/// With fewer free cores than this, the advice is lz4.
 const CORES: f64 = 1.0;
 /// CPU time of the store for a page besides its codec, ns: a write and a read.
 const STORE: (f64, f64) = (1500.0, 300.0);
 /// The part of the RAM that may hold compressed pages.
 const SHARE: u64 = 4;
-/// Memory for tables and half-empty slabs, over the pages'.
+/// Memory of the store for each byte of compressed pages, tables and half-empty slabs included.
 const OVERHEAD: f64 = 1.06;
 const PAGE: f64 = 4096.0;
 
@@ -24,13 +24,13 @@ const PAGE: f64 = 4096.0;
 pub struct MemoryAdvice {
     /// Whether compressed memory is useful on this host.
     pub worth_while: bool,
-    /// ublk, nbd or fuse; `None`: the kernel has none of them.
+    /// ublk, nbd or fuse; null if the kernel has none of them.
     pub transport: Option<&'static str>,
-    /// Codec.
+    /// Codec to use.
     pub codec: &'static str,
-    /// Bytes of the device.
+    /// Size of the device, bytes.
     pub size: u64,
-    /// Bytes of memory that it may take.
+    /// Memory that the device may take, bytes.
     pub limit: u64,
     /// Plain bytes per byte of memory, for the measured pages.
     pub ratio: f64,
@@ -42,8 +42,7 @@ pub struct MemoryAdvice {
     pub because: Vec<String>,
 }
 
-/// Advice for a host with `free` cores, on pages of which `single` are measurements with zstd 1 and
-/// lz4.
+/// Advises a host with `free` cores. `single` are measurements of zstd 1 and lz4 on single pages.
 pub fn compressed_memory(host: &Host, free: f64, single: &[Candidate]) -> MemoryAdvice {
     let total = host.memory.total.unwrap_or(0);
     let is_busy = free < CORES;
@@ -102,7 +101,7 @@ pub fn compressed_memory(host: &Host, free: f64, single: &[Candidate]) -> Memory
     }
 }
 
-/// The best transport that the kernel has, and what loads its module.
+/// The best transport that the kernel has, and the command that loads its module.
 fn transport(host: &Host) -> (Option<&'static str>, Option<String>) {
     let kernel = &host.kernel;
     let known = [

@@ -1,7 +1,8 @@
-//! CPU time besides coding, of platen's and of QEMU's methods.
+//! CPU time besides coding, for the methods of platen and of QEMU.
 //!
-//! Measured on the machine of docs/figures.md and scaled by how long a host takes for zstd 1 on the
-//! built-in pages: an assumption, and the largest one of the model where cores are the bottleneck.
+//! The figures were measured on the machine of docs/figures.md. They are scaled by the time that a
+//! host takes for zstd 1 on the built-in pages. That is an assumption, and the largest one of the
+//! model where cores are the bottleneck.
 
 use forecast::Work;
 
@@ -21,7 +22,7 @@ pub(crate) struct Costs {
     pub(crate) zlib: [f64; 2],
     /// Bytes of pages per second that one thread of QEMU writes.
     pub(crate) source: f64,
-    /// Bytes of pages per second that QEMU finds to be zeros.
+    /// Bytes of pages per second that QEMU recognises as zeros.
     pub(crate) zeros: f64,
     /// CPU time of the destination QEMU for each byte of pages that are zeros, ns.
     pub(crate) zeros_there: f64,

@@ -1,12 +1,12 @@
-//! The dirtying of a guest between the times that were measured.
+//! The dirtying of a guest at times between the measured ones.
 
 use forecast::{DirtyCurve, Pass};
 
 /// Times of the curve's points, seconds.
 const TIMES: [f64; 12] = [0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
-/// The curve extends to this many times the longest time that was measured.
+/// The curve extends to this many times the longest measured time.
 const BEYOND: f64 = 4.0;
-/// The rates, by the working set and second, between which the curve's bend is looked for.
+/// The bounds of the search for the curve's bend: rates as parts of the working set per second.
 const RATES: (f64, f64) = (1e-4, 30.0);
 
 /// The curve of a guest that writes to random pages of a working set, through the measured passes
@@ -47,7 +47,7 @@ fn rate(short: Pass, long: Pass) -> f64 {
             high = middle;
         }
     }
-    // Far beyond it the measured figures cannot tell rates apart.
+    // Far beyond the bend the measured figures cannot distinguish rates.
     low.min(3.0 / short.seconds)
 }
 

@@ -6,8 +6,8 @@
 //!  the user, a peer ──────────────────────────────────┴─► Figures ─► answer ─► Answer
 //! ```
 //!
-//! [`Host`] and [`vm`] only read; [`measure()`] runs the codecs; [`Figures::answer`] is a pure
-//! function: crate `forecast`'s model for each method, and a choice.
+//! [`Host`] and [`vm`] only read; [`measure()`] runs the codecs. [`Figures::answer`] is a pure
+//! function: it applies crate `forecast`'s model to each method, and chooses one.
 //!
 //! # What fails
 //!
@@ -18,7 +18,7 @@
 //! # Limits
 //!
 //! The CPU time besides coding is a constant of the machine of docs/figures.md, scaled by the speed
-//! of this host's cores. QAT's throughput is what QEMU's document measured. Both are assumptions.
+//! of this host's cores. QAT's throughput is the figure of QEMU's document. Both are assumptions.
 
 mod answer;
 mod compressed_memory;

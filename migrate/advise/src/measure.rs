@@ -1,4 +1,4 @@
-//! The codecs on pages of a guest, or on the built-in ones.
+//! Measures the codecs on pages of a guest, or on the built-in ones.
 
 use crate::pages::built_in;
 use crate::vm::Saved;
@@ -29,9 +29,9 @@ pub enum Origin {
 pub struct Measured {
     /// Where the pages are from.
     pub origin: Origin,
-    /// In chunks, as a migration sends them.
+    /// The results in chunks, as a migration sends them.
     pub sampled: Sampled,
-    /// Page by page, as a device in memory stores them: zstd 1 and lz4.
+    /// The results page by page, as a device in memory stores them: zstd 1 and lz4.
     pub single: Vec<Candidate>,
     /// CPU time of zstd 1 for each byte of the built-in pages, ns: how fast this host is.
     pub reference: f64,
@@ -39,8 +39,9 @@ pub struct Measured {
     pub first_touch: f64,
 }
 
-/// Measures the codecs on `saved`, and on `later`, the same ranges some seconds later; on built-in
-/// pages without them. It takes about `time`. With `qpl` it is one more codec.
+/// Measures the codecs on `saved`, and on `later`, which holds the same ranges some seconds later;
+/// or on built-in pages if `saved` is `None`. The measurement takes about `time`. `qpl` is a
+/// further codec.
 ///
 /// # Errors
 /// A codec cannot be set up, or decodes to other bytes.
@@ -86,12 +87,12 @@ fn settings() -> Vec<Settings> {
     controller::Config::candidates().into_iter().chain(more.into_iter().flatten()).collect()
 }
 
-/// CPU time of the first write to a page, for each byte, ns: a destination QEMU that has not
-/// touched its RAM before does that for each page. Where this host is a virtual machine, it may
+/// CPU time of the first write to a page, for each byte, ns. A destination QEMU that has not
+/// touched its RAM before spends it for each page. If this host is a virtual machine, a page may
 /// take microseconds.
 fn first_touch() -> f64 {
     const BYTES: usize = 32 << 20;
-    // Zeroed memory that is not touched before it is written to.
+    // Zeroed memory, which is not touched before it is written to.
     let mut memory = vec![0_u8; BYTES];
     let begun = cpu_ns();
     for page in memory.chunks_mut(PAGE) {

@@ -1,5 +1,6 @@
-//! Pages for measurements without a guest's pages. They are labelled as such wherever a figure of
-//! theirs is shown: they shrink about as much as a Linux guest's memory, and have not its texture.
+//! Pages for measurements without a guest's pages. Every figure that is measured on them is
+//! labelled as such: they shrink about as much as a Linux guest's memory, but do not have its
+//! structure.
 
 const PAGE: usize = 4096;
 /// Pages in all: 8 MiB.

@@ -10,11 +10,11 @@ use serde::Serialize;
 pub struct Rule {
     /// The rule.
     pub rule: &'static str,
-    /// Whether it applies here.
+    /// Whether the rule applies here.
     pub applies: bool,
-    /// Why, or why not.
+    /// Why the rule applies, or why not.
     pub because: String,
-    /// Measurements of it.
+    /// Measurements of the rule.
     pub measured: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! The state machine.
+//! The state machine that decides on a migration's end.
 
 use crate::decision::{Stuck, Why};
 use crate::forecast::{first_throttle, fixed, needs, Stall, COUNTED_ON, SLOWED};
@@ -10,23 +10,23 @@ use crate::step::{Action, Step};
 use crate::switchover::{threshold, whole, Switchover, LONGEST, MILLISECOND};
 use std::time::Duration;
 
-/// QEMU applies a new throttle at every second synchronisation. One that it has not applied for so
-/// long is given up.
+/// QEMU applies a new throttle at every second synchronisation. A throttle that it has not applied
+/// for this long is given up.
 const APPLIED: Duration = Duration::from_secs(20);
 /// The number of steps after which a slowed guest that does not converge changes to postcopy, if
 /// that is allowed.
 const STEPS: u32 = 3;
-/// The most by which QEMU's own bandwidth is taken for too small.
+/// The largest factor by which QEMU's own bandwidth is assumed to be too small.
 const MOST_FACTOR: u32 = 16;
-/// A migration that stalls for so long, with all that is allowed, does not converge.
+/// A migration that stalls for this long, with everything that is allowed, does not converge.
 const CERTAIN: Duration = Duration::from_secs(5);
-/// A migration that stalls for so long is reported, whatever is still being tried.
+/// A migration that stalls for this long is reported, whatever is still being tried.
 const REPORTED: Duration = Duration::from_secs(45);
 /// Ends a migration.
 #[derive(Debug)]
 pub struct Controller {
     limits: Limits,
-    /// QEMU has avail-switchover-bandwidth.
+    /// Whether QEMU has avail-switchover-bandwidth.
     has_bandwidth: bool,
     rates: Rates,
     passes: Passes,
@@ -35,18 +35,18 @@ pub struct Controller {
     /// The downtime wanted now.
     goal: Duration,
     set: Option<Switchover>,
-    /// How many times QEMU's own bandwidth is taken for too small.
+    /// The factor by which QEMU's own bandwidth is assumed to be too small.
     factor: u32,
     /// QEMU's downtime-limit, unless another client has set it; `None` if that is not known.
     limit: Option<Duration>,
-    /// The same before the last [`Action::StopAt`].
+    /// `limit` before the last [`Action::StopAt`].
     former_limit: Option<Duration>,
-    /// Per cent asked for, and when.
+    /// The requested throttle in per cent, and the time of the request.
     throttle: (u8, Duration),
-    /// QEMU has not applied it yet.
+    /// Whether QEMU has not applied the throttle yet.
     awaits_throttle: bool,
     steps: u32,
-    /// Since when it has stalled.
+    /// The time since which the migration has stalled.
     stalled: Option<Duration>,
     /// When the rest first did not shrink.
     first_flat: Option<Duration>,
@@ -58,8 +58,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// `limit`: QEMU's downtime-limit; `has_bandwidth`: it has the parameter
-    /// avail-switchover-bandwidth.
+    /// Creates a controller. `limit` is QEMU's downtime-limit; `has_bandwidth` tells whether QEMU
+    /// has the parameter avail-switchover-bandwidth.
     pub fn new(limits: Limits, limit: Duration, has_bandwidth: bool) -> Self {
         let max = limits.max_downtime.clamp(MILLISECOND, LONGEST);
         Self {
@@ -95,7 +95,7 @@ impl Controller {
     pub fn not_done(&mut self, action: Action) {
         match action {
             Action::StopAt(_) => (self.set, self.limit) = (None, self.former_limit),
-            // QEMU will not do it later either.
+            // QEMU will not do this later either.
             Action::StartPostcopy => {
                 self.is_postcopy = false;
                 self.limits.postcopy = Postcopy::Never;
@@ -176,8 +176,8 @@ impl Controller {
 
     /// Acts on a window in which the rest did not shrink.
     fn judge(&mut self, window: Window, flow: Flow, sample: &Sample, step: &mut Step) {
-        // QEMU counts a page once in a pass: of a guest that writes faster than pages drain it
-        // shows about the drain rate.
+        // QEMU counts a page once in a pass. For a guest that writes faster than pages drain, QEMU
+        // therefore reports about the drain rate.
         let outruns = sample.dirty_rate.is_some_and(|dirty| dirty >= COUNTED_ON * flow.drain);
         let is_certain = outruns && (window.flat > 0 || !window.is_second);
         if window.flat == 0 && !is_certain {
@@ -192,7 +192,8 @@ impl Controller {
             self.goal = whole(if needs <= self.max { enough.min(self.max) } else { self.max });
             let to = self.goal;
             step.note(sample, Why::Raised { from, to, left: window.left, needs });
-            // A drain rate that varies, or a calm moment of the guest, may make it enough.
+            // A drain rate that varies, or a calm moment of the guest, may still make the downtime
+            // sufficient.
             return;
         }
         if !is_certain && window.flat < 2 {
@@ -207,7 +208,7 @@ impl Controller {
             step.note(sample, Why::Underestimated { left: window.left, factor: self.factor });
             return;
         }
-        // A downtime that is spent before the first page cannot be had by slowing the guest.
+        // A downtime that is spent before the first page cannot be reached by slowing the guest.
         if self.limits.throttle && fixed(flow) < self.max {
             if self.awaits_throttle {
                 return;
@@ -227,12 +228,12 @@ impl Controller {
                 self.report(stuck, sample, step);
             }
             Postcopy::Never => {}
-            // It ends at that time.
+            // The migration ends at that time.
             Postcopy::After(_) => {}
         }
     }
 
-    /// Measurements from before QEMU applies a throttle are no evidence about it.
+    /// Ignores measurements from before QEMU applies a throttle: they are no evidence about it.
     fn check_throttle(&mut self, sample: &Sample) {
         let (percent, since) = self.throttle;
         let is_over = sample.throttle >= percent || sample.at.saturating_sub(since) >= APPLIED;
@@ -302,7 +303,7 @@ impl Controller {
     }
 }
 
-/// Whether so much time has passed.
+/// Whether this time has passed.
 fn is_past(since: Option<Duration>, time: Duration, sample: &Sample) -> bool {
     since.is_some_and(|since| sample.at.saturating_sub(since) >= time)
 }

@@ -12,7 +12,7 @@ pub struct Decision {
     pub why: Why,
 }
 
-/// The kind of a decision, and its figures.
+/// A decision's kind, with its figures.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Why {
@@ -25,7 +25,7 @@ pub enum Why {
     StopAt {
         /// The downtime wanted.
         goal: Duration,
-        /// The part of it for bytes under way and device state.
+        /// The part of it for bytes under way and for the device state.
         fixed: Duration,
         /// Bytes of pages per second that drain.
         drain: f64,

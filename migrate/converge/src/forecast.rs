@@ -7,16 +7,16 @@ use crate::rates::Flow;
 use crate::sample::Sample;
 use std::time::Duration;
 
-/// The part of the drain rate that is counted on.
+/// The part of the drain rate on which the controller relies.
 pub(crate) const COUNTED_ON: f64 = 0.9;
-/// The device state's time until it was seen: a guess.
+/// The device state's time before it was measured: a guess.
 const DEVICE: Duration = Duration::from_millis(25);
-/// The drain rate has to exceed a slowed guest's dirtying clearly.
+/// The drain rate has to exceed a slowed guest's dirtying by this factor.
 const ROOM: f64 = 0.8;
 /// The least and the most per cent by which a guest is slowed; QEMU allows 99.
 pub(crate) const SLOWED: (u8, u8) = (20, 99);
 
-/// The time that is spent whatever is left.
+/// The time that is spent whatever number of bytes is left.
 pub(crate) fn fixed(flow: Flow) -> Duration {
     flow.delay + DEVICE
 }
@@ -54,7 +54,7 @@ pub(crate) struct Stall<'a> {
     pub(crate) max: Duration,
     /// Bytes left after the last synchronisation.
     pub(crate) left: u64,
-    /// The most that was left after any.
+    /// The most bytes that were left after any synchronisation.
     pub(crate) highest: u64,
     pub(crate) flow: Flow,
     pub(crate) sample: &'a Sample,
@@ -98,8 +98,8 @@ impl Stall<'_> {
         Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))
     }
 
-    /// Per cent by which a guest has to be slowed that is slowed by `now`: by what its writes ask
-    /// for, in steps that are neither too small nor too large.
+    /// Per cent by which a guest that is slowed by `now` has to be slowed next. The value follows
+    /// from the guest's writes, in steps that are neither too small nor too large.
     pub(crate) fn next_throttle(&self, now: u8) -> u8 {
         let rest = f64::from(SLOWED.1.saturating_sub(now));
         let speed = 1.0 - f64::from(now) / 100.0;
@@ -115,15 +115,15 @@ impl Stall<'_> {
         now.saturating_add(more).min(SLOWED.1)
     }
 
-    /// Bytes of pages that the guest writes to per second, about.
+    /// Bytes of pages that the guest writes to per second, approximately.
     fn writes(&self) -> Option<f64> {
         /// The most of the working set that counts as dirty at a time: beyond that the measured
         /// rate is no evidence.
         const DIRTY: f64 = 0.95;
         #[expect(clippy::cast_precision_loss, reason = "bytes of RAM, far below 2^53")]
         let share = self.left as f64 / self.highest.max(1) as f64;
-        // QEMU's rate leaves out writes to pages that are dirty already, and they are a large part
-        // of the working set, which is about the most that was ever left.
+        // QEMU's rate leaves out writes to pages that are dirty already. These pages are a large
+        // part of the working set, which is about the most that was ever left.
         Some(self.sample.dirty_rate? / (1.0 - share.min(DIRTY)))
     }
 

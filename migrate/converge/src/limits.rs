@@ -5,11 +5,11 @@ use std::time::Duration;
 /// When a migration may turn to postcopy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Postcopy {
-    /// Never.
+    /// The migration never turns to postcopy.
     Never,
-    /// This long after its start, whatever it does.
+    /// The migration turns to postcopy this long after its start, whatever its state is.
     After(Duration),
-    /// When nothing else ends it.
+    /// The migration turns to postcopy when nothing else ends it.
     WhenNeeded,
 }
 
@@ -20,7 +20,7 @@ pub struct Limits {
     pub max_downtime: Duration,
     /// The migration is cancelled this long after its start; `None` for never.
     pub deadline: Option<Duration>,
-    /// The guest may be slowed down.
+    /// Whether the guest may be slowed down.
     pub throttle: bool,
     /// Whether and when the VM may run at the destination before its RAM is there.
     pub postcopy: Postcopy,

@@ -14,9 +14,9 @@ const WHOLE: f64 = 0.98;
 /// A window with at least one synchronisation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Window {
-    /// The most that was left right after a synchronisation.
+    /// The most bytes that were left right after a synchronisation.
     pub(crate) left: u64,
-    /// There was one before it.
+    /// Whether another window came before this one.
     pub(crate) is_second: bool,
     /// Windows in which the rest did not shrink.
     pub(crate) flat: u32,
@@ -71,7 +71,8 @@ impl Passes {
         self.highest
     }
 
-    /// Begins to count anew: something was changed, and only later synchronisations show it.
+    /// Starts counting again: something was changed, and only later synchronisations show its
+    /// effect.
     pub(crate) fn restart(&mut self, sample: &Sample) {
         self.since = self.since.map(|_| sample.at);
         self.syncs = sample.syncs;

@@ -8,7 +8,7 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(3);
 /// A rate that falls shows over this time.
 const SHORT: Duration = Duration::from_millis(750);
-/// A shorter time gives no rate.
+/// No rate is computed over a shorter time.
 const LEAST: Duration = Duration::from_millis(400);
 /// A pause of QEMU (it reads the dirty log) is a larger part of the shorter time: a rate over it
 /// counts as fallen only below the average divided by this.
@@ -31,7 +31,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// A flow of which only these are known.
+    /// A flow of which only these two figures are known.
     pub(crate) fn steady(drain: f64, delay: Duration) -> Self {
         Self { drain, wire: 0.0, bandwidth: None, delay }
     }

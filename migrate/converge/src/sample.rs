@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// Where a migration is.
+/// The phase of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// It has not begun to send.
+    /// The migration has not begun to send.
     Setup,
-    /// It sends RAM while the VM runs.
+    /// The migration sends RAM while the VM runs.
     Precopy,
     /// The VM has stopped, and QEMU waits for leave to hand it over (pause-before-switchover).
     Waiting,
@@ -15,7 +15,7 @@ pub enum Phase {
     Switchover,
     /// The destination runs the VM.
     Postcopy,
-    /// It has ended.
+    /// The migration has ended.
     Over,
 }
 
@@ -43,7 +43,7 @@ impl Phase {
 pub struct Sample {
     /// Time since the migration's start.
     pub at: Duration,
-    /// Where it is.
+    /// The migration's phase.
     pub phase: Phase,
     /// Bytes of RAM.
     pub total: u64,
@@ -53,16 +53,16 @@ pub struct Sample {
     pub syncs: u64,
     /// Bytes of the pages sent so far, zero pages included.
     pub sent: u64,
-    /// The same without zero pages, which cost next to nothing.
+    /// As `sent`, without zero pages, which cost next to nothing.
     pub data: u64,
-    /// Bytes of pages per second that drained lately while QEMU had to wait, and not QEMU made the
-    /// relay wait (it reads the dirty log, or has nothing to send); 0 while unknown.
+    /// Bytes of pages per second that drained lately while QEMU had to wait, and the relay did not
+    /// wait for QEMU (which reads the dirty log, or has nothing to send); 0 while unknown.
     pub drain: f64,
     /// Bytes that the links have sent.
     pub wire: u64,
     /// Bytes of pages that the guest dirties per second, by QEMU's last measurement.
     pub dirty_rate: Option<f64>,
-    /// Bytes per second that QEMU takes for its bandwidth.
+    /// The bandwidth that QEMU assumes, bytes per second.
     pub bandwidth: Option<f64>,
     /// How long the bytes delivered last were under way between the QEMUs.
     pub delay: Duration,

@@ -22,7 +22,7 @@ pub enum Action {
 pub struct Step {
     /// Actions, in the order in which they are to be done.
     pub actions: Vec<Action>,
-    /// Why.
+    /// The decisions behind the actions.
     pub decisions: Vec<Decision>,
 }
 

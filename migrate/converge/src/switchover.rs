@@ -19,9 +19,9 @@ pub struct Switchover {
 }
 
 impl Switchover {
-    /// The settings for a downtime of `goal`, and the bytes of pages that QEMU then stops the VM
-    /// at. `own`: QEMU uses its own bandwidth, which is so many times too small. `None` while that
-    /// is not known.
+    /// The settings for a downtime of `goal`, and the bytes of pages at which QEMU then stops the
+    /// VM. `own`: QEMU uses its own bandwidth, which is too small by this factor. Returns `None`
+    /// while QEMU's bandwidth is not known.
     pub(crate) fn for_downtime(
         goal: Duration,
         flow: Flow,
@@ -57,15 +57,15 @@ impl Switchover {
     }
 }
 
-/// The bytes of pages that a downtime of `goal` has time for, at `drain` bytes per second and with
-/// bytes under way for `delay`: the controller makes QEMU stop the VM at these.
+/// The bytes of pages for which a downtime of `goal` has time, at `drain` bytes per second and with
+/// bytes under way for `delay`. The controller makes QEMU stop the VM when this much is left.
 pub fn bytes_for(goal: Duration, drain: f64, delay: Duration) -> u64 {
     threshold(goal, Flow::steady(drain, delay))
 }
 
-/// The bytes of pages that a downtime of `goal` has time for.
+/// The bytes of pages for which a downtime of `goal` has time.
 pub(crate) fn threshold(goal: Duration, flow: Flow) -> u64 {
-    // A goal that is spent before the first page: as little as is possible.
+    // The goal is spent before the first page: the threshold is as small as possible.
     let spend = goal.saturating_sub(fixed(flow)).max(goal / 3).max(goal.min(MILLISECOND));
     to_u64(COUNTED_ON * flow.drain * spend.as_secs_f64())
 }

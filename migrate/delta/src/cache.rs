@@ -12,7 +12,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// As many slots of `page_size` bytes as fit into `bytes`.
+    /// Creates as many slots of `page_size` bytes as fit into `bytes`.
     pub(crate) fn new(bytes: u64, page_size: usize) -> Self {
         let slots = usize::try_from(bytes / page_size as u64).unwrap_or(usize::MAX);
         let slots = slots.min(u32::MAX as usize);
@@ -27,7 +27,8 @@ impl Cache {
         self.page_size
     }
 
-    /// The slot's page, zeros at first; `None` if there is no such slot, or no memory for it.
+    /// The slot's page, which is zero at first; `None` if there is no such slot, or no memory for
+    /// it.
     #[inline]
     pub(crate) fn page(&mut self, slot: usize) -> Option<&mut [u8]> {
         if slot >= self.slots {

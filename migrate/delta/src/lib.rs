@@ -19,7 +19,7 @@
 //!
 //! The caches hold plain pages: compressed ones would hold 2.6 times as many, for 2 us a page.
 //!
-//! A page must be stored the first time it is sent, which is for nothing if it is never sent again.
+//! A page must be stored the first time it is sent, which gains nothing if it is never sent again.
 //! A [`Budget`] bounds that cost: beyond it, only pages sent again are stored.
 //!
 //! # Limits

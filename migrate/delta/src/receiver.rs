@@ -8,15 +8,15 @@ use crate::{Counts, RECORD_HEAD};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// It ends in the middle of a run, or a number in it is too large.
+    /// The table ends in the middle of a run, or a number in it is too large.
     #[error("delta table of {len} bytes breaks off or has no number at {at}")]
     Broken {
         /// Offset in the table.
         at: usize,
-        /// Its length.
+        /// The table's length.
         len: usize,
     },
-    /// A run without pages, or with more than the chunk has.
+    /// A run has no pages, or more than the chunk has.
     #[error("delta table names {pages} pages from byte {from} of a chunk of {len}")]
     Pages {
         /// Pages of the run.
@@ -26,7 +26,7 @@ pub enum TableError {
         /// Bytes of the chunk.
         len: usize,
     },
-    /// A slot that the cache does not have.
+    /// A run names a slot that the cache does not have.
     #[error("delta table names {pages} slots from {slot} of {slots}")]
     Slots {
         /// Slots of the run.
@@ -36,7 +36,7 @@ pub enum TableError {
         /// Slots of the cache.
         slots: usize,
     },
-    /// Bits beyond those of the run's pages.
+    /// Bits beyond those of the run's pages are set.
     #[error("delta table has bits for more than the {pages} pages of a run at {at}")]
     Bits {
         /// Pages of the run.
@@ -44,7 +44,7 @@ pub enum TableError {
         /// Offset in the table.
         at: usize,
     },
-    /// No memory for the cache, although its size was granted.
+    /// There is no memory for the cache, although its size was granted.
     #[error("no memory for slot {slot} of the delta cache")]
     NoMemory {
         /// The slot.
@@ -59,8 +59,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver with `bytes` of cache, for pages of `page_size` bytes; both equal to the
-    /// sender's.
+    /// Creates a receiver with `bytes` of cache, for pages of `page_size` bytes. Both must equal
+    /// the sender's.
     pub fn new(bytes: u64, page_size: usize) -> Self {
         Self { cache: Cache::new(bytes, page_size) }
     }
@@ -68,7 +68,7 @@ impl Receiver {
     /// Turns the differences in `plain` into pages, as `table` describes.
     ///
     /// # Errors
-    /// The table is invalid. The contents of chunk and cache are then unspecified; the stream
+    /// The table is invalid. The contents of chunk and cache are then unspecified, and the stream
     /// cannot continue.
     pub fn apply(&mut self, plain: &mut [u8], table: &[u8]) -> Result<Counts, TableError> {
         let page = self.cache.page_size();

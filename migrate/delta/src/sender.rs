@@ -24,7 +24,8 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// A sender with `bytes` of cache, for pages of `page_size` bytes (a power of two, at least 8).
+    /// Creates a sender with `bytes` of cache, for pages of `page_size` bytes (a power of two, at
+    /// least 8).
     pub fn new(bytes: u64, page_size: usize) -> Self {
         let cache = Cache::new(bytes, page_size);
         let owners = vec![0; cache.slots()];
@@ -42,7 +43,8 @@ impl Sender {
         number < self.highest || self.owners[slot] == number + 1
     }
 
-    /// How many of the `n` pages from `number` and `slot` on are all stored, or all not; and which.
+    /// The number of pages, out of `n` from `number` and `slot` on, that are all stored or all not;
+    /// and which of the two.
     fn alike(&self, number: u64, slot: usize, n: usize) -> (usize, bool) {
         if self.stores_new {
             return (n, true);
@@ -112,7 +114,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds a run of pages; false, and without effect, when there is no memory for it.
+    /// Adds a run of pages. Returns false, without an effect, when there is no memory for it.
     fn run(&mut self, at: usize, address: u64, slot: usize, n: usize) -> bool {
         let page = self.sender.cache.page_size();
         if (slot..slot + n).any(|slot| self.sender.cache.page(slot).is_none()) {

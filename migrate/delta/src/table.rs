@@ -11,7 +11,8 @@ pub(crate) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// A table in the first [`TABLE_ROOM`] bytes of `out`, or fewer if `out` is shorter.
+    /// Creates a table in the first [`TABLE_ROOM`] bytes of `out`, or in all of `out` if it is
+    /// shorter.
     pub(crate) fn new(out: &'a mut [u8]) -> Self {
         let room = out.len().min(TABLE_ROOM);
         Self { out: &mut out[..room], len: 0 }

@@ -26,7 +26,7 @@ struct Connection {
     number: u64,
     from: IpAddr,
     socket: TcpStream,
-    /// It has sent the secret: it is not closed for another one.
+    /// Whether the host has sent the secret: the connection is then not closed for another one.
     proven: bool,
 }
 
@@ -49,7 +49,8 @@ impl Connections {
         Ok(())
     }
 
-    /// The connection has sent the secret. False if it was closed before.
+    /// Records that the host has sent the secret. Returns false if the connection was closed
+    /// before.
     pub(crate) fn set_proven(&self, number: u64) -> bool {
         let mut all = self.lock();
         let one = all.iter_mut().find(|one| one.number == number);
@@ -73,7 +74,7 @@ impl Connections {
         }
     }
 
-    /// The connection has ended.
+    /// Records that the connection has ended.
     pub(crate) fn remove(&self, number: u64) {
         self.lock().retain(|one| one.number != number);
     }
@@ -88,7 +89,7 @@ impl Connections {
         });
     }
 
-    /// Its thread sees the end of the connection and ends.
+    /// Closes a connection. Its thread sees the end and ends.
     fn close(&self, one: &Connection) {
         let _ = one.socket.shutdown(Shutdown::Both);
         self.closed.notify_all();

@@ -17,7 +17,7 @@ pub enum EnrolError {
         /// The cause.
         source: io::Error,
     },
-    /// The other end has said something else than it must.
+    /// The other end has sent an unexpected message.
     #[error("{0}")]
     Message(String),
     /// The host of the CA has refused.
@@ -26,10 +26,10 @@ pub enum EnrolError {
     /// The CA cannot be used.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
-    /// No key or certificate can be made, or none that TLS takes.
+    /// No key or certificate can be made, or TLS does not accept it.
     #[error("cannot make or use a certificate: {0}")]
     Certificate(String),
-    /// The offer has ended before a host has joined.
+    /// The offer has ended before a host joined.
     #[error("{0}")]
     Over(String),
 }

@@ -16,11 +16,11 @@ use std::sync::Arc;
 /// Result of an enrolment, at the new host.
 #[derive(Debug)]
 pub struct Joined {
-    /// The names in its certificate; the first is its name.
+    /// The names in the host's certificate; the first is its name.
     pub names: Vec<String>,
-    /// Its key, made here, PEM.
+    /// The host's key, which was made here, PEM.
     pub key: String,
-    /// Its certificate, PEM.
+    /// The host's certificate, PEM.
     pub certificate: String,
     /// The CA's certificate, PEM.
     pub authority: String,
@@ -68,7 +68,7 @@ impl Reply {
 /// the [`Reply`], for a minute at most.
 ///
 /// # Errors
-/// It cannot be reached, is not the host of the token's CA, or refuses.
+/// The host cannot be reached, is not the host of the token's CA, or refuses.
 pub fn join(address: &str, token: &Token) -> Result<(Joined, Reply), EnrolError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let pinned = Pinned { token: token.clone(), provider: provider.clone() };
@@ -82,7 +82,7 @@ pub fn join(address: &str, token: &Token) -> Result<(Joined, Reply), EnrolError>
     let mut connection =
         ClientConnection::new(Arc::new(config), name).map_err(EnrolError::certificate)?;
     let mut socket = Bounded::new(dial(address)?);
-    // Nothing is said before the other end is known.
+    // No byte of the request is sent before the other end is known.
     while connection.is_handshaking() {
         connection.complete_io(&mut socket).map_err(|source| {
             let what = format!(

@@ -34,11 +34,11 @@ pub(crate) const SIGNED: &str = "platen enrol 1\n";
 pub(crate) struct Answer {
     /// The reason of a refusal.
     pub(crate) error: Option<String>,
-    /// PEM.
+    /// The CA's certificate, PEM.
     pub(crate) authority: String,
-    /// PEM.
+    /// The host's certificate, PEM.
     pub(crate) certificate: String,
-    /// The first is the host's name.
+    /// The host's names; the first is its name.
     pub(crate) names: Vec<String>,
     /// The text of platen.toml.
     pub(crate) configuration: Option<String>,
@@ -48,19 +48,19 @@ pub(crate) struct Answer {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Outcome {
-    /// Whether its files are written.
+    /// Whether the new host's files are written.
     pub(crate) written: bool,
-    /// Why not.
+    /// Why they are not.
     #[serde(default)]
     pub(crate) error: Option<String>,
 }
 
-/// The other end's words, for a message: escaped, and cut.
+/// Quotes text of the other end for a message: escaped, and cut.
 pub(crate) fn quoted(words: &str) -> String {
     words.escape_debug().take(500).collect()
 }
 
-/// A connection that has to end in time, however slowly the other end sends.
+/// A connection that ends in time, however slowly the other end sends.
 #[derive(Debug)]
 pub(crate) struct Bounded {
     socket: TcpStream,

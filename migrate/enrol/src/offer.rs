@@ -55,11 +55,11 @@ pub(crate) struct Progress {
 /// Outcome for the host that has got the certificate.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// Its files are written.
+    /// The host's files are written.
     Joined,
-    /// Its files are not written, for this reason.
+    /// The host's files are not written, for this reason.
     NotWritten(String),
-    /// The connection was lost before it said so.
+    /// The connection was lost before the host reported.
     Lost(String),
 }
 
@@ -82,7 +82,7 @@ impl Offer {
         let authority_der = CertificateDer::from_pem_slice(authority_pem.as_bytes())
             .map_err(EnrolError::certificate)?;
         let token = Token::new(&authority_der)?;
-        // Refuses bad names before anybody connects.
+        // Bad names are refused here, before any host connects.
         let key = rcgen::KeyPair::generate().map_err(EnrolError::certificate)?;
         let trial = authority.sign(&names, days, &key)?;
         let own = authority.sign(&[NAME.to_owned()], OWN_DAYS, &key)?;
@@ -111,7 +111,7 @@ impl Offer {
             until: Instant::now() + valid,
             progress: Mutex::default(),
         };
-        // One that is too long would be found so after the token was used.
+        // A message that is too long would otherwise be found only after the token was used.
         encode(&offer.with(trial + &" ".repeat(SLACK))).map_err(|error| {
             let bytes = offer.configuration.as_ref().map_or(0, String::len);
             EnrolError::Message(format!(
@@ -127,33 +127,34 @@ impl Offer {
         &self.token
     }
 
-    /// Where the new host can connect.
+    /// The address to which the new host can connect.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn address(&self) -> Result<SocketAddr, EnrolError> {
         self.listener.local_addr().map_err(EnrolError::connection("the socket of the offer"))
     }
 
-    /// The certificate that was signed, if one was: a host whose files are not written may have it.
+    /// The certificate that was signed, if one was. A host whose files are not written may have it
+    /// too.
     pub fn issued(&self) -> Option<Fingerprint> {
         self.progress().issued
     }
 
     /// Waits until the host has joined. `notice` gets the refusals.
     ///
-    /// # Errors
-    /// The offer has expired, or the host that has the certificate does not say that it has written
-    /// its files.
+    /// The offer has expired, or the host that has the certificate does not report that it has
+    /// written its files.
     pub fn wait(&self, notice: impl Fn(&str) + Sync) -> Result<(), EnrolError> {
         self.wait_while(|| true, notice).map(drop)
     }
 
-    /// As [`wait`](Self::wait), while `go_on`, which is asked several times a second. True when the
-    /// host has joined. A host that has shown the secret by then is waited for.
+    /// As [`wait`](Self::wait), while `go_on` returns true; it is called several times a second.
+    /// Returns true when the host has joined. A host that has shown the secret by then is waited
+    /// for.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// The errors of [`wait`](Self::wait).
     pub fn wait_while(
         &self,
         go_on: impl Fn() -> bool,
@@ -174,7 +175,7 @@ impl Offer {
             for number in 0.. {
                 let (socket, from) = loop {
                     if !self.is_open() || !go_on() {
-                        // Nobody else is waited for.
+                        // No other host is waited for.
                         connections.close_unproven();
                         return;
                     }
@@ -192,7 +193,7 @@ impl Offer {
                     }
                     connections.remove(number);
                 };
-                // Without a thread the connection ends, and the next one may have more luck.
+                // Without a thread the connection ends. The next one may get a thread.
                 if std::thread::Builder::new().spawn_scoped(scope, serve).is_err() {
                     connections.remove(number);
                 }

@@ -1,4 +1,5 @@
-//! The new host's check of the other end: a certificate of the CA whose hash the token has.
+//! The new host's check of the other end: its certificate must be of the CA whose hash the token
+//! has.
 
 use crate::token::Token;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};

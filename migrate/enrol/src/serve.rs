@@ -72,7 +72,7 @@ impl Offer {
     /// Signs the certificate, once. `prove` records that the secret is right; it returns false if
     /// the connection was closed.
     fn answer(&self, request: &Request, prove: impl FnOnce() -> bool) -> Result<Answer, Refusal> {
-        // Held until the certificate is signed, so that no two are.
+        // The lock is held until the certificate is signed, so that only one is signed.
         let mut progress = self.progress();
         let refused = |why: &str| Err(Refusal::Other(EnrolError::Message(why.into())));
         if Instant::now() >= self.until {
@@ -101,7 +101,7 @@ impl Offer {
         Ok(self.with(certificate))
     }
 
-    /// The answer with this certificate.
+    /// Makes the answer with this certificate.
     pub(crate) fn with(&self, certificate: String) -> Answer {
         Answer {
             error: None,
@@ -115,7 +115,7 @@ impl Offer {
 
 /// Why a request gets no certificate.
 enum Refusal {
-    /// Its secret is wrong.
+    /// The secret of the request is wrong.
     Secret,
     Other(EnrolError),
 }

@@ -23,7 +23,7 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// A token with a new secret, for the CA with this certificate (DER).
+    /// Creates a token with a new secret, for the CA with this certificate (DER).
     ///
     /// # Errors
     /// The system provides no random bytes.
@@ -39,12 +39,12 @@ impl Token {
         self.hash == hash(authority)
     }
 
-    /// The secret, for a message.
+    /// The secret as text, for a message.
     pub(crate) fn secret(&self) -> String {
         hex(&self.secret)
     }
 
-    /// Whether a message has the secret.
+    /// Whether the text is the token's secret.
     pub(crate) fn has_secret(&self, said: &str) -> bool {
         verify_slices_are_equal(self.secret().as_bytes(), said.as_bytes()).is_ok()
     }
@@ -61,7 +61,7 @@ impl FromStr for Token {
 
     fn from_str(text: &str) -> Result<Self, EnrolError> {
         let wanted = 2 * (SECRET_BYTES + HASH_BYTES);
-        // Digits only: a sign or a letter of several bytes has no place.
+        // Only digits are accepted: a sign or a letter of several bytes has no place.
         if text.len() != wanted || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             let length = text.len();
             return Err(EnrolError::Token(format!(

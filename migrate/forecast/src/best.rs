@@ -32,7 +32,7 @@ pub struct There {
     pub work: Work,
 }
 
-/// CPU time that there is, and that is needed besides encoding.
+/// CPU time that is available, and that is needed besides encoding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cores {
     /// Codec threads.
@@ -41,7 +41,7 @@ pub struct Cores {
     pub free: f64,
     /// CPU time for reading, hashing and sending.
     pub work: Work,
-    /// The destination; `None`: it is unknown, and no bottleneck.
+    /// The destination; `None` if it is unknown, and no bottleneck.
     pub there: Option<There>,
 }
 
@@ -102,8 +102,8 @@ pub fn best(sizes: &Sizes, link: f64, source: f64, cores: Cores) -> Best {
     found.unwrap_or_else(|| evaluate(raw, link, source, cores))
 }
 
-/// The shares of `b` at which the maximum of linear terms may be least: the ends, and where two of
-/// them are equal.
+/// The shares of `b` at which the maximum of the linear terms may be least: the two ends, and the
+/// points where two terms are equal.
 fn shares(a: Point, b: Point, link: f64, cores: Cores) -> Vec<f64> {
     let (a, b) = (terms(a, link, cores), terms(b, link, cores));
     let mut shares = vec![0.0, 1.0];

@@ -13,15 +13,15 @@ pub struct Pass {
 /// The bytes of distinct pages that a guest dirties within a time: never less for a longer time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DirtyCurve {
-    /// Ascending in both; the origin is not among them.
+    /// The points, ascending in both fields, without the origin.
     points: Vec<Pass>,
     /// Bytes of all pages.
     most: f64,
 }
 
 impl DirtyCurve {
-    /// The non-decreasing curve that is closest to the passes (least squares). `most`: bytes of all
-    /// pages. Passes without a time, or with figures that are no numbers, do not count.
+    /// Fits the non-decreasing curve that is closest to the passes (least squares). `most` is the
+    /// bytes of all pages. Passes without a time, or with figures that are no numbers, are ignored.
     pub fn new(passes: &[Pass], most: f64) -> Self {
         let mut sorted: Vec<Pass> = passes
             .iter()
@@ -68,8 +68,7 @@ impl DirtyCurve {
             }
             before = point;
         }
-        // Pages that are written to for the first time go on at the rate of the curve's second
-        // half.
+        // Beyond the last point, new pages are dirtied at the rate of the curve's second half.
         let half = before.seconds / 2.0;
         let rate = if half > 0.0 { (before.bytes - self.within(half)) / half } else { 0.0 };
         (before.bytes + rate * (seconds - before.seconds)).min(self.most)

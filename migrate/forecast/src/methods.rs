@@ -1,4 +1,4 @@
-//! The methods of migrating, over a link: platen, and QEMU by itself.
+//! The methods of migrating over a link: those of platen, and those of QEMU by itself.
 
 use crate::best::{best, Best, Cores, There};
 use crate::passes::{forecast, Course, End, Forecast, Guest};
@@ -64,7 +64,7 @@ impl Method {
     /// The methods that need no other samples than those of `--codec auto`.
     pub const USUAL: [Self; 3] = [Self::Platen, Self::Qemu, Self::QemuZstd];
 
-    /// Its name.
+    /// The method's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Platen => "platen",
@@ -82,7 +82,7 @@ impl Method {
         }
     }
 
-    /// Whether the relays of platen carry it.
+    /// Whether platen's relays carry the migration.
     pub fn is_platen(self) -> bool {
         matches!(self, Self::Platen | Self::PlatenWith(_))
     }
@@ -110,20 +110,21 @@ pub struct Setup {
     pub cores: Cores,
     /// CPU time of QEMU's own methods; its codec threads are its channels.
     pub qemu_cores: Cores,
-    /// Bytes of pages per second that QAT devices compress, for codec qatzip; `None`: software
-    /// does.
+    /// Bytes of pages per second that QAT devices compress, for codec qatzip; `None` if software
+    /// compresses.
     pub device: Option<f64>,
     /// QEMU, for its own methods.
     pub qemu: QemuSettings,
     /// The longest downtime.
     pub max_downtime: Duration,
-    /// platen may use postcopy with this QEMU.
+    /// Whether platen may use postcopy with this QEMU.
     pub postcopy: bool,
 }
 
 impl Setup {
-    /// Forecasts a migration by `method` over `link`, its bytes with headers, and for one that does
-    /// not converge says why, and what would make it.
+    /// Forecasts a migration by `method` over `link`; the forecast's bytes include headers. For a
+    /// migration that does not converge, the second result names the cause and the changes that
+    /// would make it converge.
     pub fn forecast(&self, method: Method, link: Link) -> (Forecast, Option<Stuck>) {
         let course = self.course(method, link, self.max_downtime);
         let seen = forecast(&self.guest, &course);
@@ -144,7 +145,7 @@ impl Setup {
         (seen, Some(stuck))
     }
 
-    /// The changes of which each would make the migration converge, by the same model.
+    /// The changes of which each alone would make the migration converge, by the same model.
     fn remedies(&self, method: Method, link: Link) -> Vec<Remedy> {
         const STEP: u64 = 50;
         let ends = |course: &Course, guest: &Guest| forecast(guest, course).end == End::Completes;
@@ -227,13 +228,13 @@ impl Setup {
             let bytes = bytes_for(goal, drain, delay) as f64;
             bytes
         };
-        // The controller begins with half of what is allowed.
+        // The controller begins with half of the downtime that is allowed.
         let thresholds = vec![threshold(max / 2), threshold(max)];
         let fixed = downtime_for(0, drain, delay).as_secs_f64();
         Course { first, again, zero: 0.0, thresholds, fixed }
     }
 
-    /// QEMU's multifd with a codec, on pages of which there are these samples.
+    /// The course of QEMU's multifd with a codec, for pages with these samples.
     fn multifd(
         &self,
         first: Option<&Candidate>,

@@ -15,9 +15,9 @@ const ITERATION: f64 = 0.05;
 /// idle guest of 1200 MiB and links of 2.5 to 10 Gbit/s QEMU took 0.33 s longer than the link had
 /// to (docs/figures.md), of which 0.1 s are for the zeros.
 const START: f64 = 0.2;
-/// Fewer bytes are left if they are at most this part of those left before.
+/// A pass makes progress if it leaves at most this part of the bytes left before.
 const LESS: f64 = 0.98;
-/// Passes, and seconds, without fewer bytes left: the migration does not get on.
+/// Passes, and seconds, without progress after which the migration counts as stalled.
 const FLAT: (u32, f64) = (4, 2.0);
 /// The passes, and the seconds, after which the model gives a migration up.
 const MOST: (u32, f64) = (100_000, 7.0 * 86_400.0);
@@ -29,7 +29,7 @@ pub struct Guest {
     pub ram: f64,
     /// Bytes of pages with data in the first pass; the others are zeros.
     pub data: f64,
-    /// Bytes per second that QEMU writes, without anything that holds it: pages with data.
+    /// Bytes of pages with data per second that QEMU writes if nothing makes it wait.
     pub source: f64,
     /// Seconds in which QEMU finds in the first pass that pages are zeros. It sends next to nothing
     /// meanwhile.
@@ -38,12 +38,12 @@ pub struct Guest {
     pub zeros_cpu: [f64; 2],
     /// The part of the pages sent again that has data.
     pub data_share: f64,
-    /// Dirtying.
+    /// The guest's dirtying.
     pub curve: DirtyCurve,
 }
 
 impl Guest {
-    /// The guest slowed down by `percent`.
+    /// The same guest, slowed down by `percent`.
     pub(crate) fn slowed(&self, percent: u8) -> Self {
         let speed = 1.0 - f64::from(percent) / 100.0;
         let points: Vec<_> = self.curve.points().to_vec();
@@ -64,8 +64,8 @@ pub struct Course {
     pub again: Best,
     /// Bytes on the link for each page of zeros, over the bytes of a page.
     pub zero: f64,
-    /// Bytes left at which QEMU stops the VM: the second and later ones after the migration did not
-    /// get on with those before.
+    /// Bytes left at which QEMU stops the VM. The second threshold, and later ones, apply after the
+    /// migration has made no progress with those before.
     pub thresholds: Vec<f64>,
     /// Seconds of downtime that are spent whatever is left.
     pub fixed: f64,
@@ -74,19 +74,20 @@ pub struct Course {
 /// How a migration ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum End {
-    /// It converges.
+    /// The migration converges.
     Completes,
-    /// It does not: so many bytes of pages are left after each pass.
+    /// The migration does not converge: this many bytes of pages are left after each pass.
     Never {
         /// Bytes of pages.
         left: f64,
     },
 }
 
-/// The forecast of one migration. Of one that does not converge: of its first passes.
+/// The forecast of one migration. If the migration does not converge, the forecast covers its first
+/// passes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forecast {
-    /// How it ends.
+    /// How the migration ends.
     pub end: End,
     /// Seconds, downtime included.
     pub seconds: f64,

@@ -19,7 +19,7 @@ pub struct Candidate {
 
 #[expect(clippy::cast_precision_loss, reason = "bytes and ns of samples, far below 2^53")]
 impl Candidate {
-    /// No samples yet.
+    /// Creates a candidate without samples.
     pub fn new(settings: Settings) -> Self {
         Self { settings, pages: 0, encoded: 0, cpu_ns: 0, decode_ns: 0 }
     }
@@ -94,8 +94,8 @@ pub struct Sampled {
 }
 
 impl Sampled {
-    /// The sizes of pages sent again. A candidate without samples of its own, of which there may be
-    /// few, has the size and cost that it has in the first pass.
+    /// The sizes of pages sent again. A candidate that has no samples of its own gets the size and
+    /// cost that it has in the first pass.
     pub fn again(&self) -> Sizes {
         let missing = self
             .first
@@ -105,8 +105,8 @@ impl Sampled {
         Sizes(self.again.0.iter().chain(missing).copied().collect())
     }
 
-    /// A candidate, of the first pass, on pages sent again whole: as much smaller or larger as zstd
-    /// 1 is there.
+    /// The figures of `first`, a candidate of the first pass, for whole pages sent again: scaled as
+    /// zstd 1 differs there.
     pub fn again_whole(&self, first: &Candidate) -> Candidate {
         let zstd_1 = self.first.zstd_1().filter(|_| first.settings.codec() != Codec::Raw);
         let Some((whole, zstd_1)) = self.again_whole.as_ref().zip(zstd_1) else { return *first };

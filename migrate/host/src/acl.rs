@@ -1,17 +1,19 @@
 //! Permissions of a file for some users beside its owner: POSIX access control lists.
 //!
-//! An owner may give them without any privilege. Modes alone would need the file's owner or group
-//! to be QEMU's, which a service with a user of its own cannot set.
+//! The owner of a file may set its list without any privilege. With modes alone, the file would
+//! need QEMU's user or group as its owner or group, which a service with a user of its own cannot
+//! set.
 
 use rustix::fs::{setxattr, XattrFlags};
 use std::io;
 use std::path::Path;
 
-/// The rights, as in a mode.
+/// The right to read and write, as in a mode.
 pub(crate) const READ_WRITE: u16 = 6;
 pub(crate) const ALL: u16 = 7;
 
-/// The list: a file's own, or the default list of a folder, which new files there get.
+/// The list to set: a file's own, or the default list of a folder, which new files in the folder
+/// get.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum List {
     Own,
@@ -31,7 +33,8 @@ pub(crate) fn grant(path: &Path, list: List, users: &[u32], rights: u16) -> io::
     })
 }
 
-/// The kernel's form (`posix_acl_xattr.h`): version 2, then tag, rights and user of each entry.
+/// Encodes the kernel's form (`posix_acl_xattr.h`): version 2, then tag, rights and user of each
+/// entry.
 fn encoded(users: &[u32], rights: u16) -> Vec<u8> {
     const NOBODY: u32 = u32::MAX;
     let (owner, user, group, mask, other) = (0x01, 0x02, 0x04, 0x10, 0x20);

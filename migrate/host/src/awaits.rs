@@ -1,10 +1,11 @@
-//! Tells a socket at which a QEMU awaits a VM from one of a server.
+//! Distinguishes a socket at which a QEMU awaits a VM from the socket of a server.
 //!
-//! Both clients may be silent at first: an NBD client until its server has spoken, and a source
-//! QEMU until libvirt has passed it the connection. A look must not connect, since a QEMU that
-//! awaits a VM takes the first connection for the VM's, and is used up by it. So the kernel is
-//! asked how many connections may wait at the socket (`listen(2)`'s backlog). QEMU gives the socket
-//! of a migration as many as the migration has channels, and that of its NBD server `SOMAXCONN`.
+//! The clients of both may be silent at first: an NBD client until its server has written, and a
+//! source QEMU until libvirt has passed it the connection. The check must not connect: a QEMU that
+//! awaits a VM takes the first connection for the VM's, and is used up by it. So this module asks
+//! the kernel how many connections may wait at the socket (`listen(2)`'s backlog). QEMU gives the
+//! socket of a migration as many as the migration has channels, and that of its NBD server
+//! `SOMAXCONN`.
 
 use crate::peer_user::listener_backlog;
 use crate::unix_diag::listeners;
@@ -12,28 +13,29 @@ use relay::QemuAddress;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// No migration has so many channels: QEMU allows 255 of multifd.
+/// No migration has this many channels: QEMU allows 255 multifd channels.
 const MOST_CHANNELS: u32 = 512;
-/// `SOMAXCONN` of every C library is this or more: 4096 in glibc, 128 in musl.
+/// The `SOMAXCONN` of every C library is at least this: 4096 in glibc, 128 in musl.
 const LEAST_OF_SERVERS: u32 = 128;
 
-/// How long a silent connection stays a possible migration if nothing is known of its destination.
+/// How long a silent connection may still be a migration if nothing is known of its destination.
 /// QEMU writes its header as soon as it has the connection.
 const SILENT: Duration = Duration::from_secs(2);
-/// The same while the other host has not answered.
+/// As [`SILENT`], while the other host has not answered.
 const UNANSWERED: Duration = Duration::from_secs(10);
-/// The same if a QEMU awaits a VM there. A source QEMU that needs longer is a fault of its host.
+/// As [`SILENT`], if a QEMU awaits a VM there. A source QEMU that needs longer is a fault of its
+/// host.
 const LATE: Duration = Duration::from_secs(60);
 
 /// The purpose of a listening socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Awaits {
-    /// A VM: a connection would use the QEMU up.
+    /// It awaits a VM: a connection would use the QEMU up.
     Vm,
-    /// Clients, any number of them.
+    /// It serves clients, any number of them.
     Clients,
-    /// Nothing listens there, several sockets do, or the kernel does not tell.
+    /// Unknown: nothing listens there, several sockets do, or the kernel does not report it.
     Unknown,
 }
 
@@ -50,19 +52,19 @@ impl Awaits {
         backlog.map_or(Self::Unknown, |backlog| Self::judge(backlog, most_allowed()))
     }
 
-    /// `most`: what the system allows, which limits every backlog.
+    /// Judges a socket by its backlog. `most` is the system's limit on every backlog.
     fn judge(backlog: u32, most: u32) -> Self {
         match backlog {
             0 => Self::Unknown,
             _ if backlog > MOST_CHANNELS => Self::Clients,
             _ if backlog < LEAST_OF_SERVERS.min(most) => Self::Vm,
-            // Many channels, or a server of a system that allows few.
+            // A QEMU with many channels, or a server on a system that allows few connections.
             _ => Self::Unknown,
         }
     }
 
-    /// How long a connection to a place that awaits this may stay silent before it counts as that
-    /// of a server's client. `None`: the other host has not answered yet.
+    /// How long a connection to a place with this purpose may stay silent before it counts as an
+    /// NBD client's. `None`: the other host has not answered yet.
     pub(crate) fn patience(known: Option<Self>) -> Duration {
         match known {
             None => UNANSWERED,

@@ -1,5 +1,5 @@
-//! A carrier's end: its record, for every service that asks, and the links that services pass to
-//! it.
+//! A carrier's end of its channels: its record, which every service gets, and the links that
+//! services pass to it.
 
 use crate::channel::{Channel, Post};
 use crate::error::HostError;
@@ -15,14 +15,14 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Pause after a service that could not be accepted.
+/// Pause after a failure to accept a service.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// The most bytes of a cause: the other host says some of them. With this, the status of a service
-/// with all its migrations and causes is below the limit of an answer.
+/// The most bytes of a cause, parts of which the other host may have sent. With this limit, the
+/// status of a service with all its migrations and causes stays below the limit of an answer.
 const MAX_CAUSE: usize = 2000;
 
-/// Links with the address of the other host.
+/// Links, each with the address of the other host.
 type Links = Sender<(TcpStream, String)>;
 
 /// The process that carries a migration, as services see it.
@@ -37,12 +37,13 @@ pub struct Carrier {
 #[derive(Debug)]
 struct State {
     record: Record,
-    /// More than one while one service takes over from another.
+    /// There is more than one while one service takes over from another.
     services: Vec<Arc<Channel>>,
 }
 
 impl Carrier {
-    /// Makes this process a carrier: `service` has started it, others can reach it from now on.
+    /// Makes this process a carrier. `service` has started it; from now on other services can reach
+    /// it.
     ///
     /// # Errors
     /// The folder below `run_dir` cannot be used.
@@ -56,7 +57,7 @@ impl Carrier {
         let folder = folder(run_dir)?;
         let socket = socket_of(&folder, &record.id);
         let failed = || HostError::system(format!("cannot listen at {}", socket.display()));
-        // First the record: a socket without one would not be found.
+        // The record comes first: a socket without a record would not be found.
         write_record(&folder, &record)
             .map_err(HostError::system(format!("cannot write to {}", folder.display())))?;
         let post = Post::listen(&socket).map_err(failed())?;
@@ -80,7 +81,8 @@ impl Carrier {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells a service how the migration stands, and takes its links until it has gone.
+    /// Reports to a service how the migration stands, and takes its links until the service has
+    /// gone.
     fn follow(&self, service: Channel, links: Links) -> io::Result<()> {
         let service = Arc::new(service);
         {
@@ -94,7 +96,7 @@ impl Carrier {
                     Ok(Some((Order::Link(peer), Some(link)))) => {
                         let _ = links.send((link.into(), peer));
                     }
-                    // An order of another version.
+                    // The order is of another version.
                     Ok(Some(_)) => {}
                     Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
                     Ok(None) | Err(_) => break,
@@ -103,7 +105,7 @@ impl Carrier {
         })
     }
 
-    /// Changes the record, and tells the services if that was a change.
+    /// Changes the record, and sends it to the services if it has changed.
     pub fn update(&self, change: impl FnOnce(&mut Record)) {
         let mut state = self.lock();
         let before = state.record.clone();
@@ -116,7 +118,7 @@ impl Carrier {
         }
         if state.record != before {
             let State { record, services } = &mut *state;
-            // One that does not read, or has gone, asks again if it comes back.
+            // A service that does not read, or has gone, asks again if it comes back.
             services.retain(|service| {
                 let sent = service.send(record, None);
                 !matches!(sent, Err(error) if error.kind() != io::ErrorKind::WouldBlock)
@@ -124,7 +126,7 @@ impl Carrier {
         }
     }
 
-    /// The record now.
+    /// A copy of the record as it is now.
     pub fn record(&self) -> Record {
         self.lock().record.clone()
     }
@@ -139,7 +141,7 @@ impl Carrier {
             record.cause = cause.map(|cause| cut(cause, MAX_CAUSE));
         });
         let mut state = self.lock();
-        // Then the end of the channel, at which the service reads the record.
+        // Then the end of the channel follows, at which the service reads the record.
         let _ = write_record(&self.folder, &state.record);
         let _ = std::fs::remove_file(socket_of(&self.folder, &state.record.id));
         for service in state.services.drain(..) {
@@ -148,7 +150,7 @@ impl Carrier {
     }
 }
 
-/// The text up to `most` bytes, and a mark if something is missing.
+/// Cuts the text to `most` bytes, with a mark if something is missing.
 fn cut(mut text: String, most: usize) -> String {
     if text.len() > most {
         let end = (0..=most).rev().find(|end| text.is_char_boundary(*end));

@@ -1,4 +1,4 @@
-//! A new configuration of a service that runs.
+//! Compares a new configuration with that of a running service.
 
 use crate::config::Config;
 use serde_json::Value;
@@ -22,7 +22,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Compares two configurations of the host `me`, which both have.
+    /// Compares two configurations of the host `me`. Both contain that host.
     pub fn between(old: &Config, new: Config, me: &str) -> Self {
         let (mut config, mut taken, mut at_restart) = (new, Vec::new(), Vec::new());
         let (before, after) = (fields(old), fields(&config));

@@ -14,12 +14,12 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::time::Duration;
 
-/// The largest message. A configuration of 64 hosts has some 20 KiB.
+/// The largest message, bytes. A configuration of 64 hosts has some 20 KiB.
 const MOST: usize = 128 << 10;
 /// Services that may wait until a carrier answers them.
 const BACKLOG: i32 = 8;
 
-/// One end of a connection (`SOCK_SEQPACKET`).
+/// One end of a connection of type `SOCK_SEQPACKET`.
 #[derive(Debug)]
 pub struct Channel(OwnedFd);
 
@@ -36,10 +36,10 @@ impl AsFd for Channel {
 }
 
 impl Channel {
-    /// Two ends.
+    /// Creates a connection and returns both ends.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -61,7 +61,7 @@ impl Channel {
     /// Makes [`receive`](Self::receive) wait no longer than this for each message.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub(crate) fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
         rustix::net::sockopt::set_socket_timeout(&self.0, Timeout::Recv, patience)?;
         Ok(())
@@ -100,8 +100,8 @@ impl Channel {
     /// Waits for a message; `None` when the other end has gone.
     ///
     /// # Errors
-    /// The kernel's; `WouldBlock` after the time of `set_patience`; `InvalidData` for a message
-    /// that is not understood, behind which others may follow.
+    /// The kernel's error; `WouldBlock` after the time of `set_patience`; `InvalidData` for a
+    /// message that cannot be parsed. Other messages may follow it.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
         let mut bytes = vec![0; MOST];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -133,7 +133,7 @@ impl Channel {
     }
 }
 
-/// A place where a carrier can be reached.
+/// The listening socket at which a carrier can be reached.
 #[derive(Debug)]
 pub(crate) struct Post(OwnedFd);
 
@@ -141,7 +141,7 @@ impl Post {
     /// Listens at a path that does not exist.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub(crate) fn listen(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -153,7 +153,7 @@ impl Post {
     /// Waits for a service.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub(crate) fn accept(&self) -> io::Result<Channel> {
         loop {
             match accept_with(&self.0, SocketFlags::CLOEXEC) {

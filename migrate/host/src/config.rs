@@ -21,8 +21,8 @@ pub struct Config {
     /// Treatment of a migration to a host whose service cannot be reached: `refuse` ends it at
     /// once; `forward` connects to the same port of the host's address, without encryption.
     pub unreachable: Policy,
-    /// Treatment of a connection to a door that does not begin as a QEMU migration, or writes
-    /// nothing for 10 s: `refuse` or `forward`, as for `unreachable`.
+    /// Treatment of a connection to a door that is neither a QEMU migration nor an NBD client's:
+    /// `refuse` or `forward`, as for `unreachable`.
     pub stranger: Policy,
     /// Treatment of migrations that would be intercepted while the service does not run:
     /// `forward` lets them go to the host as without platen; `refuse` makes them fail at once.
@@ -68,8 +68,8 @@ pub struct Config {
     pub resume_timeout: u64,
     /// Page size of the guests in bytes: 4096, 16384 or 65536.
     pub page_size: u32,
-    /// Where the service serves its metrics in Prometheus's text format: a loopback address with a
-    /// port, as 127.0.0.1:9464, or unix:PATH; nowhere if it is omitted.
+    /// Address at which the service serves its metrics in Prometheus's text format: a loopback
+    /// address with a port, such as 127.0.0.1:9464, or unix:PATH; none if it is omitted.
     pub metrics: Option<String>,
     /// The hosts.
     pub host: Vec<HostEntry>,
@@ -84,7 +84,7 @@ pub struct HostEntry {
     /// Name or address at which the other hosts reach it; `name` if it is omitted.
     #[serde(default)]
     pub address: Option<String>,
-    /// Its door address: a loopback address other than 127.0.0.1 that no other host has.
+    /// Door address of the host: a loopback address other than 127.0.0.1 that no other host has.
     pub door: Ipv4Addr,
     /// Ports from which its libvirt chooses one for each incoming VM, FIRST-LAST; no two hosts may
     /// share one. `platen host doors on` tells libvirt. The other hosts' services listen on them at
@@ -117,7 +117,7 @@ impl MetricsAddress {
     /// Parses the value of `metrics`.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The message says what is wrong with the value.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:").map(PathBuf::from) {
             return match path.is_absolute() {
@@ -141,18 +141,18 @@ impl MetricsAddress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// It is reset.
+    /// The connection is reset.
     Refuse,
-    /// It is forwarded to the host unencrypted.
+    /// The connection is forwarded to the host unencrypted.
     Forward,
 }
 
-/// Ports, FIRST-LAST.
+/// A range of ports, FIRST-LAST.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortRange(pub RangeInclusive<u16>);
 
 impl PortRange {
-    /// Whether a port is one of them.
+    /// Whether the range contains `port`.
     pub fn contains(&self, port: u16) -> bool {
         self.0.contains(&port)
     }
@@ -207,10 +207,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Parses and checks the text of a configuration.
+    /// Parses the text of a configuration and checks it.
     ///
     /// # Errors
-    /// Names the key and what is wrong with it.
+    /// The error names the key and what is wrong with its value.
     pub fn parse(text: &str) -> Result<Self, HostError> {
         let config: Self =
             toml::from_str(text).map_err(|error| HostError::Syntax(Box::new(error)))?;
@@ -229,10 +229,10 @@ impl Config {
         self.revoked.iter().filter_map(|text| text.parse().ok()).collect()
     }
 
-    /// The host of that name: its full name, or else its name before the first dot.
+    /// The host of this name: its full name, or otherwise its name before the first dot.
     ///
     /// # Errors
-    /// There is none, or more than one.
+    /// No host has this name, or more than one has.
     pub fn find(&self, name: &str) -> Result<&HostEntry, HostError> {
         let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
         let exact = self.host.iter().find(|host| host.name == name);
@@ -246,7 +246,7 @@ impl Config {
 }
 
 impl HostEntry {
-    /// The name or address at which other hosts reach it.
+    /// The name or address at which the other hosts reach this host.
     pub fn address(&self) -> &str {
         self.address.as_deref().unwrap_or(&self.name)
     }
@@ -259,7 +259,7 @@ impl HostEntry {
         }
     }
 
-    /// The address at which its own QEMUs listen.
+    /// The address at which this host's own QEMUs listen.
     pub fn deliver(&self) -> Ipv4Addr {
         self.deliver.unwrap_or(self.door)
     }

@@ -22,25 +22,25 @@ use stream::Kind;
 /// Longest time for which a connection's kind may stay unknown: a multifd channel may come before
 /// its migration.
 const UNDECIDED: Duration = Duration::from_secs(10);
-/// Silence after which the other host is asked what awaits a connection there. Most migrations have
-/// written by then. An NBD server writes first, and its client waits for that, perhaps with a VM
-/// that waits for the client.
+/// A connection that is silent for this long makes the service ask the other host what awaits it
+/// there. Most migrations have written by then. An NBD server writes first. Its client waits for
+/// that, and a VM may wait for the client.
 const ASK: Duration = Duration::from_millis(100);
 /// Interval of checks of a connection whose bytes do not show its kind yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Connections that may wait at one door: as many as QEMU opens.
+/// The most connections that may wait at one door: as many as QEMU opens.
 const MAX_WAITING: usize = 264;
-/// Pause after a connection that could not be accepted.
+/// Pause after a failure to accept a connection.
 const BACK_OFF: Duration = Duration::from_millis(100);
 /// Interval of attempts to open a door that could not be opened.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// The name of a door: a host, and the place there of a VM.
+/// The name of a door: another host, and the place of a VM there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Door {
     /// Name of the other host.
     pub peer: String,
-    /// A port of its door address, or one of its unix sockets.
+    /// The place there: a port of the host's door address, or one of its unix sockets.
     pub place: Place,
 }
 
@@ -50,23 +50,23 @@ impl std::fmt::Display for Door {
     }
 }
 
-/// Handler of the connections. Called from the thread that runs [`Doors::turn`].
+/// Handles the connections. The thread that runs [`Doors::turn`] calls it.
 pub trait Doorkeeper {
     /// Whether a carrier has the door's listening socket now.
     fn is_lent(&self, door: &Door) -> bool;
-    /// A migration begins with these connections: a carrier gets them, and the door.
+    /// Called when a migration begins with these connections: a carrier gets them, and the door.
     fn migration(&mut self, door: &Door, listener: &DoorListener, connections: Vec<QemuSocket>);
-    /// The purpose of the socket that awaits this connection, silent since then, at the other host;
-    /// `None` if it is not known yet. Called again and again, and must not wait.
+    /// The purpose of the other host's socket that awaits this connection, which has been silent
+    /// since `since`; `None` if the purpose is not known yet. Called repeatedly, and must not wait.
     fn awaits(&mut self, door: &Door, connection: &QemuSocket, since: Instant) -> Option<Awaits>;
-    /// A connection whose client waits for its server to speak, as an NBD client does.
+    /// Takes a connection whose client waits for its server to write first, as an NBD client does.
     fn silent(&mut self, door: &Door, connection: QemuSocket);
-    /// A connection that is no migration, with the reason.
+    /// Takes a connection that is no migration, with the reason.
     fn stranger(&mut self, door: &Door, connection: QemuSocket, why: &str);
-    /// A connection was reset, for this reason.
+    /// Called when a connection was reset, with the reason.
     fn refused(&mut self, door: &Door, why: &str);
-    /// A door cannot be opened, or a connection there not accepted, for this reason; it is tried
-    /// again.
+    /// Called when a door cannot be opened, or a connection there cannot be accepted, with the
+    /// reason. The attempt is repeated.
     fn shut(&mut self, door: &Door, why: &str);
 }
 
@@ -83,7 +83,7 @@ struct Gate {
     door: Door,
     address: DoorAddress,
     listener: Option<DoorListener>,
-    /// When it may be tried to open it; it could not be.
+    /// When the next attempt to open the door is due, after one that failed.
     again: Option<Instant>,
     waiting: Vec<Waiting>,
 }
@@ -91,12 +91,12 @@ struct Gate {
 #[derive(Debug)]
 struct Waiting {
     socket: QemuSocket,
-    /// Its original destination, which may be another than this door.
+    /// The connection's original destination, which may differ from this door's address.
     wanted: Option<SocketAddr>,
     since: Instant,
-    /// It has bytes that do not show its kind: poll would return at once.
+    /// The connection has bytes that do not show its kind: poll would return at once.
     spoke: bool,
-    /// The other host is being asked about it.
+    /// The other host is being asked about the connection.
     asked: bool,
     /// The last answer of the other host.
     awaited: Option<Awaits>,
@@ -114,8 +114,8 @@ enum Look {
 }
 
 impl Doors {
-    /// Doors at these addresses. `open` are listening sockets that carriers have from a service
-    /// before this one. The others open at the first [`turn`](Self::turn).
+    /// Creates doors at these addresses. `open` are listening sockets that carriers got from an
+    /// earlier service. The other doors open at the first [`turn`](Self::turn).
     pub fn new(
         wanted: impl IntoIterator<Item = (Door, DoorAddress)>,
         mut open: Vec<(Door, DoorListener)>,
@@ -123,7 +123,8 @@ impl Doors {
     ) -> Self {
         let mut doors = Vec::new();
         for (door, address) in wanted {
-            // The configuration may have another address for the host than when it was opened.
+            // The configuration may give the host another address than the one at which this was
+            // opened.
             let found = open.iter().position(|(known, listener)| {
                 *known == door && listener.address().is_ok_and(|at| at == address)
             });
@@ -133,9 +134,9 @@ impl Doors {
         Self { doors, allowed }
     }
 
-    /// Gives the host other doors, and other users who may connect. A door that is in both keeps
-    /// its listening socket and its connections. The connections of a removed door are reset; a
-    /// carrier that has its listening socket continues to use it.
+    /// Replaces the doors and the users who may connect. A door that stays keeps its listening
+    /// socket and its connections. The connections of a removed door are reset; a carrier that has
+    /// the door's listening socket continues to use it.
     pub fn change(
         &mut self,
         wanted: impl IntoIterator<Item = (Door, DoorAddress)>,
@@ -194,7 +195,7 @@ impl Doors {
             gate.sort(lent, keeper);
         }
         if short {
-            // The connection still waits, so poll would return at once.
+            // The connection goes on waiting, so poll would return at once.
             std::thread::sleep(BACK_OFF);
         }
         Ok(())
@@ -221,7 +222,8 @@ impl Gate {
     /// Lets users who were not allowed before connect to a socket that is open.
     fn admit(&self, allowed: &AllowedUsers) {
         if let (DoorAddress::Unix(path), Some(_)) = (&self.address, &self.listener) {
-            // Those who may not, by the list as it was, cannot migrate: that is safe, and seen.
+            // If this fails, users whom the old list excludes cannot migrate: that is safe, and
+            // they see it.
             let _ = admit(path, allowed);
         }
     }
@@ -241,10 +243,11 @@ impl Gate {
         }
     }
 
-    /// Accepts what waits; false when the system refuses, perhaps only for a moment.
+    /// Accepts the waiting connections. Returns false when the system refuses, perhaps only for a
+    /// moment.
     fn accept(&mut self, allowed: &AllowedUsers, keeper: &mut impl Doorkeeper) -> bool {
         let Some(listener) = &self.listener else { return true };
-        // The rest waits for the next turn: one door must not keep the others waiting.
+        // Further connections wait for the next turn: one door must not keep the others waiting.
         for _ in 0..MAX_WAITING {
             let socket = match listener.accept() {
                 Ok(socket) => socket,
@@ -290,7 +293,7 @@ impl Gate {
                 }
                 Look::Migration => {
                     let Some(listener) = &self.listener else { return };
-                    // Those with another destination are another VM's.
+                    // Connections with another destination are another VM's.
                     let wanted = one.wanted;
                     let all = self.waiting.extract_if(.., |other| other.wanted == wanted);
                     let all = all.map(|one| one.socket).collect();

@@ -1,4 +1,5 @@
-//! A carrier's connections of QEMU: those that the service has accepted, then those at the door.
+//! A carrier's connections of QEMU: first those that the service has accepted, then those at the
+//! door.
 
 use crate::listener::{DoorListener, BACKLOG};
 use crate::peer_user::AllowedUsers;
@@ -22,7 +23,8 @@ pub(crate) const OTHER_WAY: &str =
 pub struct DoorEntrance {
     listener: DoorListener,
     first: Mutex<VecDeque<QemuSocket>>,
-    /// The original destination of the first ones: a connection with another one is another VM's.
+    /// The original destination of the first connections. A connection with another one is another
+    /// VM's.
     wanted: Option<SocketAddr>,
     allowed: AllowedUsers,
     refused: Box<dyn Fn(&str) + Send + Sync>,
@@ -35,9 +37,9 @@ impl std::fmt::Debug for DoorEntrance {
 }
 
 impl DoorEntrance {
-    /// `first` come before those at the door; they have been checked. `refused` gets the reason why
-    /// a connection was reset, except that of a user who may not connect: such a user may do it
-    /// any number of times.
+    /// Creates the entrance. The connections in `first` were checked before and come first.
+    /// `refused` gets the reason why a connection was reset, unless its user may not connect: such
+    /// a user may cause any number of resets.
     pub fn new(
         listener: DoorListener,
         first: Vec<QemuSocket>,
@@ -56,17 +58,17 @@ impl DoorEntrance {
         }
     }
 
-    /// The next connection; `WouldBlock` when none waits that was there at the call.
+    /// The next connection; `WouldBlock` when none waits any more that was there at the call.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn next(&self) -> io::Result<QemuSocket> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         if let Some(socket) = first {
             return Ok(socket);
         }
-        // As many as can have waited at the call: a user who may not connect, and does so again and
-        // again, must not hold up the migration.
+        // At most as many as can have waited at the call: a user who may not connect, and does so
+        // again and again, must not hold up the migration.
         for _ in 0..=BACKLOG {
             let socket = self.listener.accept()?;
             if has_closed(&socket) {
@@ -97,7 +99,8 @@ impl Entrance for DoorEntrance {
         self.listener.as_fd()
     }
 
-    /// A TCP port cannot be taken from its listener, and a folder of unix sockets is the service's.
+    /// A TCP port cannot be taken from its listener, and the folder of unix sockets is the
+    /// service's.
     fn is_ours(&self) -> bool {
         true
     }
@@ -107,7 +110,8 @@ impl Entrance for DoorEntrance {
     }
 }
 
-/// Whether the other end has closed a connection without a byte. Its user cannot be found any more.
+/// Whether the other end has closed a connection without writing a byte. Its user cannot be found
+/// then.
 pub(crate) fn has_closed(socket: &QemuSocket) -> bool {
     match recv(socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Ok((_, got)) => got == 0,

@@ -17,27 +17,27 @@ const CONNECT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(20);
 /// The mark of a connection that no rule of `platen host intercept` redirects to a door ("plat").
 pub const MARK: u32 = 0x706c_6174;
-/// Why a connection is refused that was silent at first.
+/// The reason for refusing a connection that was silent at first and then begins a migration.
 const LATE: &str =
     "it was silent for seconds and then began a migration, which would have gone in \
                     the clear: migrate again";
 /// Bytes copied at a time.
 const PIECE: usize = 256 << 10;
 
-/// Reasons to refuse an intercepted connection.
+/// Reasons to refuse a connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Care {
-    /// A connection to `to` that cannot be marked: the rules would lead it back here.
+    /// Refuse a connection to `to` that cannot be marked: the rules would redirect it back here.
     pub unmarked: bool,
-    /// A stream of QEMU: the client was silent, and turns out to be a migration.
+    /// Refuse QEMU's stream: the client was silent, and turns out to be a migration.
     pub migrations: bool,
 }
 
-/// Copies each connection that `next` returns to `to` and back, until all have ended and `next`
-/// says `WouldBlock`. `copied` counts the bytes for `to`.
+/// Copies the bytes of each connection that `next` returns to `to` and back, until `next` returns
+/// `WouldBlock` and all have ended. `copied` counts the bytes to `to`.
 ///
 /// # Errors
-/// A connection to `to` cannot be made, or is refused; the connection that wanted it is reset.
+/// A connection to `to` cannot be made, or is refused. The connection that needed it is reset.
 pub fn forward(
     next: impl Fn() -> io::Result<QemuSocket>,
     to: &str,
@@ -86,10 +86,12 @@ fn dial(to: &str, care: Care) -> io::Result<QemuSocket> {
     Err(last)
 }
 
-/// A connection that no rule leads back to a door of this host.
+/// Connects to `to`. The connection gets the mark that exempts it from the rules of this host, if
+/// the service may set it.
 fn unled(to: SocketAddr, care: Care) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
-    // The rules have root and QEMU's users, and not the user of the service.
+    // The rules redirect connections of root and of QEMU's users. The service's own connections are
+    // redirected only if it runs as one of them.
     if let Err(error) = socket.set_mark(MARK) {
         if care.unmarked {
             let user = rustix::process::geteuid().as_raw();
@@ -104,7 +106,7 @@ fn unled(to: SocketAddr, care: Care) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Copies both directions, and forwards the end of each.
+/// Copies the bytes in both directions, and forwards the end of each direction.
 fn splice(
     near: &QemuSocket,
     far: &QemuSocket,
@@ -124,7 +126,7 @@ fn splice(
     });
 }
 
-/// Waits for the client's first bytes: whether they are QEMU's.
+/// Waits for the client's first bytes, and returns whether they are QEMU's.
 fn begins_a_migration(near: &QemuSocket) -> bool {
     let mut first = [0; 8];
     let got = loop {
@@ -133,7 +135,7 @@ fn begins_a_migration(near: &QemuSocket) -> bool {
             got => break got.map_or(0, |(_, got)| got),
         }
     };
-    // QEMU writes more than that at once.
+    // QEMU writes more than these bytes at once.
     matches!(stream::classify(&first[..got]), Some(Kind::Main | Kind::Recovery | Kind::Multifd))
 }
 
@@ -149,7 +151,7 @@ fn copy(mut from: &QemuSocket, mut to: &QemuSocket, copied: &AtomicU64) {
                 copied.fetch_add(got as u64, Ordering::Relaxed);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // A failure of either is one of both.
+            // A failure of one direction ends both.
             _ => {
                 let _ = from.shutdown(Shutdown::Both);
                 let _ = to.shutdown(Shutdown::Both);

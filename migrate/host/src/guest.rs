@@ -1,6 +1,7 @@
-//! The name of the VM behind a socket: the QEMU that has it says so on its command line.
+//! Finds the name of the VM behind a socket on the command line of the QEMU that has the socket.
 //!
-//! Best effort, for messages: a service that is not root sees no other user's descriptors.
+//! The result is for messages and may be missing: a service that is not root sees no other user's
+//! descriptors.
 
 use crate::peer_user::{connection_owner, listener_owner, Owner};
 use crate::unix_diag::unix_listeners;
@@ -12,41 +13,41 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The most characters of a name.
+/// The most characters of a name that are returned.
 const MAX_NAME: usize = 255;
 
-/// The VM of the QEMU that has made this connection, or has got it from libvirt.
+/// The name of the VM whose QEMU has made this connection, or has got it from libvirt.
 pub fn of_connection(socket: &QemuSocket) -> Option<String> {
     match socket {
         QemuSocket::Tcp(socket) => {
             let (own, other) = (socket.peer_addr().ok()?, wanted(socket).ok()?);
             of_socket(connection_owner(own, other).ok()??)
         }
-        // The process that has connected: libvirt, unless QEMU needs further connections.
+        // The process that has connected is libvirt, unless QEMU needs further connections.
         QemuSocket::Unix(socket) => of_process(socket_peercred(socket).ok()?.pid.as_raw_pid()),
     }
 }
 
-/// The VM of the QEMU that listens at this path alone.
+/// The name of the VM whose QEMU alone listens at this path.
 pub fn of_path(path: &Path) -> Option<String> {
     let [inode] = unix_listeners(path).ok()?[..] else { return None };
     of_socket(Owner { uid: fs::symlink_metadata(path).ok()?.uid(), inode })
 }
 
-/// The VM of this process, if it is a QEMU.
+/// The name of the VM of this process, if the process is a QEMU.
 pub fn of_process(pid: i32) -> Option<String> {
     let process = Path::new("/proc").join(pid.to_string());
     is_qemu(&process).then(|| name(&fs::read(process.join("cmdline")).ok()?))?
 }
 
-/// The VM of the QEMU that listens there.
+/// The name of the VM whose QEMU listens at this address.
 pub fn of_listener(address: SocketAddr) -> Option<String> {
     of_socket(listener_owner(address).ok()??)
 }
 
 fn of_socket(owner: Owner) -> Option<String> {
     let socket = format!("socket:[{}]", owner.inode);
-    // Others may call any number of processes QEMU, with any number of descriptors. libvirt
+    // Other users may call any number of processes QEMU, with any number of descriptors. libvirt
     // connects as root and gives the socket to QEMU.
     let is_theirs = |process: &Path| {
         owner.uid == 0 || fs::metadata(process).is_ok_and(|it| it.uid() == owner.uid)
@@ -74,7 +75,7 @@ fn has_socket(process: &Path, socket: &str) -> bool {
         .any(|fd| fs::read_link(fd.path()).is_ok_and(|link| link.as_os_str() == socket))
 }
 
-/// The VM's name on a command line of QEMU: `-name NAME` or `-name guest=NAME,...`.
+/// Parses the VM's name from a command line of QEMU: `-name NAME` or `-name guest=NAME,...`.
 fn name(command: &[u8]) -> Option<String> {
     let mut words = command.split(|byte| *byte == 0);
     words.find(|word| *word == b"-name")?;

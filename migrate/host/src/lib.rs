@@ -21,10 +21,10 @@
 //! (multifd, postcopy) and knows how many there are (W18). A service that starts finds the carriers
 //! again by their sockets in the registry's folder.
 //!
-//! A silent connection at a door is that of an NBD client, by which QEMU copies a disk, or that of
-//! a source QEMU which has not begun to write. The service asks the other host what awaits the
-//! connection there ([`Awaits`]). An NBD client's goes the same way in a session and carriers of
-//! its own, and the door stays the service's.
+//! A silent connection at a door comes from an NBD client, by which QEMU copies a disk, or from a
+//! source QEMU that has not begun to write. The service asks the other host what awaits the
+//! connection there ([`Awaits`]). The connection of an NBD client goes to the other host in a
+//! session and carriers of its own, and the service keeps the door.
 //!
 //! | module | |
 //! |---|---|
@@ -41,10 +41,10 @@
 //! | `entrance`, `forward` | a carrier's connections, and forwarded ones |
 //! | `qemu_conf` | platen's lines in libvirt's configuration |
 //!
-//! **What fails.** A connection of a user who may not migrate, one that is no migration, and one to
-//! a host that cannot be reached is reset at once, or forwarded unencrypted, as configured. If a
-//! carrier is killed, its VM is in a state that `docs/wire.md` promises, and its record says
-//! `failed`.
+//! **What fails.** Three kinds of connections are reset at once, or forwarded unencrypted, as
+//! configured: those of a user who may not migrate, those that are no migration, and those to a
+//! host that cannot be reached. If a carrier is killed, its VM is in a state that `docs/wire.md`
+//! promises, and its record says `failed`.
 //!
 //! **Limits.** 64 hosts, 4096 doors, 264 waiting connections at a door, 100 records of migrations
 //! that have ended.

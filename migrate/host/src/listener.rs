@@ -17,15 +17,15 @@ use std::path::{Path, PathBuf};
 
 /// Connections that the kernel holds until they are accepted: QEMU opens up to 257 in a row.
 pub(crate) const BACKLOG: i32 = 512;
-/// Receive buffer of a TCP connection, bytes. QEMU counts the bytes that the kernel has accepted as
-/// sent, and those in the buffer when the VM stops add to its downtime: with the kernel's own sizes
-/// 18 MiB were on their way between two processes, with this one 5 MiB, which is QEMU's own send
-/// buffer (`tcp_wmem`).
+/// Receive buffer of a TCP connection, bytes. QEMU counts bytes that the kernel has accepted as
+/// sent, and bytes in the buffer when the VM stops add to its downtime. With the kernel's own sizes
+/// 18 MiB were under way between two processes. With this size it is 5 MiB, which is QEMU's own
+/// send buffer (`tcp_wmem`).
 pub(crate) const BUFFER: usize = 256 << 10;
-/// Mode of a folder that others may pass, and not read.
+/// Mode of a folder that other users may pass through, but not list.
 const PASS: u32 = 0o711;
 
-/// Where a door is.
+/// The address of a door.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DoorAddress {
     /// A port of a loopback address.
@@ -43,7 +43,7 @@ impl std::fmt::Display for DoorAddress {
     }
 }
 
-/// The listening socket of a door. It does not wait.
+/// The listening socket of a door. Its calls do not wait.
 #[derive(Debug)]
 pub enum DoorListener {
     /// TCP.
@@ -53,13 +53,13 @@ pub enum DoorListener {
 }
 
 impl DoorListener {
-    /// Opens a door. A unix socket is for `allowed` alone.
+    /// Opens a door. Only `allowed` may connect to a unix socket.
     pub(crate) fn open(address: &DoorAddress, allowed: &AllowedUsers) -> io::Result<Self> {
         match address {
             DoorAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;
-                // Its connections inherit it.
+                // Its connections inherit the size.
                 set_socket_recv_buffer_size(&listener, BUFFER)?;
                 rustix::net::listen(&listener, BACKLOG)?;
                 Ok(Self::Tcp(listener))
@@ -68,7 +68,7 @@ impl DoorListener {
                 if let Some(folder) = path.parent() {
                     make_folder(folder)?;
                 }
-                // For this user alone until the other users get their rights.
+                // Only this user may connect until the other users get their rights.
                 let listening = UnixAddress::from(path.clone()).listen().map_err(cause)?;
                 let listener = listening.into_socket()?;
                 listener.set_nonblocking(true)?;
@@ -78,7 +78,7 @@ impl DoorListener {
         }
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     pub(crate) fn accept(&self) -> io::Result<QemuSocket> {
         match self {
             Self::Tcp(listener) => Ok(listener.accept()?.0.into()),
@@ -86,7 +86,7 @@ impl DoorListener {
         }
     }
 
-    /// Where it listens.
+    /// The address at which the socket listens.
     pub(crate) fn address(&self) -> io::Result<DoorAddress> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(DoorAddress::Tcp),
@@ -97,10 +97,10 @@ impl DoorListener {
         }
     }
 
-    /// Another descriptor of the same socket.
+    /// Duplicates the descriptor of the socket.
     ///
     /// # Errors
-    /// None is left.
+    /// No descriptor is left.
     pub fn try_clone(&self) -> io::Result<Self> {
         match self {
             Self::Tcp(listener) => listener.try_clone().map(Self::Tcp),
@@ -139,7 +139,7 @@ fn is_unix(fd: &OwnedFd) -> bool {
     matches!(socket_domain(fd), Ok(AddressFamily::UNIX))
 }
 
-/// A connection that another process has accepted.
+/// Wraps a connection that another process has accepted.
 pub fn connection(fd: OwnedFd) -> QemuSocket {
     if is_unix(&fd) {
         UnixStream::from(fd).into()
@@ -153,7 +153,8 @@ pub(crate) fn admit(path: &Path, allowed: &AllowedUsers) -> io::Result<()> {
     acl::grant(path, acl::List::Own, &allowed.0, acl::READ_WRITE)
 }
 
-/// Makes a folder of unix sockets, and the one above it, for all to pass.
+/// Makes a folder of unix sockets, and the folder above it, so that all users may pass through
+/// both.
 fn make_folder(folder: &Path) -> io::Result<()> {
     let above = folder.parent().unwrap_or(folder);
     DirBuilder::new().recursive(true).mode(PASS).create(folder)?;
@@ -169,7 +170,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
                 found.mode() & 0o7777
             )));
         }
-        // As the service manager makes the first one: for the service alone.
+        // The service manager makes the first one for the service alone.
         if found.uid() == me && found.mode() & 0o777 == 0o700 {
             chmod(folder, PASS.into())?;
         }
@@ -177,7 +178,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the folder in which this host's own QEMUs listen: `allowed` may make sockets there, and
+/// Makes the folder in which this host's own QEMUs listen. `allowed` may make sockets there, and
 /// the service may connect to them.
 ///
 /// # Errors
@@ -189,7 +190,7 @@ pub fn make_own_folder(folder: &Path, allowed: &AllowedUsers) -> io::Result<()> 
     acl::grant(folder, acl::List::OfNewFiles, &[me], acl::ALL)
 }
 
-/// An error with its causes, as one of the system.
+/// Turns an error with its causes into an error of the system.
 fn cause(error: impl Error) -> io::Error {
     let text = error.source().map_or_else(|| error.to_string(), ToString::to_string);
     io::Error::other(text)

@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use session::Hello;
 use tls::Peer;
 
-/// A message of the service; some bring a descriptor.
+/// A message of the service. Some messages come with a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
-    /// With a connection of QEMU.
+    /// Comes with a connection of QEMU.
     Connection,
-    /// With the listening socket of the door.
+    /// Comes with the listening socket of the door.
     Listener,
-    /// With the memory of the turns of all migrations that leave this host.
+    /// Comes with the memory through which all migrations that leave this host share their limit.
     Turns,
     /// Everything has been sent: run the migration.
     Carry(Box<Job>),
-    /// With a connection of the other host's service, and that host's address.
+    /// Comes with a connection of the other host's service; names that host's address.
     Link(String),
 }
 
@@ -28,9 +28,9 @@ pub enum Order {
 pub struct Job {
     /// The configuration.
     pub config: Config,
-    /// Name of this host in it.
+    /// Name of this host in the configuration.
     pub me: String,
-    /// The migration, as it begins.
+    /// The record of the migration as it begins.
     pub record: Record,
     /// The task.
     pub task: Task,
@@ -50,12 +50,12 @@ pub enum Task {
     Forward,
 }
 
-/// A [`Promise`], for another process.
+/// A [`Promise`], in a form for another process.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SessionOrder {
     hello: Hello,
     token: String,
-    /// DER.
+    /// The certificate of the session's owner, DER.
     certificate: Vec<u8>,
     peer: String,
 }

@@ -30,7 +30,7 @@ impl AllowedUsers {
     /// Checks that an allowed user is at the other end of a connection on this host.
     ///
     /// # Errors
-    /// A message that says who is.
+    /// The message names the user at the other end.
     pub fn check(&self, socket: &QemuSocket) -> Result<(), String> {
         let untold =
             |error: &dyn ToString| format!("its user cannot be told: {}", error.to_string());
@@ -59,17 +59,17 @@ impl AllowedUsers {
     ) -> Result<(), String> {
         let here = socket.local_addr().map_err(|error| untold(&error))?;
         let there = socket.peer_addr().map_err(|error| untold(&error))?;
-        // The other end knows nothing of a redirection.
+        // The other end does not know of a redirection.
         let wanted = wanted(socket).map_err(|error| untold(&error))?;
         match connection_owner(there, wanted) {
             Ok(Some(Owner { uid, .. })) => self.judge(uid),
-            // The door itself is a socket that the kernel knows.
+            // The door itself is a socket that the kernel has to know.
             Ok(None) if !matches!(listener_owner(here), Ok(Some(_))) => {
                 Err("its user cannot be told: the kernel tells nothing about sockets \
                      (`modprobe tcp_diag`)"
                     .into())
             }
-            // A socket that was closed has no owner any more, and the kernel then says root.
+            // A closed socket has no owner any more, and the kernel then reports root.
             Ok(None) => {
                 Err("its user cannot be told: the connection was closed at once, or comes from \
                      another network namespace"
@@ -80,7 +80,7 @@ impl AllowedUsers {
     }
 }
 
-/// The owner of the socket with that own address, connected to `other`; `None` if no process has
+/// The owner of the socket with the address `own`, connected to `other`; `None` if no process has
 /// it.
 ///
 /// # Errors
@@ -98,7 +98,7 @@ pub(crate) fn listener_owner(address: SocketAddr) -> io::Result<Option<Owner>> {
     Ok(listener(address)?.and_then(Owner::of))
 }
 
-/// How many connections may wait at that socket.
+/// How many connections may wait at the socket that listens there.
 ///
 /// # Errors
 /// The kernel does not tell.
@@ -116,7 +116,7 @@ fn listener(address: SocketAddr) -> io::Result<Option<Found>> {
 }
 
 impl Owner {
-    /// The owner of a socket that a process has.
+    /// The owner of a socket; `None` if no process has the socket.
     fn of(found: Found) -> Option<Self> {
         (found.inode > 0).then_some(Self { uid: found.uid, inode: found.inode })
     }

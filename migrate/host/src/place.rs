@@ -8,9 +8,9 @@ use std::str::FromStr;
 /// A place on the destination host of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// `door:PORT`: a port of its door address.
+    /// `door:PORT`: a port of the host's door address.
     Door(u16),
-    /// `socket:N`: its Nth unix socket, from 1.
+    /// `socket:N`: the host's Nth unix socket, from 1.
     Socket(u16),
     /// `address:IP:PORT`: an address of the host, which the source QEMU was given.
     Address(SocketAddrV4),
@@ -60,7 +60,7 @@ impl FromStr for Place {
             }
             _ => None,
         });
-        // One name for a place: no sign, no zeros before a number.
+        // A place has one name: no sign, and no zeros before a number.
         place
             .filter(|place| place.to_string() == text)
             .ok_or_else(|| format!("'{}' names no place on this host", text.escape_debug()))

@@ -1,4 +1,4 @@
-//! The lines in libvirt's qemu.conf that make this host known by its door address, and give it
+//! Adds lines to libvirt's qemu.conf. They make this host known by its door address and give it
 //! ports of its own.
 
 use crate::error::HostError;
@@ -9,13 +9,13 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::{chown, MetadataExt};
 use std::path::Path;
 
-/// Where libvirt has it.
+/// The path of libvirt's configuration of QEMU.
 pub const QEMU_CONF: &str = "/etc/libvirt/qemu.conf";
-/// The settings: the address that this host's libvirt tells others, the one that its QEMUs listen
-/// on, and the first and the last of the ports from which libvirt chooses.
+/// The settings: the address that this host's libvirt announces to others, the address at which its
+/// QEMUs listen, and the first and the last of the ports from which libvirt chooses.
 const KEYS: [&str; 4] =
     ["migration_host", "migration_address", "migration_port_min", "migration_port_max"];
-/// The line before ours.
+/// The comment in front of platen's lines.
 const MARK: &str =
     "# Written by `platen host doors on`; `platen host doors off` takes these lines out.";
 
@@ -27,10 +27,10 @@ fn wanted(door: Ipv4Addr, ports: &RangeInclusive<u16>) -> [(&'static str, String
     [(host, address.clone()), (own, address), (first, least), (last, most)]
 }
 
-/// The lines for `door` and `ports` that the file does not have.
+/// Returns the lines for `door` and `ports` that the file lacks.
 ///
 /// # Errors
-/// The file cannot be read, or another line of it sets what one of them does.
+/// The file cannot be read, or another line of it sets one of these settings.
 pub fn doors_missing(
     path: &Path,
     door: Ipv4Addr,
@@ -40,7 +40,7 @@ pub fn doors_missing(
     Ok(missing.into_iter().map(|(key, value)| format!("{key} = {value}")).collect())
 }
 
-/// Those lines that the text does not have.
+/// Returns those of `lines` that the text lacks.
 fn missing(
     path: &Path,
     text: &str,
@@ -62,16 +62,16 @@ fn missing(
 
 /// The value of a setting in the text of the file, if a line sets it.
 pub fn setting_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    // The last one counts.
+    // The last such line counts.
     let found = text.lines().rev().filter_map(setting).find(|(known, _)| *known == key);
     found.map(|(_, value)| value)
 }
 
-/// Adds the lines for `door` and `ports`. True if that changed the file; libvirtd then has to be
-/// restarted.
+/// Adds the lines for `door` and `ports`. Returns true if that changed the file; then libvirtd has
+/// to be restarted.
 ///
 /// # Errors
-/// The file cannot be read or written, or another line of it sets what ours do.
+/// The file cannot be read or written, or another line of it sets one of these settings.
 pub fn doors_on(
     path: &Path,
     door: Ipv4Addr,
@@ -79,7 +79,7 @@ pub fn doors_on(
 ) -> Result<bool, HostError> {
     let before = read(path)?;
     let mut text = without_ours(&before);
-    // Somebody may have written what we would.
+    // Somebody else may have written the same lines.
     let missing = missing(path, &text, wanted(door, ports))?;
     if !missing.is_empty() {
         if !text.is_empty() && !text.ends_with('\n') {
@@ -94,7 +94,7 @@ pub fn doors_on(
     write(path, &before, &text)
 }
 
-/// Takes the lines out again. True if that changed the file.
+/// Removes the lines. Returns true if that changed the file.
 ///
 /// # Errors
 /// The file cannot be read or written.
@@ -115,7 +115,7 @@ fn setting(line: &str) -> Option<(&str, &str)> {
     (!key.starts_with('#')).then_some((key, value))
 }
 
-/// The text without our mark and the settings right behind it.
+/// The text without the mark and the settings right behind it.
 fn without_ours(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut ours = false;
@@ -129,13 +129,13 @@ fn without_ours(text: &str) -> String {
     out
 }
 
-/// Replaces the file whole or not at all; owner and mode stay.
+/// Replaces the whole file or changes nothing. Owner and mode stay.
 fn write(path: &Path, before: &str, after: &str) -> Result<bool, HostError> {
     if before == after {
         return Ok(false);
     }
     let failed = || HostError::system(format!("cannot write {}", path.display()));
-    // A link stays one.
+    // A symbolic link stays a link.
     let path = &fs::canonicalize(path).map_err(failed())?;
     let found = fs::metadata(path).map_err(failed())?;
     let folder = path.parent().unwrap_or(Path::new("/"));

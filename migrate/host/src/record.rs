@@ -4,7 +4,7 @@ use crate::place::Place;
 use serde::{Deserialize, Serialize};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The end of a migration that this host is.
+/// The end of a migration that this host has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
@@ -30,14 +30,14 @@ pub enum What {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// The other host is being reached.
+    /// The connection to the other host is being made.
     #[default]
     Opening,
-    /// Bytes of the VM go over.
+    /// Bytes of the VM are being sent.
     Active,
     /// The outcome is certain; the other host may still have to be informed.
     Ending,
-    /// It is over.
+    /// The migration is over.
     Ended,
 }
 
@@ -45,14 +45,14 @@ pub enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
-    /// The destination has confirmed it.
+    /// The destination has confirmed the migration.
     Completed,
-    /// The whole stream was delivered, and without a return path it is unknown whether the
-    /// destination runs the VM.
+    /// The whole stream was delivered. Without a return path it is unknown whether the destination
+    /// runs the VM.
     Unconfirmed,
-    /// It was forwarded unencrypted, as configured.
+    /// The migration was forwarded unencrypted, as configured.
     Forwarded,
-    /// It failed.
+    /// The migration failed.
     Failed,
 }
 
@@ -73,40 +73,40 @@ pub struct Record {
     pub place: Option<Place>,
     /// The thing that is carried: `vm`, or `disk`, the connection by which QEMU copies a disk.
     pub what: What,
-    /// Name of the VM, if its QEMU could be found.
+    /// Name of the VM, if its QEMU was found.
     pub vm: Option<String>,
-    /// Process that carries it.
+    /// Process ID of the migration's carrier.
     pub pid: u32,
     /// `opening`, `active`, `ending` or `ended`.
     pub phase: Phase,
-    /// When it came to that phase, milliseconds since 1970.
+    /// Time at which the migration entered that phase, milliseconds since 1970.
     pub since: u64,
-    /// How far it came: `opening`, or `active`.
+    /// The furthest phase before the end: `opening` or `active`.
     pub reached: Phase,
-    /// Begin, milliseconds since 1970.
+    /// Begin of the migration, milliseconds since 1970.
     pub began: u64,
-    /// End, milliseconds since 1970.
+    /// End of the migration, milliseconds since 1970.
     pub ended: Option<u64>,
     /// Bytes of QEMU's migration stream so far.
     pub plain: u64,
     /// Bytes on the network so far.
     pub transferred: u64,
-    /// Bytes of the VM's RAM; 0 until the stream has said.
+    /// Bytes of the VM's RAM; 0 until the stream has stated it.
     pub ram: u64,
-    /// Bytes of RAM that were sent, again for those that were sent again.
+    /// Bytes of RAM that were sent. Bytes that were sent again count again.
     pub ram_sent: u64,
     /// `completed`, `unconfirmed`, `forwarded` or `failed`.
     pub status: Option<Status>,
-    /// Why it failed.
+    /// Cause of a failure.
     pub cause: Option<String>,
-    /// Session of a destination, by which its links are known.
+    /// Session of a destination, by which a service finds the carrier of a link.
     pub session: Option<String>,
-    /// Whether the port is its own: another migration with that port has to wait.
+    /// Whether the migration still occupies its port: another migration to that port has to wait.
     pub holds_port: bool,
 }
 
 impl Record {
-    /// The migration in words, for messages.
+    /// Describes the migration, for messages.
     pub fn title(&self) -> String {
         let vm = self.vm.as_ref().map_or(String::new(), |vm| format!("of {vm} "));
         let way = if self.role == Role::Source { "to" } else { "from" };
@@ -114,15 +114,15 @@ impl Record {
         format!("{what} {} {vm}{way} {} ({})", self.id, self.peer, self.place().in_words())
     }
 
-    /// The request to the destination.
+    /// The place that the source requests from the destination.
     pub fn place(&self) -> Place {
         self.place.unwrap_or(Place::Door(self.port))
     }
 
-    /// Reserved against other migrations of this role while this one `holds_port`.
+    /// The place that other migrations of this role cannot have while this one `holds_port`.
     pub(crate) fn held(&self) -> Place {
         match (self.role, self.place()) {
-            // It came through a door all the same.
+            // The connection came through a door all the same.
             (Role::Source, Place::Address(_)) => Place::Door(self.port),
             (_, place) => place,
         }
@@ -133,27 +133,28 @@ impl Record {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Event {
-    /// When it happened, milliseconds since 1970.
+    /// Time of the event, milliseconds since 1970.
     pub time: u64,
     /// Identifier of the migration on this host.
     pub id: String,
     /// `source` or `destination`.
     pub role: Role,
     /// The thing that is carried: `vm` or `disk`.
-    // A service of an older version does not say.
+    // A service of an older version does not send it.
     #[serde(default)]
     pub what: What,
-    /// Name of the VM, if its QEMU could be found.
+    /// Name of the VM, if its QEMU was found.
     pub vm: Option<String>,
     /// Name of the other host.
     pub peer: String,
     /// Port of the door.
     pub port: u16,
-    /// The phase that it came to: `opening`, `active`, `ending` or `ended`.
+    /// The phase that the migration entered: `opening`, `active`, `ending` or `ended`.
     pub phase: Phase,
-    /// The outcome of one that has ended: `completed`, `unconfirmed`, `forwarded` or `failed`.
+    /// The outcome of a migration that has ended: `completed`, `unconfirmed`, `forwarded` or
+    /// `failed`.
     pub status: Option<Status>,
-    /// Why it failed.
+    /// Cause of a failure.
     pub cause: Option<String>,
     /// Bytes of QEMU's migration stream so far.
     pub plain: u64,
@@ -164,7 +165,7 @@ pub struct Event {
 impl From<&Record> for Event {
     fn from(record: &Record) -> Self {
         Self {
-            // A record of an older version has no time of its phase.
+            // A record of an older version lacks the time of its phase.
             time: record.ended.unwrap_or(record.since.max(record.began)),
             id: record.id.clone(),
             role: record.role,
@@ -182,7 +183,7 @@ impl From<&Record> for Event {
 }
 
 impl Role {
-    /// Its word in records and messages.
+    /// The name in records and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Source => "source",
@@ -192,10 +193,10 @@ impl Role {
 }
 
 impl Status {
-    /// All of them.
+    /// All outcomes.
     pub const ALL: [Self; 4] = [Self::Completed, Self::Unconfirmed, Self::Forwarded, Self::Failed];
 
-    /// Its word in records and messages.
+    /// The name in records and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -207,7 +208,7 @@ impl Status {
 }
 
 impl Phase {
-    /// Its word in records and messages.
+    /// The name in records and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Opening => "opening",
@@ -218,7 +219,7 @@ impl Phase {
     }
 }
 
-/// Milliseconds since 1970.
+/// The time now, milliseconds since 1970.
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

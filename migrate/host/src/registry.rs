@@ -1,5 +1,5 @@
-//! The service's end of its carriers: the running ones, their links, and the outcomes of the
-//! others.
+//! The service's end of its carriers: the running carriers, their links, and the outcomes of
+//! carriers that have ended.
 //!
 //! The folder holds two files per migration: `ID.json`, its record as it began or ended, and
 //! `ID.sock`, at which its carrier can be reached. If a record does not say `ended` and no process
@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Records of ended migrations that are stored.
+/// The number of records of ended migrations that are stored.
 const HISTORY: usize = 100;
-/// Longest time in which a carrier reports the state of its migration.
+/// The most time that a carrier may take to report the state of its migration.
 const FIRST_WORD: Duration = Duration::from_secs(2);
 /// The largest record that is read.
 const MAX_RECORD: u64 = 64 << 10;
@@ -38,10 +38,10 @@ pub struct Registry {
     watcher: Arc<dyn Watcher>,
 }
 
-/// Gets the changes of the migrations, in order for each of them.
+/// Gets the changes of the migrations, in order for each migration.
 pub trait Watcher: Send + Sync {
-    /// A migration has changed, or has begun or was found again (`before` is none). It is called
-    /// once with the phase `ended` for each. It must not wait.
+    /// Called when a migration has changed, or has begun or was found again (then `before` is
+    /// `None`). For each migration it is called once with the phase `ended`. It must not wait.
     fn changed(&self, before: Option<&Record>, now: &Record);
 }
 
@@ -57,16 +57,16 @@ struct Known {
     record: Record,
 }
 
-/// Migrations and problems that a starting service finds.
+/// The carriers and doors that a starting service finds.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Doors that carriers have.
+    /// Doors whose listening sockets carriers have.
     pub doors: Vec<(Door, DoorListener)>,
     /// Migrations that run.
     pub running: usize,
 }
 
-/// A new identifier: later ones sort behind earlier ones.
+/// Makes a new identifier; later identifiers sort behind earlier ones.
 pub fn new_id() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed) % 1000;
@@ -78,7 +78,7 @@ pub(crate) fn socket_of(folder: &Path, id: &str) -> PathBuf {
     folder.join(format!("{id}.sock"))
 }
 
-/// Writes a record, whole or not at all.
+/// Writes a record whole or not at all.
 pub(crate) fn write_record(folder: &Path, record: &Record) -> io::Result<()> {
     let mut file = tempfile::Builder::new().prefix(".record-").tempfile_in(folder)?;
     file.write_all(&serde_json::to_vec(record)?)?;
@@ -92,10 +92,10 @@ fn read_record(path: &Path) -> Option<Record> {
         .and_then(|text| serde_json::from_slice(&text).ok())
 }
 
-/// The folder of the records below `run_dir`, made if it is missing, for this user alone.
+/// The folder of the records below `run_dir`. It is made if it is missing, for this user alone.
 ///
 /// # Errors
-/// It cannot be made, or belongs to another user.
+/// The folder cannot be made, or belongs to another user.
 pub(crate) fn folder(run_dir: &Path) -> Result<PathBuf, HostError> {
     let folder = run_dir.join("migrations");
     DirBuilder::new()
@@ -120,7 +120,7 @@ pub(crate) fn folder(run_dir: &Path) -> Result<PathBuf, HostError> {
 }
 
 impl Registry {
-    /// The registry in a folder below `run_dir`.
+    /// Opens the registry in a folder below `run_dir`.
     ///
     /// # Errors
     /// The folder cannot be made or used.
@@ -133,7 +133,7 @@ impl Registry {
         self.carriers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds the carriers of a service before this one again.
+    /// Finds the carriers of an earlier service again.
     ///
     /// # Errors
     /// The folder cannot be read, or the system refuses threads.
@@ -160,7 +160,8 @@ impl Registry {
                     }
                     now
                 }
-                // Stopped, or out of time: it is heard when it goes on. Or of another version.
+                // The carrier was stopped or does not answer in time, and is heard when it goes on.
+                // Or it is of another version.
                 Err(error)
                     if [io::ErrorKind::WouldBlock, io::ErrorKind::InvalidData]
                         .contains(&error.kind()) =>
@@ -178,7 +179,7 @@ impl Registry {
         Ok(found)
     }
 
-    /// Adds a carrier, and follows it until it has gone. Returns its channel, for its orders.
+    /// Adds a carrier, and follows it until it has gone. Returns its channel, for sending orders.
     ///
     /// # Errors
     /// The system refuses a thread; the channel is closed.
@@ -197,7 +198,8 @@ impl Registry {
             loop {
                 match channel.receive::<Record>() {
                     Ok(Some((record, _))) => registry.update(&followed, record),
-                    // A message that this version does not understand tells nothing; the end does.
+                    // This version does not understand the message and ignores it. The end of the
+                    // carrier counts.
                     Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
                     Ok(None) | Err(_) => break,
                 }
@@ -206,31 +208,32 @@ impl Registry {
         };
         let thread = std::thread::Builder::new().name("carrier".into()).spawn(follow);
         thread.map(|_| orders).map_err(|error| {
-            // Nobody would remove it, and its port would stay taken.
+            // No thread would remove it, and its port would stay taken.
             self.lock().remove(&id);
             HostError::system("cannot start a thread")(error)
         })
     }
 
-    /// A carrier has said how its migration stands.
+    /// Records what a carrier has reported about its migration.
     fn update(&self, id: &str, record: Record) {
         let before = match self.lock().get_mut(id) {
             Some(known) => std::mem::replace(&mut known.record, record.clone()),
             None => return,
         };
-        // The end counts when the carrier has gone: it may send it twice. Its bytes count now.
+        // The end counts when the carrier has gone, since it may report the end twice. Its bytes
+        // count now.
         let phase = if record.phase == Phase::Ended { before.phase } else { record.phase };
         self.watcher.changed(Some(&before), &Record { phase, ..record });
     }
 
-    /// A carrier has gone, in order or not.
+    /// Records that a carrier has gone, in order or not.
     fn gone(&self, id: &str) {
         let Some(known) = self.lock().remove(id) else { return };
         match read_record(&self.folder.join(format!("{id}.json"))) {
             Some(record) if record.phase == Phase::Ended => {
                 self.watcher.changed(Some(&known.record), &record);
             }
-            // It could not write its record.
+            // The carrier could not write its record.
             _ if known.record.phase == Phase::Ended => {
                 let _ = write_record(&self.folder, &known.record);
                 self.watcher.changed(Some(&known.record), &known.record);
@@ -255,8 +258,8 @@ impl Registry {
         self.watcher.changed(Some(found), &record);
     }
 
-    /// Whether a migration of this role has the place now: as source a door, as destination what a
-    /// QEMU of this host listens at.
+    /// Whether a migration of this role occupies the place now: at a source a door, at a
+    /// destination the address at which a QEMU of this host listens.
     pub fn has(&self, role: Role, peer: Option<&str>, place: Place) -> bool {
         self.lock().values().any(|known| {
             let record = &known.record;
@@ -272,7 +275,7 @@ impl Registry {
         self.lock().values().any(|known| known.record.session.as_deref() == Some(session))
     }
 
-    /// Gives a link to the carrier of its session.
+    /// Passes a link to the carrier of its session.
     ///
     /// # Errors
     /// The link, if no carrier takes it.
@@ -317,7 +320,7 @@ impl Registry {
             let path = entry.map_err(failed())?.path();
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             if path.extension().is_some_and(|end| end == "json") && !name.starts_with('.') {
-                // The name is what sorts, and what is removed.
+                // The file's name is used for sorting and for removal.
                 all.extend(read_record(&path).map(|record| Record { id: name, ..record }));
             }
         }

@@ -1,7 +1,8 @@
-//! One question to the kernel: the socket of these two addresses (`sock_diag`, as `ss` asks it).
+//! Asks the kernel about one socket, by its two addresses (`sock_diag`, as `ss` uses it).
 //!
-//! The kernel finds the socket in its hash table. The tables in /proc/net/tcp, which tell the same,
-//! list every socket of the host: a user with tens of thousands of them would slow each look down.
+//! The kernel finds the socket in its hash table. The tables in /proc/net/tcp contain the same, but
+//! list every socket of the host: a user with tens of thousands of sockets would slow each query
+//! down.
 
 use rustix::net::netlink::{SocketAddrNetlink, SOCK_DIAG};
 use rustix::net::sockopt::{set_socket_timeout, Timeout};
@@ -13,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// The kernel answers at once: a limit that only catches a fault.
+/// A limit that only catches a fault: the kernel answers at once.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// `SOCK_DIAG_BY_FAMILY`, the type of question and answer.
 pub(crate) const BY_FAMILY: u16 = 20;
@@ -26,7 +27,7 @@ const TCP: u8 = 6;
 pub(crate) const HEADER: usize = 16;
 /// Bytes of the addresses of a socket (`inet_diag_sockid`).
 const ADDRESSES: usize = 48;
-/// Bytes of a question: header, `inet_diag_req_v2`.
+/// Bytes of a request: header, `inet_diag_req_v2`.
 const QUESTION: usize = HEADER + 8 + ADDRESSES;
 /// Bytes of an answer without its attributes: header, `inet_diag_msg`.
 const ANSWER: usize = HEADER + 4 + ADDRESSES + 20;
@@ -36,19 +37,19 @@ const ANSWER: usize = HEADER + 4 + ADDRESSES + 20;
 pub(crate) struct Found {
     pub(crate) own: SocketAddr,
     pub(crate) other: SocketAddr,
-    /// As in the kernel's `tcp_states.h`.
+    /// The state, as in the kernel's `tcp_states.h`.
     pub(crate) state: u8,
     pub(crate) uid: u32,
     /// 0 if no process has the socket.
     pub(crate) inode: u64,
-    /// Of a listening socket: how many connections may wait. Of another: bytes to be sent.
+    /// For a listening socket: how many connections may wait. For another socket: bytes to be sent.
     pub(crate) to_send: u32,
 }
 
-/// The TCP socket of the caller's network namespace with this own address, connected to `other`; if
-/// there is none, the one that listens there. `None` if there is neither, and for all sockets if
-/// the kernel has no module `tcp_diag`. An IPv4 address also finds a socket of IPv6 that has it,
-/// too.
+/// Returns the TCP socket of the caller's network namespace whose own address is `own` and that is
+/// connected to `other`; if there is none, the one that listens at `own`. Returns `None` if there
+/// is neither, and for all sockets if the kernel has no module `tcp_diag`. An IPv4 address also
+/// finds an IPv6 socket that has it.
 ///
 /// # Errors
 /// The kernel refuses a socket, or an answer.
@@ -64,7 +65,7 @@ pub(crate) fn ask(question: &[u8]) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let kernel = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
     set_socket_timeout(&kernel, Timeout::Recv, Some(PATIENCE))?;
-    // Takes messages of the kernel alone.
+    // Accepts messages from the kernel alone.
     connect(&kernel, &SocketAddrNetlink::new(0, 0))?;
     send(&kernel, question, SendFlags::empty())?;
     Ok(kernel)
@@ -133,7 +134,7 @@ pub(crate) fn answer(bytes: &[u8]) -> io::Result<Option<Found>> {
             true => IpAddr::from([octets[0], octets[1], octets[2], octets[3]]),
             false => IpAddr::from(octets).to_canonical(),
         };
-        // Unspecified is the same in both.
+        // The unspecified address is the same in both families.
         let ip = if ip.is_unspecified() { Ipv4Addr::UNSPECIFIED.into() } else { ip };
         SocketAddr::new(ip, u16::from_be_bytes([message[port], message[port + 1]]))
     };

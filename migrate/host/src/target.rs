@@ -1,14 +1,14 @@
-//! The name of a target at the other host: a place there, and what comes to it (W4b, W35).
+//! The name of a target at the other host: a place there, and the kind of connection (W4b, W35).
 
 use crate::place::Place;
 use crate::record::What;
 use std::fmt;
 use std::str::FromStr;
 
-/// Before the place, in the names of NBD connections.
+/// Precedes the place in the names of NBD connections.
 const NBD: &str = "nbd:";
 
-/// A place of the other host, and what goes there.
+/// A place at the other host, and the kind of connection to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     /// The place.

@@ -1,8 +1,9 @@
 //! The unix sockets that listen at a path (`sock_diag`, as `ss -lx` asks it).
 //!
-//! A QEMU that listens at the path of another removes the other's path first, and a connection then
-//! reaches the second. Only the kernel's list shows that the first one still waits. /proc/net/unix
-//! has the same, but as lines of text, into which any user can write by the name of a socket.
+//! A QEMU that listens at the path of another QEMU first removes that path, and a connection then
+//! reaches the second QEMU. Only the kernel's list shows that the first one is still waiting.
+//! /proc/net/unix contains the same, but as lines of text, into which any user can write through
+//! the name of a socket.
 
 use crate::sock_diag::{ask, cut, BY_FAMILY, ERROR, HEADER};
 use rustix::net::{recv, AddressFamily, RecvFlags};
@@ -18,7 +19,8 @@ const DONE: u16 = 3;
 const DUMP: u16 = 0x301;
 /// The sockets in state `TCP_LISTEN`.
 const LISTENING: u32 = 1 << 10;
-/// `UDIAG_SHOW_NAME | UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN`, and the attributes that they bring.
+/// `UDIAG_SHOW_NAME | UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN`, and the types of the attributes that they
+/// request.
 const SHOW: u32 = 0x13;
 const NAME: u16 = 0;
 const VFS: u16 = 1;
@@ -26,14 +28,14 @@ const QUEUES: u16 = 4;
 /// Bytes of the question, and of the fixed part of an answer.
 const QUESTION: usize = HEADER + 24;
 const ANSWER: usize = HEADER + 16;
-/// Sockets of that path that are listed at most.
+/// The most sockets of one path that are listed.
 const MOST: usize = 64;
 
 /// A socket that listens at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Listening {
     pub(crate) inode: u64,
-    /// How many connections may wait there.
+    /// How many connections may wait at the socket.
     pub(crate) backlog: Option<u32>,
 }
 
@@ -46,12 +48,12 @@ pub fn unix_listeners(path: &Path) -> io::Result<Vec<u64>> {
     Ok(listeners(path)?.into_iter().map(|found| found.inode).collect())
 }
 
-/// These sockets.
+/// The sockets that listen at this path, as for [`unix_listeners`].
 ///
 /// # Errors
 /// The kernel does not tell.
 pub(crate) fn listeners(path: &Path) -> io::Result<Vec<Listening>> {
-    // A link may lead to where the process listens.
+    // The path may be a symbolic link to the path at which the process listens.
     let real = path.canonicalize();
     let path = real.as_deref().unwrap_or(path);
     let kernel = ask(&question())?;
@@ -112,7 +114,8 @@ fn question() -> [u8; QUESTION] {
     bytes
 }
 
-/// Hands on each socket with a path in a packet of the kernel's; true at the end of the list.
+/// Calls `socket` for each socket with a path in a packet of the kernel. Returns true at the end of
+/// the list.
 pub(crate) fn each(
     mut bytes: &[u8],
     mut socket: impl FnMut(&Path, Option<u32>, Listening),
@@ -154,7 +157,7 @@ fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     }
 }
 
-/// The path of a socket; none for one with an abstract name.
+/// The path of a socket; `None` for a socket with an abstract name.
 fn path(name: &[u8]) -> Option<PathBuf> {
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     (end > 0).then(|| PathBuf::from(OsStr::from_bytes(&name[..end])))

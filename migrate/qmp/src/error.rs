@@ -7,19 +7,19 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QmpError {
-    /// No file at the path.
+    /// There is no file at the path.
     #[error("no monitor socket at {path}; start QEMU with -qmp unix:{path},server=on,wait=off", path = path.display())]
     Missing {
         /// The path.
         path: PathBuf,
     },
-    /// A file at the path that is not a socket.
+    /// The file at the path is not a socket.
     #[error("{path} is not a socket; give the path that QEMU got with -qmp unix:PATH,server=on,wait=off", path = path.display())]
     NotASocket {
         /// The path given.
         path: PathBuf,
     },
-    /// A socket that refuses the connection.
+    /// The socket refuses the connection.
     #[error("cannot connect to the monitor at {path}; is that QEMU still running, and may this user open the socket?", path = path.display())]
     Connect {
         /// The socket.
@@ -27,7 +27,7 @@ pub enum QmpError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// Connected or queued, but no greeting arrived.
+    /// The client connected, or was queued, but no greeting arrived.
     #[error("no QMP greeting from {path} within {seconds} s; a monitor serves one client at a time, so close the other one, or give QEMU a second -qmp", path = path.display())]
     NoGreeting {
         /// The socket.
@@ -35,7 +35,7 @@ pub enum QmpError {
         /// The time waited.
         seconds: f64,
     },
-    /// Connected, then closed before a greeting.
+    /// The monitor accepted the connection and closed it before a greeting.
     #[error("{path} closed the connection before greeting; is that QEMU shutting down?", path = path.display())]
     ClosedAtOnce {
         /// The socket.
@@ -49,7 +49,7 @@ pub enum QmpError {
         /// The beginning of the text received.
         got: String,
     },
-    /// No reply in time: QEMU's main loop is stuck, or stopped.
+    /// There was no reply in time: QEMU's main loop is stuck, or stopped.
     #[error("QEMU did not answer {command} within {seconds} s")]
     TimedOut {
         /// The command.
@@ -73,7 +73,7 @@ pub enum QmpError {
         /// The operation under way.
         during: String,
     },
-    /// A line that is not QMP.
+    /// A line is not QMP.
     #[error("QEMU's monitor sent what is not QMP during {during}: {got}")]
     Garbage {
         /// The operation under way.
@@ -81,7 +81,7 @@ pub enum QmpError {
         /// The beginning of the line.
         got: String,
     },
-    /// A line longer than any that QEMU sends.
+    /// A line is longer than any that QEMU sends.
     #[error("QEMU's monitor sent a line of more than {limit} bytes during {during}")]
     LineTooLong {
         /// The operation under way.
@@ -89,7 +89,7 @@ pub enum QmpError {
         /// The limit in bytes.
         limit: usize,
     },
-    /// An earlier command timed out partly sent, so that no other can follow it.
+    /// An earlier command was sent in part only and timed out, so that no other can follow it.
     #[error("cannot send {command}: an earlier command was sent in part only before its time was up; connect to the monitor again")]
     Torn {
         /// The command.
@@ -127,7 +127,7 @@ pub enum QmpError {
         /// The time waited.
         seconds: u64,
     },
-    /// A reply without a required field, or with a wrong one.
+    /// A reply lacks a required field, or has a wrong one.
     #[error("QEMU's reply to {command} cannot be read: {reason}")]
     Reply {
         /// The command.

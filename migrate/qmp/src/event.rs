@@ -1,4 +1,4 @@
-//! Events that QEMU sends unasked, and the queue of those not yet polled.
+//! Events that QEMU sends by itself, and the queue of those not yet polled.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use serde_json::Value;
 
 use crate::line;
 
-/// A report that QEMU sends unasked, such as `MIGRATION` or `STOP`.
+/// A report that QEMU sends by itself, such as `MIGRATION` or `STOP`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Event {
     /// The event's name.
     #[serde(rename = "event")]
     pub name: String,
-    /// The event's data; null without any.
+    /// The event's data; null if it has none.
     #[serde(default)]
     pub data: Value,
-    /// When it happened, by QEMU's clock.
+    /// When the event happened, by QEMU's clock.
     #[serde(default)]
     pub timestamp: Timestamp,
 }
@@ -33,7 +33,7 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// The time since `earlier`; zero if that is later or the times make no sense.
+    /// The time since `earlier`; zero if `earlier` is later or the times are invalid.
     pub fn since(self, earlier: Self) -> Duration {
         let micros =
             |time: Self| time.seconds.checked_mul(1_000_000)?.checked_add(time.microseconds);

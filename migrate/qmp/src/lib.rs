@@ -82,7 +82,7 @@ impl Qmp {
         )
     }
 
-    /// As [`Qmp::connect`], with leave for [`Qmp::execute_out_of_band`].
+    /// As [`Qmp::connect`], and enables [`Qmp::execute_out_of_band`].
     ///
     /// # Errors
     ///
@@ -140,8 +140,8 @@ impl Qmp {
         self.version
     }
 
-    /// The process that listens at the monitor's socket: QEMU, or the one that has given it the
-    /// socket. `None` if the kernel does not tell.
+    /// The process that listens at the monitor's socket: QEMU, or the process that has given QEMU
+    /// the socket. `None` if the kernel does not report it.
     pub fn peer_pid(&self) -> Option<i32> {
         self.socket.peer_pid()
     }
@@ -152,8 +152,8 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] with QEMU's words; [`QmpError::TimedOut`], after which the connection
-    /// is still usable; [`QmpError::Closed`] when QEMU has exited.
+    /// [`QmpError::Refused`] with QEMU's message; [`QmpError::TimedOut`], after which the
+    /// connection is still usable; [`QmpError::Closed`] when QEMU has exited.
     pub fn execute(&mut self, command: &str, arguments: Option<Value>) -> Result<Value, QmpError> {
         self.execute_within(command, arguments, self.timeout)
     }
@@ -172,12 +172,13 @@ impl Qmp {
         self.execute_by("execute", command, arguments, Instant::now() + timeout, timeout)
     }
 
-    /// As [`Qmp::execute`], past QEMU's main loop: a QEMU in postcopy whose main loop waits for a
-    /// page answers nothing else. For a monitor of [`Qmp::connect_out_of_band`].
+    /// As [`Qmp::execute`], but QEMU handles the command outside of its main loop: a QEMU in
+    /// postcopy whose main loop waits for a page answers nothing else. The monitor must come from
+    /// [`Qmp::connect_out_of_band`].
     ///
     /// # Errors
     ///
-    /// As for [`Qmp::execute`]; refused for commands that are not allowed so.
+    /// As for [`Qmp::execute`]. QEMU refuses commands that are not allowed out of band.
     pub fn execute_out_of_band(
         &mut self,
         command: &str,
@@ -187,11 +188,12 @@ impl Qmp {
         self.execute_by("exec-oob", command, arguments, Instant::now() + timeout, timeout)
     }
 
-    /// The oldest event not yet returned; waits up to `timeout` for one; `None` if none arrived.
+    /// Returns the oldest event not yet returned. Waits up to `timeout` for one; `None` if none
+    /// arrived.
     ///
     /// # Errors
     ///
-    /// [`QmpError::Closed`] when QEMU has exited and no event is left, and lines that are not QMP.
+    /// [`QmpError::Closed`] when QEMU has exited and no event is left; or a line is not QMP.
     pub fn poll_event(&mut self, timeout: Duration) -> Result<Option<Event>, QmpError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -209,7 +211,7 @@ impl Qmp {
         }
     }
 
-    /// How many events were dropped because the queue was full.
+    /// The number of events that were dropped because the queue was full.
     pub fn events_dropped(&self) -> u64 {
         self.events.dropped
     }
@@ -232,8 +234,8 @@ impl Qmp {
         self.socket.write_line(request.to_string(), deadline).map_err(failed)?;
         loop {
             let reply = self.receive(deadline).map_err(failed)?;
-            // QEMU answers a line that it could not parse with an error without an id: that line
-            // was ours.
+            // QEMU answers a line that it could not parse with an error without an id. That line
+            // was this client's.
             let ours = |reply: &Reply| {
                 reply.id == Some(id) || (reply.id.is_none() && reply.error.is_some())
             };

@@ -22,7 +22,7 @@ pub(crate) struct LineSocket {
     buffer: Vec<u8>,
     /// Length of the buffer's front that is known to hold no line end.
     searched: usize,
-    /// A command was sent in part only: QEMU would read the next one as its rest.
+    /// Whether a command was sent in part only: QEMU would read the next one as its rest.
     torn: bool,
 }
 
@@ -112,7 +112,7 @@ impl LineSocket {
         Ok(Self::over(stream))
     }
 
-    /// Uses an existing connection.
+    /// Wraps an existing connection.
     pub(crate) fn over(stream: UnixStream) -> Self {
         Self { stream, buffer: Vec::new(), searched: 0, torn: false }
     }
@@ -181,7 +181,7 @@ impl LineSocket {
     }
 }
 
-/// The time left; the socket takes a timeout of zero as no timeout.
+/// The time left. The socket would take a timeout of zero as no timeout.
 fn left(deadline: Instant) -> Result<Duration, ReadFailure> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(ReadFailure::TimedOut),

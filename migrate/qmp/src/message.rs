@@ -1,4 +1,4 @@
-//! Messages that QEMU sends for a client's: its greeting with its version, and replies.
+//! Messages that QEMU sends to a client: its greeting with its version, and replies.
 
 use std::fmt;
 

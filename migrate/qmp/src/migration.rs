@@ -10,19 +10,19 @@ use crate::{Qmp, QmpError};
 /// Time limit for QEMU to release the channels of a migration that is over. On a busy host it has
 /// taken more than 10 s.
 const RELEASE: Duration = Duration::from_secs(60);
-/// The pause between two questions whether it has.
+/// The pause between two queries whether QEMU has released them.
 const ASK: Duration = Duration::from_millis(10);
 
 impl Qmp {
     /// Switches migration capabilities on and off, all in one command, as soon as QEMU has released
-    /// the migration before: see [`Qmp::wait_released`].
+    /// the previous migration: see [`Qmp::wait_released`].
     ///
     /// A capability that this QEMU lacks counts as off: switching it off is skipped.
     ///
     /// # Errors
     ///
-    /// [`QmpError::NoCapability`] for one to be switched on that QEMU lacks; nothing is set then.
-    /// Those of [`Qmp::wait_released`].
+    /// [`QmpError::NoCapability`] if QEMU lacks a capability that is to be switched on; then
+    /// nothing is set. Errors of [`Qmp::wait_released`].
     pub fn set_capabilities(&mut self, wanted: &[(&str, bool)]) -> Result<(), QmpError> {
         const QUERY: &str = "query-migrate-capabilities";
         let known: Vec<Capability> = read(QUERY, self.execute(QUERY, None)?)?;
@@ -84,13 +84,13 @@ impl Qmp {
         Ok(instances.iter().any(|instance| instance.kind == "migration"))
     }
 
-    /// Sets migration parameters, by QEMU's names, all in one command; `multifd-channels` only when
-    /// QEMU has released the migration before: it accepts another number at any time, and aborts at
-    /// the end of a migration that began with fewer or more.
+    /// Sets migration parameters, by QEMU's names, all in one command. Sets `multifd-channels` only
+    /// when QEMU has released the previous migration: QEMU accepts another number at any time, and
+    /// aborts at the end of a migration that began with fewer or more.
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] for a parameter that QEMU lacks or a value that it refuses. Those of
+    /// [`QmpError::Refused`] for a parameter that QEMU lacks or a value that it refuses. Errors of
     /// [`Qmp::wait_released`].
     pub fn set_parameters(&mut self, parameters: Value) -> Result<(), QmpError> {
         if parameters.get("multifd-channels").is_some() {
@@ -119,11 +119,12 @@ impl Qmp {
     }
 
     /// Starts the outgoing migration to `uri`, such as `unix:/run/platen.sock`. Returns when QEMU
-    /// has started, not when it has finished. Waits until QEMU has released the migration before.
+    /// has started, not when it has finished. First waits until QEMU has released the previous
+    /// migration.
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] if it does not start. Those of [`Qmp::wait_released`].
+    /// [`QmpError::Refused`] if the migration does not start. Errors of [`Qmp::wait_released`].
     pub fn migrate(&mut self, uri: &str) -> Result<(), QmpError> {
         self.wait_released()?;
         self.execute("migrate", Some(json!({ "uri": uri }))).map(drop)
@@ -133,12 +134,12 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// [`QmpError::Refused`] if QEMU was not started so, or cannot listen.
+    /// [`QmpError::Refused`] if QEMU was not started with it, or cannot listen.
     pub fn migrate_incoming(&mut self, uri: &str) -> Result<(), QmpError> {
         self.execute("migrate-incoming", Some(json!({ "uri": uri }))).map(drop)
     }
 
-    /// Asks QEMU to cancel the migration; the status shows when it has.
+    /// Asks QEMU to cancel the migration. The status shows when QEMU has done so.
     ///
     /// # Errors
     ///
@@ -239,7 +240,7 @@ impl MigrationInfo {
         self.status.as_deref().unwrap_or("none")
     }
 
-    /// Whether the migration has ended, in success or not.
+    /// Whether the migration has ended, successfully or not.
     pub fn is_over(&self) -> bool {
         matches!(self.status(), "completed" | "failed" | "cancelled")
     }
@@ -290,7 +291,7 @@ fn read<T: for<'de> Deserialize<'de>>(command: &'static str, value: Value) -> Re
         .map_err(|error| QmpError::Reply { command, reason: error.to_string() })
 }
 
-/// A count. QEMU's are signed; a negative one must not cost the whole reply.
+/// A count. QEMU's counts are signed; a negative one must not invalidate the whole reply.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     Ok(Value::deserialize(deserializer)?.as_u64())
 }

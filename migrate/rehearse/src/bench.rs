@@ -1,4 +1,4 @@
-//! Encodes and decodes chunks as the relays' codec threads do, and takes the time.
+//! Encodes and decodes chunks as the relays' codec threads do, and measures the time.
 
 use codec::{Codec, Decoder, Deflate, Encoded, Encoder, Settings, UnitHeader};
 use rustix::time::{clock_gettime, ClockId};
@@ -12,7 +12,7 @@ pub(crate) struct Chunk<'a> {
     pub(crate) page_size: usize,
 }
 
-/// A chunk's unit, in the bench's buffers.
+/// The unit of a chunk, in the bench's buffers.
 #[derive(Clone, Copy)]
 pub(crate) struct Unit {
     /// Bytes of the unit.
@@ -20,7 +20,7 @@ pub(crate) struct Unit {
     /// CPU time of packing and encoding, ns.
     pub(crate) cpu_ns: u64,
     encoded: Encoded,
-    /// Bytes of the packed chunk; `None`: it was not packed.
+    /// Bytes of the packed chunk; `None` if it was not packed.
     packed: Option<usize>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// A bench for chunks of at most `largest` bytes.
+    /// Creates a bench for chunks of at most `largest` bytes.
     pub(crate) fn new(largest: usize) -> Result<Self, String> {
         let encoder = Encoder::new(Settings::default()).map_err(|error| error.to_string())?;
         Ok(Self {
@@ -48,7 +48,7 @@ impl Bench {
         })
     }
 
-    /// The same bench with a maker of [`Settings::qpl`]'s streams.
+    /// Returns this bench with a maker of [`Settings::qpl`]'s streams.
     pub(crate) fn with_deflate(mut self, other: Box<dyn Deflate>) -> Self {
         self.encoder = self.encoder.with_deflate(other);
         self

@@ -1,4 +1,4 @@
-//! The end of the stream that takes everything and discards it.
+//! The end of the stream that reads all bytes and discards them.
 
 mod intake;
 mod shared;
@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Why no stream could be taken.
+/// Why no stream could be accepted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiscardError {
@@ -26,7 +26,7 @@ pub enum DiscardError {
     Resource(String),
 }
 
-/// The discarding end of one migration. It reads, and never writes. At first it reads nothing.
+/// The discarding end of one migration. It only reads, and reads nothing at first.
 pub struct Discard {
     shared: Arc<Shared>,
     sampler: Arc<Sampler>,
@@ -41,8 +41,8 @@ impl std::fmt::Debug for Discard {
 }
 
 impl Discard {
-    /// Listens at `address` for one connection. `delta_cache`: bytes for pages that
-    /// were sent before; `page_size`: the guest's, unless the stream says otherwise.
+    /// Listens at `address` for one connection. `delta_cache` is the number of bytes for pages that
+    /// were sent before. `page_size` is the guest's, unless the stream states another.
     ///
     /// # Errors
     /// The socket cannot be made, or there are no threads or memory.
@@ -79,8 +79,8 @@ impl Discard {
         self.address.to_string()
     }
 
-    /// Begins to read the first pass, which has so many `pages`: some of them as fast as QEMU
-    /// writes, the others so that all take `time`.
+    /// Begins to read the first pass, which has `pages` pages: some of them as fast as QEMU writes,
+    /// the others at a rate with which the pass takes `time`.
     #[expect(clippy::cast_precision_loss, reason = "pages of RAM, far below 2^53")]
     pub fn begin(&self, pages: u64, time: Duration) {
         let rate = pages as f64 / time.as_secs_f64().max(0.001);
@@ -90,7 +90,7 @@ impl Discard {
         });
     }
 
-    /// Reads on: behind the first pass as fast as QEMU writes.
+    /// Reads on. Behind the first pass it reads as fast as QEMU writes.
     pub fn allow(&self, allowed: Allowed) {
         self.shared.set(|state| {
             let pages = match allowed {
@@ -99,7 +99,7 @@ impl Discard {
                 Allowed::All => u64::MAX,
             };
             state.allowed = match state.allowed {
-                // All was allowed until now.
+                // Everything was allowed until now.
                 u64::MAX => state.totals.pages.max(pages),
                 before => before.max(pages),
             };

@@ -11,10 +11,10 @@
 //! # The VM stays
 //!
 //! [`Discard`] never writes to QEMU's socket. With a return path, QEMU completes a migration only
-//! after the destination has said that it has loaded the VM, so this end cannot make a migration
-//! complete. It ends the connection as soon as the stream leaves the RAM section. The caller adds
-//! what keeps QEMU from stopping the VM at all (`switchover-ack`, QEMU 8.1 and later) or from
-//! handing it over (`pause-before-switchover`).
+//! after the destination has reported that it has loaded the VM, so this end cannot make a
+//! migration complete. It ends the connection as soon as the stream leaves the RAM section. The
+//! caller adds a setting that keeps QEMU from stopping the VM at all (`switchover-ack`, QEMU 8.1
+//! and later) or from handing it over (`pause-before-switchover`).
 //!
 //! # What is measured
 //!
@@ -25,7 +25,7 @@
 //! * **Sizes.** A thread of its own encodes chunks, packed and with differences as a relay sends
 //!   them: each with zstd 1, and with one of the other candidates of `--codec auto`.
 //!
-//! [`measure_pages`] has the same sizes for pages that were read otherwise.
+//! [`measure_pages`] measures the same sizes for pages that were not read from a stream.
 //!
 //! # Limits
 //!

@@ -1,4 +1,4 @@
-//! Measures codecs on pages that were read otherwise than from a stream.
+//! Measures codecs on pages that were not read from a stream.
 
 use crate::bench::{Bench, Chunk};
 use codec::{Deflate, Settings};
@@ -19,19 +19,20 @@ const FLAGS: u64 = 0x28;
 /// A page.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
-    /// Its address, a multiple of 4096.
+    /// The page's address, a multiple of 4096.
     pub address: u64,
-    /// 4096 bytes; other lengths do not count.
+    /// The page's 4096 bytes. Pages of other lengths are ignored.
     pub bytes: &'a [u8],
 }
 
-/// The sizes and costs of `pages` with each of `settings`, packed and encoded as a relay does it,
-/// and decoded as the other one does. `again` are pages of the same addresses as they were later:
-/// they are measured as differences, and whole with zstd 1. Pages of zeros do not count. It ends
-/// after the chunk at which `time` is over. `qpl` makes the streams of [`Settings::qpl`].
+/// Measures sizes and costs of `pages` with each of `settings`, packed and encoded as one relay
+/// does it, and decoded as the other one does. `again` are later versions of pages at the same
+/// addresses: they are measured as differences, and whole with zstd 1. Pages of zeros are ignored.
+/// The measurement ends after the chunk at which `time` is over. `qpl` makes the streams of
+/// [`Settings::qpl`].
 ///
 /// # Errors
-/// An encoder cannot be made, or decodes to other bytes.
+/// An encoder cannot be made, or its output decodes to other bytes.
 pub fn measure_pages(
     pages: &[Page<'_>],
     again: &[Page<'_>],
@@ -46,7 +47,7 @@ pub fn measure_pages(
     let until = Instant::now() + time;
     let first = chunks(pages);
     let mut sums: Vec<Candidate> = settings.iter().map(|one| Candidate::new(*one)).collect();
-    // From all parts of the memory, however soon the time is over.
+    // The chunks come from all parts of the memory, however soon the time is over.
     for chunk in spread(&first) {
         for sum in &mut sums {
             add(&mut bench, sum, chunk.view(), chunk.pages())?;
@@ -109,7 +110,7 @@ impl Records {
         Chunk { bytes: &self.bytes[..self.len], tokens: &self.tokens, page_size: PAGE }
     }
 
-    /// Bytes of its pages.
+    /// Bytes of the chunk's pages.
     fn pages(&self) -> u64 {
         (self.len / RECORD * PAGE) as u64
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use stream::Token;
 
-/// Samples that wait, of a chunk or two each: pages sent again come in bursts.
+/// The most samples that wait, of a chunk or two each: pages sent again come in bursts.
 const WAITING: usize = 8;
 
 /// A chunk as a relay would send it.
@@ -17,7 +17,7 @@ pub(crate) struct Sample {
     pub(crate) chunk: Vec<u8>,
     pub(crate) tokens: Vec<Token>,
     pub(crate) page_size: usize,
-    /// Of pages that were sent before: the chunk without differences.
+    /// For pages that were sent before: the chunk without differences.
     pub(crate) whole: Option<Vec<u8>>,
 }
 
@@ -47,7 +47,7 @@ impl Sampler {
         Ok(Self { sender, sums })
     }
 
-    /// Gives the thread a sample, unless as many wait as may.
+    /// Passes the thread a sample, unless the queue is full.
     pub(crate) fn take(&self, sample: Sample) {
         let _ = self.sender.try_send(sample);
     }
@@ -74,7 +74,8 @@ impl Measurer {
         while let Ok(sample) = samples.recv() {
             let begun = thread_cpu_ns();
             self.measure(&sample, sums);
-            // Half of a core at most: the guest's own work decides what it dirties.
+            // The thread uses half of a core at most: the guest's own work decides which pages it
+            // dirties.
             let spent = Duration::from_nanos(thread_cpu_ns().saturating_sub(begun));
             std::thread::sleep(spent.min(Duration::from_secs(1)));
         }

@@ -26,33 +26,33 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// All bytes that were ever dirty: changes by a synchronisation only.
+    /// All bytes that were ever dirty. Only a synchronisation changes the number.
     fn ever_dirty(&self) -> u64 {
         self.sent.saturating_add(self.remaining)
     }
 }
 
-/// How long QEMU may take to end a pass that it is let end. Where its counters do not fit the
-/// stream, more pages come than were counted.
+/// How long QEMU may take for the end of a pass. If its counters do not fit the stream, more pages
+/// come than were counted.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How far the stream is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
-    /// No farther than before: QEMU waits in a write.
+    /// Nothing more: QEMU waits in a write.
     Nothing,
-    /// Until so many bytes of pages have come since the start, zero pages included: then the pass
+    /// Until this many bytes of pages have come since the start, zero pages included. Then the pass
     /// is over, and QEMU waits in a write of the next one.
     Until(u64),
-    /// All that comes.
+    /// Everything that comes.
     All,
 }
 
 /// Decides how far the stream is read, and collects passes.
 ///
-/// A pass lasts because QEMU waits in a write at its beginning. It is let end at full speed, and no
-/// farther: QEMU would go through pass after pass, each shorter than the last, and an old QEMU
-/// would stop the VM.
+/// A pass takes long because QEMU waits in a write at its beginning. Its end is read at full speed,
+/// and no farther: otherwise QEMU would go through pass after pass, each shorter than the last, and
+/// an old QEMU would stop the VM.
 #[derive(Debug)]
 pub struct Schedule {
     length: Duration,
@@ -60,15 +60,15 @@ pub struct Schedule {
     last: Option<Observation>,
     /// When the present pass began, as far as the observations show.
     begun: Duration,
-    /// QEMU is held until then.
+    /// The time until which QEMU is held.
     held_until: Duration,
-    /// A pass ended between the last two observations.
+    /// Whether a pass ended between the last two observations.
     passes_are_short: bool,
     next: usize,
 }
 
 impl Schedule {
-    /// For a rehearsal of that length.
+    /// Creates the schedule of a rehearsal of this length.
     pub fn new(length: Duration) -> Self {
         Self {
             length,
@@ -81,12 +81,12 @@ impl Schedule {
         }
     }
 
-    /// How long the first pass is to take.
+    /// How long the first pass should take.
     pub fn first_pass(&self) -> Duration {
         self.length.mul_f64(FIRST)
     }
 
-    /// Adds an observation; how far to read now. In the first pass that is for the caller to say.
+    /// Adds an observation. Returns how far to read now. In the first pass the caller decides that.
     pub fn observe(&mut self, seen: Observation) -> Allowed {
         let Some(last) = self.last.replace(seen) else {
             self.begun = seen.at;
@@ -109,7 +109,7 @@ impl Schedule {
     #[expect(clippy::cast_precision_loss, reason = "bytes of RAM, far below 2^53")]
     fn end_pass(&mut self, last: Observation, seen: Observation, syncs: u64) {
         let dirtied = seen.ever_dirty().saturating_sub(last.ever_dirty()) as f64;
-        // Somewhere between the two observations.
+        // The pass ended somewhere between the two observations.
         let now = (last.at + seen.at) / 2;
         let time = now.saturating_sub(self.begun).as_secs_f64();
         // Behind an observation without any, the first of several ended the pass that was under

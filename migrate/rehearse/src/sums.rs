@@ -8,7 +8,7 @@ use forecast::{rounded, Candidate, Sizes};
 pub(crate) struct SampleSums {
     /// zstd 1 on all samples.
     level: Option<Candidate>,
-    /// Each candidate on its own samples, and zstd 1 on the same.
+    /// Each candidate on its own samples, and zstd 1 on the same samples.
     others: Vec<(Candidate, Candidate)>,
 }
 
@@ -32,8 +32,9 @@ impl SampleSums {
         self.others[at].1.add(pages, level.0, level.1);
     }
 
-    /// The candidates on all samples: as zstd 1 is on all, times its relation to that on its own.
-    /// The cost of other work varies little, and has no such relation.
+    /// The figures of the candidates for all samples: those of zstd 1 for all, times the
+    /// candidate's relation to zstd 1 on its own samples. The cost of other work varies little, and
+    /// is not scaled.
     #[expect(clippy::cast_precision_loss, reason = "bytes and ns of samples, far below 2^53")]
     pub(crate) fn sizes(&self) -> Sizes {
         let Some(all) = self.level else { return Sizes::default() };

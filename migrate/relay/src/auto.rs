@@ -1,5 +1,5 @@
-//! `--codec auto` in a source relay: gives each chunk its codec and level, and the controller its
-//! measurements.
+//! `--codec auto` in a source relay: assigns a codec and a level to each chunk, and reports
+//! measurements to the controller.
 //!
 //! ```text
 //!  intake: class of the chunk ─► choice ─► codec thread, or raw past it ─► outcome ─► controller
@@ -40,8 +40,8 @@ pub struct Part {
 /// The results of `--codec auto`.
 #[derive(Debug, Clone)]
 pub struct AutoReport {
-    /// The bytes by codec and level. Those that no codec made smaller count as none, whatever was
-    /// tried.
+    /// The bytes by codec and level. Bytes that no codec made smaller count as `none`, whatever
+    /// codec was tried.
     pub parts: Vec<Part>,
     /// The bottleneck for most of the time.
     pub bottleneck: Bottleneck,
@@ -49,10 +49,10 @@ pub struct AutoReport {
     pub last: Decision,
     /// The highest rate of the links over 200 ms, bytes/s.
     pub link_peak: f64,
-    /// Plain bytes/s, over the time in which any were sent.
+    /// Plain bytes per second, averaged over the time in which bytes were sent.
     pub plain_rate: f64,
-    /// The links have transmitted more than the plain rate without being the bottleneck: QEMU alone
-    /// would have been at least as fast.
+    /// The links have transmitted more bytes per second than the plain rate, and were not the
+    /// bottleneck: QEMU alone would have been at least as fast.
     pub link_too_fast: bool,
 }
 
@@ -82,7 +82,7 @@ struct Seen {
     /// Time in which bytes were sent, by bottleneck: codec threads, link, destination, source.
     time: [Duration; 4],
     before: Option<(Instant, u64)>,
-    /// The start of the interval for `link_peak`, and the bytes sent until then.
+    /// The interval over which `link_peak` is measured: its start, and the bytes sent until then.
     stretch: Option<(Instant, u64)>,
     link_peak: f64,
     plain: u64,
@@ -204,6 +204,6 @@ impl Auto {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Consistent after each statement: these are figures for reports.
+    // The data is consistent after each statement, and holds only figures for reports.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one end of one migration. Written once per chunk; all are plain totals, so `Relaxed`
-/// is enough.
+/// Counters of one end of one migration. They change once per chunk. All are plain totals, so
+/// `Relaxed` is enough.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Plain bytes read from the source QEMU, or written to the destination's.
@@ -31,12 +31,12 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Reads the size of the RAM from a stream that states it: only the main one does.
+    /// Records the size of the RAM, from a stream that states it: only the main stream does.
     pub(crate) fn ram_is(&self, bytes: u64) {
         self.ram.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of RAM whose pages were seen, again for those that were seen again.
+    /// Bytes of RAM in the pages seen so far. A page that was seen twice counts twice.
     pub fn ram_seen(&self, page_size: u32) -> u64 {
         let seen = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (seen(&self.normal) + seen(&self.duplicate)).saturating_mul(page_size.into())

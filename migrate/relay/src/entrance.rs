@@ -1,4 +1,4 @@
-//! The place where the source QEMU's connections arrive: a relay's own socket, or what its
+//! The socket at which the source QEMU's connections arrive: the relay's own, or one that its
 //! application has.
 
 use crate::qemu_socket::QemuSocket;
@@ -6,19 +6,20 @@ use crate::unix::Listening;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::io;
 
-/// The place where the source QEMU's connections arrive.
+/// The socket at which the source QEMU's connections arrive.
 pub trait Entrance: Send + Sync {
     /// Makes [`accept`](Self::accept) return without waiting.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn prepare(&self) -> io::Result<()>;
     /// The next connection; `WouldBlock` when none waits.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn accept(&self) -> io::Result<QemuSocket>;
-    /// Is readable when a connection waits, except for those that were there at the beginning.
+    /// A descriptor that becomes readable when a connection waits. It need not report connections
+    /// that waited before [`prepare`](Self::prepare).
     fn readiness(&self) -> BorrowedFd<'_>;
     /// Whether QEMU's connections still arrive here.
     fn is_ours(&self) -> bool;

@@ -23,7 +23,7 @@ pub enum RelayError {
     /// The path of a file that is not a socket.
     #[error("{address} is not a socket: give the path that QEMU listens on, or one that does not exist yet")]
     NotASocket {
-        /// As given.
+        /// The address as it was given.
         address: String,
     },
     /// A path to listen on at which another file exists.
@@ -31,13 +31,13 @@ pub enum RelayError {
         "{address} is there already, and is not a socket: give a path that does not exist yet"
     )]
     InTheWay {
-        /// As given.
+        /// The address as it was given.
         address: String,
     },
     /// A listening socket could not be created.
     #[error("cannot listen on {address}")]
     Listen {
-        /// As given.
+        /// The address as it was given.
         address: String,
         /// The cause.
         source: io::Error,
@@ -45,13 +45,13 @@ pub enum RelayError {
     /// The relay's socket path now leads to another process.
     #[error("{address} does not lead to this relay any more: another process has removed it or listens there. Nothing was migrated; start the relay again, with a path that no other process uses")]
     Displaced {
-        /// As given.
+        /// The address as it was given.
         address: String,
     },
     /// The destination QEMU refuses connections.
     #[error("cannot connect to the destination QEMU at {address}: is it running with -incoming {address} (or -incoming defer and --qmp here)?")]
     Deliver {
-        /// As given.
+        /// The address as it was given.
         address: String,
         /// The cause.
         source: io::Error,

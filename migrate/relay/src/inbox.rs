@@ -16,7 +16,7 @@ pub(crate) struct Arrived {
     pub(crate) header: Header,
     /// DATA: the chunk in the first `plain_len` bytes, or the error from decoding it.
     pub(crate) chunk: Option<Result<Slot, SessionError>>,
-    /// The checksum of those bytes, where a codec thread has computed it.
+    /// The checksum of those bytes, if a codec thread has computed it.
     pub(crate) checksum: Option<u64>,
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn queue() -> Arc<Results<Arrived>> {
     Results::new(WINDOW)
 }
 
-/// The content of an ACK once a frame was written to QEMU.
+/// The fields of the ACK that is due once a frame was written to QEMU.
 #[derive(Clone, Copy)]
 pub(crate) struct Receipt {
     /// Frames below this one were written.
@@ -65,7 +65,7 @@ impl<'a> Inbox<'a> {
         self.next_by(None)
     }
 
-    /// The same with a deadline; `None` then, too.
+    /// As [`next`](Self::next), with a deadline; `None` also if `deadline` passes first.
     ///
     /// # Errors
     /// As for `next`.
@@ -87,9 +87,9 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// Compares the running hash after a DATA frame's `bytes` with the sender's. `checksum` is that
-    /// of the bytes, computed here if there is none. Acknowledge the receipt once the bytes are
-    /// written.
+    /// Compares the running hash after a DATA frame's `bytes` with the sender's. `checksum` is the
+    /// checksum of `bytes`; this function computes it if it is `None`. The caller acknowledges the
+    /// receipt once the bytes are written.
     ///
     /// # Errors
     /// The hashes differ: none of these bytes may be written.

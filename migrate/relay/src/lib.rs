@@ -16,9 +16,10 @@
 //! failure (`docs/wire.md`, W18 to W28) are in two places only.
 //!
 //! **What fails.** Before the commit point every failure ends with QEMU's sockets closed on both
-//! sides: the source VM continues, and the destination QEMU ends. After it, only the destination
-//! relay's answer or an administrator decides, even when the source relay is killed ([`Keeper`]).
-//! In postcopy every failure ends with both QEMUs paused, and new relays can recover the migration.
+//! sides: the source VM continues, and the destination QEMU ends. After the commit point only the
+//! destination relay's answer or an administrator decides, even when the source relay is killed
+//! ([`Keeper`]). In postcopy every failure ends with both QEMUs paused, and new relays can recover
+//! the migration.
 //!
 //! **Limits.** Those of the session; a chunk has at most `chunk-bytes` bytes.
 //!
@@ -40,8 +41,8 @@
 //!   multifd channel, device state and unknown bytes take the same path, and none of them waits for
 //!   a batch to fill.
 //! * **A chunk that is not full may wait 1 ms for QEMU's next write, 5 ms in all.** QEMU writes
-//!   about 130 KB at a time, and chunks of that size cost ratio and wake-ups. Once the VM has
-//!   stopped, no chunk waits.
+//!   about 130 KB at a time, and chunks of that size would cost compression ratio and wake-ups.
+//!   Once the VM has stopped, no chunk waits.
 //! * **The results ring is the links' outbox.** Workers push into the ring that the link writers
 //!   pop from; no thread is in between.
 //! * **Hashes run at the edges**: over the bytes as read from QEMU, and as about to be written to

@@ -15,7 +15,7 @@ pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(20);
 /// How long a write may wait.
 const WRITE: Duration = Duration::from_secs(10);
-/// Bytes of a write. They are random, and TLS makes them differ each time.
+/// Bytes of a write. The bytes are random, and TLS makes each write differ.
 const BLOCK: usize = 256 << 10;
 /// Round trips of opening a link: TCP, TLS, and hello with welcome.
 const TRIPS: u32 = 3;
@@ -26,16 +26,17 @@ const TRIPS: u32 = 3;
 pub(crate) struct Measured {
     /// Bytes that came in that time.
     pub(crate) bytes: u64,
-    /// Microseconds; 0 if too little came to say.
+    /// Their time in microseconds; 0 if too few bytes came for a rate.
     pub(crate) micros: u64,
 }
 
-/// Rate that the links to a receiver carry.
+/// The rate that the links to a receiver carry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkRate {
     /// Bytes per second of all links together, without headers.
     pub goodput: f64,
-    /// The round trip, of the link that was opened fastest. The time for cryptography is in it.
+    /// The round trip time of the link that was opened fastest. It includes the time for
+    /// cryptography.
     pub rtt: Duration,
 }
 
@@ -43,7 +44,7 @@ pub struct LinkRate {
 /// most). The receiver discards the bytes; no QEMU sees them.
 ///
 /// # Errors
-/// The peer cannot be reached, refuses, or does not know the question.
+/// The peer cannot be reached, refuses, or does not support measurements.
 pub fn measure_links(
     peer: &str,
     connector: Option<&Connector>,
@@ -87,11 +88,11 @@ fn measure_one(mut link: Link, peer: &str, time: Duration) -> Result<f64, Sessio
         .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut block))
         .map_err(failed)?;
     link.socket().set_write_timeout(Some(WRITE)).map_err(failed)?;
-    // Bytes that are still on their way when the answer is here are of no use.
+    // Bytes that are still under way when the answer has come are of no use.
     set_socket_linger(link.socket(), Some(Duration::ZERO)).map_err(|error| failed(error.into()))?;
     let until = Instant::now() + time;
     while Instant::now() < until {
-        // The answer says why, if the connection was closed.
+        // If the connection was closed, the answer gives the reason.
         if link.write_all(&block).is_err() {
             break;
         }

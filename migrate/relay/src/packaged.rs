@@ -16,8 +16,9 @@ pub(crate) struct PackagedEnd {
 }
 
 impl PackagedEnd {
-    /// Adds `bytes` of the main stream, which end at offset `fed`. `end`: offset of the packaged
-    /// state's end. True when it ends as that of a source that waits for a PONG.
+    /// Adds `bytes` of the main stream, which end at offset `fed`. `end` is the offset at which the
+    /// packaged state ends. Returns true once the packaged state has ended like that of a source
+    /// that waits for a PONG.
     pub(crate) fn feed(&mut self, bytes: &[u8], fed: u64, end: u64) -> bool {
         if self.done {
             return false;

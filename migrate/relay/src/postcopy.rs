@@ -1,5 +1,6 @@
 //! How far a source QEMU is from postcopy, and from the point behind which it never starts its own
-//! VM again: the one type for that boundary, for all threads of a relay and for its keeper.
+//! VM again. All threads of a relay and its keeper use the one type of this module for that
+//! boundary.
 //!
 //! **QEMU up to 10.1** writes the packaged device state, which starts the destination's VM, then a
 //! PING. The first byte behind the PING shows that QEMU is in postcopy for good. Up to that byte, a
@@ -19,8 +20,8 @@ const PING: u64 = 9;
 /// The number of the PING at the end of the packaged state, from QEMU 10.2 on.
 pub(crate) const LOADED: u32 = 0x42;
 
-/// As numbers, for another process or thread: no packaged state was seen, and the states that are
-/// no number of bytes.
+/// Encodings, for another process or thread, of no packaged state, and of the states without a
+/// number of bytes.
 const NONE: u64 = u64::MAX;
 const UNANSWERED: u64 = u64::MAX - 1;
 const ANSWERED: u64 = u64::MAX - 2;
@@ -29,7 +30,7 @@ const SENT: u64 = u64::MAX - 3;
 /// How far the main stream is from the switch to postcopy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Switchover {
-    /// So many bytes of the packaged state and the PING behind it are still to come.
+    /// This many bytes of the packaged state and of the PING behind it are still to come.
     Coming(u64),
     /// QEMU 10.2 and later: the packaged state was read, and its PONG was not given to the source.
     Unanswered,
@@ -41,7 +42,7 @@ pub(crate) enum Switchover {
 }
 
 impl Switchover {
-    /// With `packaged` bytes of the packaged state still to come.
+    /// The state with `packaged` bytes of the packaged state still to come.
     pub(crate) fn after(packaged: u64) -> Self {
         Self::Coming(packaged.saturating_add(PING).min(SENT - 1))
     }
@@ -52,7 +53,7 @@ impl Switchover {
     }
 
     /// The state after `bytes` more of the stream; `None` once they show that the source QEMU is in
-    /// postcopy. Those of QEMU 10.2 and later never show that.
+    /// postcopy. The bytes of QEMU 10.2 and later never show that.
     pub(crate) fn pass(self, bytes: u64) -> Option<Self> {
         match self {
             Self::Coming(left) => left.checked_sub(bytes).map(Self::Coming),

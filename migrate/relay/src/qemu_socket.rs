@@ -1,4 +1,4 @@
-//! The connections to QEMU: unix sockets, or TCP on this host. And the addresses at which the
+//! The connections to QEMU (unix sockets, or TCP on this host), and the addresses at which the
 //! destination QEMU listens.
 
 use crate::error::RelayError;
@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 /// How long a TCP connection on this host may take. It waits only for a full backlog.
 const CONNECT: Duration = Duration::from_millis(500);
-/// Bytes to QEMU that the kernel may hold before QEMU's own kernel buffer: they count as delivered,
-/// and those still there when the VM stops add to its downtime.
+/// Bytes to QEMU that the kernel may hold before QEMU's own kernel buffer. They count as delivered.
+/// Bytes that are still there when the VM stops add to its downtime.
 const SEND_BUFFER: usize = 256 << 10;
-/// How long a reset may take to arrive behind the end of the other end's bytes. Where it comes
-/// later, a migration without a return path is called unconfirmed and not failed.
+/// How long a reset may take to arrive behind the end of the other end's bytes. If it arrives
+/// later, a migration without a return path is reported as unconfirmed instead of failed.
 const RESET_NS: i64 = 100_000_000;
-/// How long threads that wait in the socket may take to leave it after its shutdown.
+/// How long threads that wait in the socket may take to return after its shutdown.
 const LEAVE: Duration = Duration::from_millis(500);
 
 /// A connection to QEMU.
@@ -35,10 +35,10 @@ pub enum QemuSocket {
 }
 
 impl QemuSocket {
-    /// Ends both directions in order.
+    /// Shuts down reading, writing or both, as `how` states.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match self {
             Self::Unix(socket) => socket.shutdown(how),
@@ -48,9 +48,9 @@ impl QemuSocket {
 
     /// Ends both directions, and a write in which QEMU waits.
     ///
-    /// The shutdown of a unix socket ends the other end's writes. That of a TCP socket only tells
-    /// the other end that no more bytes come: while our receive buffer is full, its write goes on
-    /// waiting. A reset ends it.
+    /// The shutdown of a unix socket ends the other end's writes. The shutdown of a TCP socket only
+    /// tells the other end that no more bytes come: while the receive buffer here is full, its
+    /// write goes on waiting. A reset ends that write.
     pub(crate) fn abort(&self) {
         let _ = self.shutdown(Shutdown::Both);
         let Self::Tcp(socket) = self else { return };
@@ -61,10 +61,10 @@ impl QemuSocket {
         }
     }
 
-    /// Sets whether calls return instead of waiting.
+    /// Sets whether calls fail with `WouldBlock` instead of waiting.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         match self {
             Self::Unix(socket) => socket.set_nonblocking(nonblocking),
@@ -72,8 +72,8 @@ impl QemuSocket {
         }
     }
 
-    /// Whether the other end, which has closed, had bytes unread. A unix socket shows that by the
-    /// end of its bytes; TCP with a reset, which may be under way.
+    /// Whether the other end, which has closed, had bytes unread. A unix socket shows that at the
+    /// end of its bytes. TCP shows it with a reset, which may still be under way.
     pub(crate) fn is_reset(&self) -> bool {
         let Self::Tcp(socket) = self else { return false };
         let mut fds = [PollFd::new(socket, PollFlags::empty())];
@@ -155,7 +155,7 @@ impl QemuAddress {
     /// Refuses a path at which a file other than a socket exists.
     ///
     /// # Errors
-    /// The path names a file, a directory, ... .
+    /// The path names a file of another kind.
     pub(crate) fn check_target(&self) -> Result<(), RelayError> {
         match self {
             Self::Unix(address) => address.check_target(),

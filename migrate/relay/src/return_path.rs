@@ -1,4 +1,4 @@
-//! The return path, of which only SHUT and one PONG matter here: u16 type, u16 length, body.
+//! Finds SHUT and one PONG in a return path. A message has a u16 type, a u16 length and a body.
 //!
 //! Type 1 is SHUT with a u32, 0 for success; type 2 is PONG with its PING's u32. Everything else is
 //! parsed just far enough not to mistake other bytes for these: a postcopy that is recovered sends
@@ -23,7 +23,7 @@ const BITMAP_END: u64 = 0x0123_4567_89ab_cdef;
 /// Largest bitmap accepted, in bytes: one bit a page of 4 KiB for 2^51 bytes of RAM.
 const MAX_BITMAP: u64 = 1 << 36;
 
-/// Finds SHUT in the bytes of a return path, which may be split anywhere.
+/// Finds SHUT in the bytes of a return path. The bytes may be split anywhere.
 #[derive(Debug, Default)]
 pub struct ReturnPath {
     state: State,
@@ -42,7 +42,7 @@ enum State {
         left: u64,
     },
     BitmapEnd,
-    /// Bytes that cannot be parsed: nothing more is.
+    /// The bytes cannot be parsed, and no further bytes are.
     Blind,
 }
 

@@ -1,11 +1,11 @@
-//! When the socket of a source QEMU in postcopy may be closed, so that the source pauses.
+//! Finds when the socket of a source QEMU in postcopy may be closed, so that the source pauses.
 //!
-//! Two moments have to be avoided, in which a closed socket makes the source fail and run its VM
-//! beside the destination's:
+//! At two moments a closed socket would make the source fail and run its VM beside the
+//! destination's:
 //!
 //! * QEMU 10.2 and later: the PONG of the packaged state is in its socket, and its migration thread
 //!   has not seen it. That thread looks once for each section that it writes, and a section takes
-//!   it 50 ms, or 100 ms with a rate limit. So it is given that time: [`Rounds`].
+//!   it 50 ms, or 100 ms with a rate limit. So QEMU is given time for several sections: [`Rounds`].
 //! * QEMU 8.2 and later: it has sent all its memory and waits for SHUT. The end of its stream then
 //!   waits in its socket, or was read before.
 
@@ -17,17 +17,17 @@ use std::time::{Duration, Instant};
 
 /// Pause between two looks.
 pub(crate) const LOOK: Duration = Duration::from_millis(25);
-/// Bytes of a section have come this long after others: the migration thread goes on.
+/// Bytes that come this long after others belong to another section: the migration thread goes on.
 const ROUND: Duration = Duration::from_millis(125);
-/// So many of these are a second, in which the thread that reads the PONG had its turn, too.
+/// So many rounds take a second, in which the thread that reads the PONG has run too.
 const ROUNDS: u32 = 8;
-/// A queue that does not grow for so long is full, or its writer has nothing more. A rate limit
+/// A queue that has not grown for this long is full, or its writer has nothing more. A rate limit
 /// makes QEMU wait for 100 ms.
 const STABLE: Duration = Duration::from_millis(300);
-/// No kernel holds more bytes of a socket.
+/// The most bytes that a kernel holds for a socket.
 const MOST: usize = 64 << 20;
 
-/// Counts the times at which bytes have come from a source that has its PONG.
+/// Counts the rounds in which bytes have come from a source that has its PONG.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
     count: u32,
@@ -40,7 +40,8 @@ impl Rounds {
         self.last.is_none_or(|last| now.saturating_duration_since(last) >= ROUND)
     }
 
-    /// Bytes have come; true once the source's migration thread has certainly seen its PONG.
+    /// Records that bytes have come. Returns true once the source's migration thread has certainly
+    /// seen its PONG.
     pub(crate) fn bytes_at(&mut self, now: Instant) -> bool {
         if self.is_due(now) {
             self.last = Some(now);
@@ -53,7 +54,7 @@ impl Rounds {
 /// The state of a source QEMU in postcopy whose bytes go nowhere any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settled {
-    /// It has memory to send: closed, it pauses.
+    /// It has memory to send: it pauses when its socket closes.
     Pauses,
     /// It has sent all, and must not see its socket close before SHUT.
     Sent,

@@ -1,4 +1,4 @@
-//! The kind of a stream as the flags of its OPEN frame state it (W7).
+//! The kind of a stream, as the flags of its OPEN frame state it (W7).
 
 use stream::Kind;
 

@@ -15,8 +15,8 @@ pub(crate) fn spawn(
     })
 }
 
-/// Drops a delta cache on a separate thread: the kernel takes milliseconds to unmap it, and a VM
-/// may be stopped meanwhile.
+/// Drops a delta cache on a separate thread: the kernel takes milliseconds to unmap the cache, and
+/// a VM may be stopped meanwhile.
 pub(crate) fn drop_aside(cache: Option<impl Send + 'static>) {
     if let Some(cache) = cache {
         // If the system refuses the thread, the closure, and with it the cache, is dropped here.

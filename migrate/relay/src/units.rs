@@ -8,7 +8,7 @@ use session::{Header, Outgoing};
 /// pieces of 64 KiB, four suffice for 20 Gbit/s; twice that covers the times when the thread does
 /// not run.
 pub(crate) const CHUNKS_ON_DEVICE: u16 = 8;
-/// Pieces that the driver has in flight: those of all these chunks.
+/// Pieces that the driver has in flight: the pieces of all these chunks.
 pub(crate) const PIECES_ON_DEVICE: usize = 72;
 
 /// A DATA frame whose unit is the chunk itself; the chunk's delta table, if any, already follows

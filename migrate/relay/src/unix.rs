@@ -102,7 +102,7 @@ impl UnixAddress {
                     let what = "another process listens there, and takes no connections";
                     return Err(failed(in_use(what)));
                 }
-                // Its owner has removed it meanwhile.
+                // The socket's owner has removed it meanwhile.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -114,7 +114,7 @@ impl UnixAddress {
     /// Connects without waiting.
     ///
     /// # Errors
-    /// The kernel's; `WouldBlock` if the backlog is full.
+    /// The kernel's error; `WouldBlock` if the backlog is full.
     pub fn connect_now(&self) -> io::Result<UnixStream> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -178,9 +178,9 @@ fn in_use(what: &str) -> io::Error {
 }
 
 /// Prevents other platen processes from listening in the folder of `path` and from removing files
-/// there, until dropped: between checking a socket and removing it another process could have
-/// replaced it. Leaves no file behind. `None` if the folder cannot be read, or another process
-/// holds the lock for too long.
+/// there, until dropped. Without it another process could replace a socket after this one has
+/// checked the socket and before it removes it. Leaves no file behind. Returns `None` if the folder
+/// cannot be read, or if another process holds the lock for too long.
 fn lock_folder_of(path: &Path) -> Option<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -241,13 +241,14 @@ impl Listening {
         self.place.map(|place| (place.device, place.inode))
     }
 
-    /// A listener that this process has from the program that it was before.
+    /// Adopts a listener that this process inherited from the program that ran in it before.
     pub fn adopt(listener: UnixListener, address: &UnixAddress, place: Option<(u64, u64)>) -> Self {
         let place = place.map(|(device, inode)| Place { device, inode });
         Self { listener, place, path: address.0.clone() }
     }
 
-    /// The socket alone, which other processes get a copy of: its path stays when it is closed.
+    /// The socket alone, for passing copies to other processes. Its path stays when this is
+    /// dropped.
     ///
     /// # Errors
     /// No descriptor is left.

@@ -28,8 +28,8 @@ impl Arrivals {
         seq >= written && self.cell(seq).load(Ordering::Relaxed) <= seq
     }
 
-    /// Records `seq`; false when another link delivered it first. Relaxed: one exchange decides
-    /// between two links, and the sink's own queues order everything that follows.
+    /// Records `seq`; false when another link delivered it first. Relaxed is enough: one exchange
+    /// decides between two links, and the sink's own queues order everything that follows.
     pub(crate) fn take(&self, seq: u64, written: u64) -> bool {
         let newer = |last: u64| (last <= seq).then_some(seq + 1);
         seq >= written

@@ -2,14 +2,14 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// No such byte has been written yet.
+/// No byte that may start the VM has been written yet.
 const OPEN: u8 = 0;
-/// Some may have been written: an ABORT states that.
+/// Such bytes may have been written; an ABORT states that.
 const PASSED: u8 = 1;
-/// None was written and none will be: the peer may have been informed, or QEMU has ended.
+/// No such byte was written and none will be: the peer may have been informed, or QEMU has ended.
 const CLOSED: u8 = 2;
 
-/// Either passed or closed, never both: one exchange decides.
+/// The gate is either passed or closed, never both: one exchange decides.
 #[derive(Debug)]
 pub(crate) struct CommitGate(AtomicU8);
 
@@ -27,12 +27,12 @@ impl CommitGate {
         matches!(self.exchange(PASSED), Ok(_) | Err(PASSED))
     }
 
-    /// Closes the gate; true when it had been passed, and then it stays passed.
+    /// Closes the gate. Returns true if it was passed before; then it stays passed.
     pub(crate) fn close(&self) -> bool {
         self.exchange(CLOSED) == Err(PASSED)
     }
 
-    /// Whether it was passed.
+    /// Whether the gate was passed.
     pub(crate) fn is_passed(&self) -> bool {
         self.0.load(Ordering::Acquire) == PASSED
     }

@@ -37,9 +37,9 @@ impl Grants {
 }
 
 impl Default for Grants {
-    /// 544 KiB: one multifd packet of 128 pages with its header, or 128 page records, and room to
-    /// end on a record. Two buffers a stream: one being written to QEMU, one waiting. 120 shared:
-    /// 64 MiB, enough for 25 Gbit/s.
+    /// A chunk of 544 KiB holds one multifd packet of 128 pages with its header, or 128 page
+    /// records, and has room to end on a record. Each stream owns two buffers: one is being written
+    /// to QEMU, one waits. 120 shared buffers are 64 MiB, enough for 25 Gbit/s.
     fn default() -> Self {
         Self { chunk_bytes: 557_056, stream_frames: 2, shared_frames: 120 }
     }
@@ -72,7 +72,7 @@ struct Ledger {
     /// Plain bytes in flight over all streams.
     in_flight: u64,
     pacing: Pacing,
-    /// From the reading of the DATA frame acknowledged last to its acknowledgement.
+    /// The time from the reading of the DATA frame acknowledged last to its acknowledgement.
     last_delay: Duration,
 }
 
@@ -102,7 +102,7 @@ impl std::fmt::Debug for Credits {
 }
 
 impl Credits {
-    /// Accounts for a receiver that grants `grants`.
+    /// Creates the accounts for a receiver that grants `grants`.
     pub fn new(grants: Grants) -> Self {
         let cap = grants.shared_frames as u64 * grants.chunk_bytes as u64;
         let pacing = Pacing::new(Instant::now(), cap.max(LEAST_CHUNK));
@@ -132,7 +132,8 @@ impl Credits {
         self.permit_by(stream, None).flatten()
     }
 
-    /// The same with a deadline: `Some(None)` once the session is closed, `None` at `deadline`.
+    /// As [`permit`](Self::permit), with a deadline: `Some(None)` once the session is closed,
+    /// `None` at `deadline`.
     pub fn permit_by(&self, stream: u16, deadline: Option<Instant>) -> Option<Option<Permit>> {
         let mut first = true;
         self.returned.wait_until(deadline, || {
@@ -199,7 +200,8 @@ impl Credits {
     /// Processes the peer's acknowledgement of bytes written.
     ///
     /// # Errors
-    /// It acknowledges frames that were not sent, or its hash is not ours (W15).
+    /// The peer acknowledges frames or bytes that were not sent, or its hash differs from the
+    /// sender's (W15).
     pub fn acknowledge(&self, entry: &AckEntry, now: Instant) -> Result<(), SessionError> {
         let mut ledger = self.lock();
         let out = &mut ledger.streams[usize::from(entry.stream)];
@@ -263,15 +265,15 @@ impl Credits {
         (ledger.in_flight, ledger.pacing.rate())
     }
 
-    /// The drain rate of bytes like those sent lately, plain bytes per second while the path, and
-    /// not the source QEMU, was the limit; 0 while unknown.
+    /// The drain rate of bytes like those sent lately, in plain bytes per second, measured while
+    /// the path, and not the source QEMU, was the limit; 0 while unknown.
     pub fn recent_rate(&self) -> f64 {
         self.lock().pacing.recent_rate()
     }
 
-    /// How long the bytes delivered last were under way: from their reading here to the peer's
-    /// report that QEMU's socket there has them. Once everything is acknowledged, this is the most
-    /// that the relays and the link added to the downtime.
+    /// How long the bytes delivered last were under way, from their reading here to the report of
+    /// the peer that the socket of its QEMU has them. Once everything is acknowledged, this is the
+    /// most that the relays and the link added to the downtime.
     pub fn last_delay(&self) -> Duration {
         self.lock().last_delay
     }
@@ -308,8 +310,8 @@ impl Ledger {
         let chunks = self.pacing.chunks();
         let chunk = (window / active.max(chunks)).clamp(LEAST_CHUNK, grants.chunk_bytes as u64);
         let room = of_all.max(of_own);
-        // Whole chunks only, unless the stream has nothing in flight: small chunks would cost
-        // ratio, and would go on for ever.
+        // Only whole chunks are read, unless the stream has nothing in flight: a small chunk would
+        // cost compression ratio, and small chunks would follow it for ever.
         if room < chunk && out.data_frames > 0 {
             return None;
         }

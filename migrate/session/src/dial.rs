@@ -30,7 +30,7 @@ pub(crate) struct Attempt {
 ///
 /// # Errors
 /// The peer cannot be reached, speaks another protocol, has the wrong identity, or refuses. The
-/// message states which.
+/// message states which of these happened.
 pub fn dial(
     peer: &str,
     connector: Option<&Connector>,
@@ -73,7 +73,7 @@ pub(crate) fn dial_as(
                 link = Some(stream);
                 break;
             }
-            // The peer has no part in it.
+            // The fault is this host's, not the peer's.
             Err(source) if is_local(&source) => {
                 let what = format!("cannot make a socket for a link to {peer}");
                 return Err(SessionError::Resource { what, source });
@@ -88,7 +88,7 @@ pub(crate) fn dial_as(
         Some(connector) => {
             if let (true, Some(token)) = (hello.pass, &hello.token) {
                 let pass = pass::new(&hello.session, token);
-                // A new socket has room for it.
+                // The send buffer of a new socket has room for the pass.
                 { &socket }
                     .write_all(pass.as_ref().map_or(&[], |pass| &pass[..]))
                     .map_err(|error| lost(peer, &error))?;

@@ -30,7 +30,7 @@ pub enum SessionError {
     Silent {
         /// The other end.
         peer: String,
-        /// For how long.
+        /// Seconds without a byte.
         seconds: u64,
     },
     /// TLS failed, or the peer has the wrong identity.
@@ -47,14 +47,14 @@ pub enum SessionError {
         /// The bytes received.
         first: [u8; 8],
     },
-    /// Another version of the protocol.
+    /// The peer speaks another version of the protocol.
     #[error("{peer} speaks version {got} of the platen protocol, this end version {ours}: use the same platen on both hosts")]
     Version {
         /// The other end.
         peer: String,
-        /// Its version.
+        /// The peer's version.
         got: u16,
-        /// Ours.
+        /// This end's version.
         ours: u16,
     },
     /// The hello was cut short, too long, corrupt or not understood.
@@ -73,94 +73,94 @@ pub enum SessionError {
         /// The reason, in the peer's words.
         reason: String,
     },
-    /// The header's CRC is wrong.
+    /// The CRC in a frame header is wrong.
     #[error("frame header has checksum {got:#010x}, computed {computed:#010x}")]
     HeaderChecksum {
-        /// As stated.
+        /// The CRC in the header.
         got: u32,
-        /// As computed.
+        /// The CRC computed from the header's other bytes.
         computed: u32,
     },
-    /// No such frame type.
+    /// The frame type is unknown.
     #[error("frame type {got} is unknown")]
     FrameType {
-        /// As stated.
+        /// The type that the peer stated.
         got: u8,
     },
-    /// No such stream.
+    /// The stream number is too large.
     #[error("frame of stream {got}, limit {limit}")]
     StreamId {
-        /// As stated.
+        /// The number that the peer stated.
         got: u16,
         /// First invalid number.
         limit: usize,
     },
-    /// A chunk larger than agreed.
+    /// A chunk is larger than agreed.
     #[error("frame states {got} plain bytes, limit {limit}")]
     PlainLength {
-        /// As stated.
+        /// The plain length that the peer stated, bytes.
         got: usize,
-        /// As agreed.
+        /// The largest chunk agreed, bytes.
         limit: usize,
     },
-    /// An offset beyond the end of any stream.
+    /// An offset lies beyond the end of any stream.
     #[error("frame states {plain} plain bytes at offset {got}: no stream is that long")]
     Offset {
-        /// As stated.
+        /// The offset that the peer stated.
         got: u64,
-        /// Plain bytes of the frame, as stated.
+        /// The frame's plain bytes, as the peer stated them.
         plain: u32,
     },
-    /// Flags that this type of frame does not have.
+    /// A frame has flags that its type does not allow.
     #[error("{kind:?} frame with flags {got:#x}")]
     Flags {
-        /// The frame.
+        /// The type of the frame.
         kind: FrameType,
-        /// As stated.
+        /// The flags that the peer stated.
         got: u8,
     },
-    /// A payload of an impossible length.
+    /// A payload has an impossible length.
     #[error("{kind:?} frame states a payload of {got} bytes, limit {limit}")]
     PayloadLength {
-        /// The frame.
+        /// The type of the frame.
         kind: FrameType,
-        /// As stated.
+        /// The length that the peer stated, bytes.
         got: usize,
-        /// As agreed.
+        /// The limit for this type of frame, bytes.
         limit: usize,
     },
-    /// A delta table that does not fit, or on a frame without a chunk.
+    /// A delta table does not fit, or belongs to a frame without a chunk.
     #[error("{kind:?} frame states a delta table of {got} bytes, limit {limit}")]
     TableLength {
-        /// The frame.
+        /// The type of the frame.
         kind: FrameType,
-        /// As stated.
+        /// The length that the peer stated, bytes.
         got: usize,
-        /// The room that payload, buffer and protocol allow.
+        /// The room that payload, buffer and protocol allow, bytes.
         limit: usize,
     },
-    /// Too many channels.
+    /// A frame states too many channels.
     #[error("frame states {got} multifd channels, limit {limit}")]
     Channels {
-        /// As stated.
+        /// The number that the peer stated.
         got: u32,
-        /// The most.
+        /// The largest number allowed.
         limit: usize,
     },
-    /// An ACK whose length is no multiple of an entry.
+    /// The length of an ACK is not a multiple of the length of an entry.
     #[error("ACK of {got} bytes is not made of 26-byte entries")]
     AckLength {
-        /// As stated.
+        /// The length that the peer stated, bytes.
         got: usize,
     },
-    /// The peer acknowledges bytes that were not sent.
+    /// The peer acknowledges frames that were not sent.
     #[error("stream {stream}: frame {seq} is acknowledged, but only {sent} were sent")]
     AckBeyond {
         /// The stream.
         stream: u16,
-        /// As acknowledged.
+        /// The frame below which the peer acknowledges all.
         seq: u64,
-        /// As sent.
+        /// The number of frames sent.
         sent: u64,
     },
     /// The peer acknowledges a number of bytes that was not sent.
@@ -170,7 +170,7 @@ pub enum SessionError {
         stream: u16,
         /// The last frame acknowledged.
         seq: u64,
-        /// Bytes sent up to it.
+        /// Bytes sent up to that frame.
         ours: u64,
         /// Bytes that the peer says it has written.
         theirs: u64,
@@ -182,12 +182,12 @@ pub enum SessionError {
         stream: u16,
         /// The frame.
         seq: u64,
-        /// Ours.
+        /// The running hash at this end.
         ours: u64,
-        /// The peer's.
+        /// The running hash at the peer.
         theirs: u64,
     },
-    /// A frame sent twice, or too far ahead.
+    /// A frame came twice, or too far ahead of the others.
     #[error("stream {stream}: frame {seq} does not fit, {detail}")]
     Sequence {
         /// The stream.
@@ -197,13 +197,13 @@ pub enum SessionError {
         /// The defect.
         detail: String,
     },
-    /// More in flight than the credits allow.
+    /// The peer has more in flight than its credits allow.
     #[error("stream {stream}: the peer sends beyond its credit")]
     Credit {
         /// The stream.
         stream: u16,
     },
-    /// A unit that cannot be decoded.
+    /// A unit cannot be decoded.
     #[error("stream {stream}: frame {seq} cannot be decoded: {detail}")]
     Unit {
         /// The stream.
@@ -218,7 +218,7 @@ pub enum SessionError {
     NotResumed {
         /// How the last link was lost.
         lost: String,
-        /// The time waited.
+        /// Seconds that this end waited for a new link.
         seconds: u64,
     },
     /// The peer's session has ended; the peer reports how far it got.
@@ -228,10 +228,10 @@ pub enum SessionError {
         peer: String,
         /// The reason, in the peer's words.
         reason: String,
-        /// How far it got.
+        /// How far the peer's session got.
         answer: Verdict,
     },
-    /// A FINISH of the peer before the migration is over.
+    /// The peer sent FINISH before the migration was over.
     #[error("{peer} says that the migration is over, which it is not")]
     EarlyFinish {
         /// The other end.
@@ -244,9 +244,9 @@ pub enum SessionError {
         peer: String,
         /// The reason, in the peer's words.
         reason: String,
-        /// It had written bytes that may hold the end-of-stream tag (W20).
+        /// The peer had written bytes that may hold the end-of-stream tag (W20).
         committed: bool,
-        /// It may ask how far this end got (W28).
+        /// The peer may ask how far this end got (W28).
         asks: bool,
     },
     /// This end ended the session.

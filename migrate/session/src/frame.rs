@@ -46,7 +46,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A free frame (not sequenced, of no stream).
+    /// The header of a free frame, which has no sequence number and no stream.
     pub fn free(kind: FrameType, payload_len: u32) -> Self {
         Self {
             kind,
@@ -62,7 +62,7 @@ impl Header {
         }
     }
 
-    /// The 48 bytes of W7.
+    /// Encodes the header as the 48 bytes of W7.
     pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[0] = self.kind as u8;
@@ -80,10 +80,10 @@ impl Header {
         out
     }
 
-    /// Reads and checks a header (W8). `chunk_bytes` is the session's.
+    /// Reads and checks a header (W8). `chunk_bytes` is the largest chunk agreed for the session.
     ///
     /// # Errors
-    /// Every field that is out of bounds, by name and number.
+    /// A field is out of bounds. The error names the field and its value.
     pub fn from_bytes(raw: &[u8; HEADER_BYTES], chunk_bytes: usize) -> Result<Self, SessionError> {
         let crc = u32::from_be_bytes(field(raw, 44));
         let computed = crc32c::crc32c(&raw[..44]);
@@ -172,10 +172,10 @@ impl AckEntry {
         out.extend_from_slice(&self.hash.to_be_bytes());
     }
 
-    /// Reads every entry of an ACK's payload.
+    /// Reads all entries of an ACK's payload.
     ///
     /// # Errors
-    /// A length that is no multiple of an entry, or a stream out of bounds.
+    /// The length is not a multiple of the length of an entry, or a stream is out of bounds.
     pub fn read_all(payload: &[u8]) -> Result<impl Iterator<Item = AckEntry> + '_, SessionError> {
         if !payload.len().is_multiple_of(ACK_ENTRY_BYTES) {
             return Err(SessionError::AckLength { got: payload.len() });
@@ -196,7 +196,7 @@ impl AckEntry {
     }
 }
 
-/// The `N` bytes at `at`, which must be there.
+/// The `N` bytes at `at`, which must lie within `raw`.
 fn field<const N: usize>(raw: &[u8], at: usize) -> [u8; N] {
     *raw[at..].first_chunk().expect("the caller checks the length")
 }

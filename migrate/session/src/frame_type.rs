@@ -4,21 +4,21 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameType {
-    /// A stream exists; sequence number 0 of its direction.
+    /// Opens a stream. It has sequence number 0 in its direction.
     Open = 1,
-    /// One chunk, as a unit.
+    /// Carries one chunk, as a unit.
     Data = 2,
-    /// QEMU's socket was still open after all bytes before this frame (W20).
+    /// States that QEMU's socket was still open after all bytes before this frame (W20).
     StillOpen = 3,
-    /// QEMU has closed its socket, or shut down its side of it.
+    /// States that QEMU has closed its socket, or shut down its side of it.
     Eof = 4,
-    /// Bytes written to QEMU, per stream.
+    /// Acknowledges the bytes written to QEMU, per stream.
     Ack = 5,
-    /// No payload; shows that the link works.
+    /// Has no payload; shows that the link works.
     Heartbeat = 6,
-    /// The session has ended early; carries the reason.
+    /// Ends the session early; carries the reason.
     Abort = 7,
-    /// The sender's report; the migration is over.
+    /// Carries the sender's report; the migration is over.
     Finish = 8,
 }
 

@@ -34,7 +34,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A single stream with a return path.
+    /// The settings for a single stream with a return path.
     pub fn with_return_path() -> Self {
         Self { return_path: true, ..Self::default() }
     }
@@ -217,7 +217,7 @@ fn decode_json<T: DeserializeOwned>(
 /// Reads a preamble and its JSON from the front of `bytes`; ignores the bytes behind it.
 ///
 /// # Errors
-/// As [`read_preamble`]; and `bytes` that end too soon.
+/// The errors of [`read_preamble`]; and `bytes` that end too soon.
 pub fn decode_preamble<T: DeserializeOwned>(peer: &str, bytes: &[u8]) -> Result<T, SessionError> {
     let cut = || SessionError::LinkLost { peer: peer.into(), detail: CLOSED.into() };
     check_magic(peer, *bytes.first_chunk().ok_or_else(cut)?)?;

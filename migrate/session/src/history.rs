@@ -10,14 +10,14 @@ pub const MAX_HISTORIES: u16 = 510;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Histories {
-    /// How many, 1 to [`MAX_HISTORIES`].
+    /// The number of histories, 1 to [`MAX_HISTORIES`].
     pub count: u16,
-    /// Each refers back 2 to this power of bytes.
+    /// The window of each history, as the base-2 logarithm of its bytes.
     pub window_log: u8,
 }
 
 impl Histories {
-    /// `count` histories whose windows have `bytes` together; `None` if the windows would be too
+    /// Divides `bytes` among the windows of `count` histories; `None` if the windows would be too
     /// small.
     pub fn sized(count: usize, bytes: u64) -> Option<Self> {
         let count =
@@ -32,7 +32,8 @@ impl Histories {
         u64::from(self.count) << self.window_log.min(*HISTORY_WINDOWS.end())
     }
 
-    /// The grant of a server that has `bytes` for windows to a client that asks for these.
+    /// The grant of a server that has `bytes` for windows, to a client that asks for these
+    /// histories.
     pub fn granted(self, bytes: u64) -> Option<Self> {
         let most = Self::sized(self.count.into(), bytes)?;
         let window_log = self.window_log.min(most.window_log);

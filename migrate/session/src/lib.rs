@@ -28,12 +28,12 @@
 //! | `writer`, `reader`, `link` | the two threads of a link |
 //! | `resume` | the thread that reopens lost links |
 //!
-//! **What fails.** The loss of a link is no failure: frames written to it and not acknowledged go
-//! over the other links, or wait for a new link (`unacked`, `resume`). Everything else ends the
-//! session ([`Session::fail`]), and so does too long a time without links: every waiting thread
-//! wakes, the peer gets the reason, and the relay decides how to close QEMU's sockets. Bytes from
-//! the peer are hostile: every length is bounded before anything is allocated or read, and an
-//! honest sender's credit is exactly the capacity of the buffers.
+//! **What fails.** The loss of a link is no failure: frames that were written to it and not
+//! acknowledged go over the other links, or wait for a new link (`unacked`, `resume`). Everything
+//! else ends the session ([`Session::fail`]), and so does too long a time without links. Then every
+//! waiting thread wakes, the peer gets the reason, and the relay decides how to close QEMU's
+//! sockets. Bytes from the peer are hostile: every length is bounded before anything is allocated
+//! or read. An honest sender's credit is exactly the capacity of the buffers.
 //!
 //! **Limits.** See section 6 of `docs/wire.md`.
 

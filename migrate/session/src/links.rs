@@ -58,7 +58,7 @@ pub(crate) struct Outage {
     pub(crate) cause: String,
 }
 
-/// The link with one number.
+/// The place of the link with one number.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Place {
     link: Option<Arc<LinkState>>,
@@ -179,7 +179,7 @@ impl Links {
 
     /// The number of links that carry the overflow of the first one.
     pub(crate) fn spare_links(&self) -> usize {
-        // Without any link, the next one becomes the first: count it.
+        // Without any link the next one becomes the first, so it is counted.
         (self.links_up().max(1) - 1).saturating_sub(usize::from(self.has_priority_link()))
     }
 
@@ -310,7 +310,7 @@ impl Links {
         !matches!(self.priority.load(Ordering::Acquire), 0 | UNWANTED)
     }
 
-    /// Link `id` gives up its roles.
+    /// Vacates the roles of link `id`.
     pub(crate) fn release_roles(&self, id: u64) {
         release(&self.first, id);
         release(&self.priority, id);
@@ -323,7 +323,8 @@ impl Links {
         }
     }
 
-    /// The missing links; of several numbers without a link the first from `turn` on, cyclically.
+    /// The missing links. If several numbers have no link, `place` is the first of them from `turn`
+    /// on, cyclically.
     pub(crate) fn missing(&self, turn: usize) -> Missing {
         let table = lock(&self.table);
         let count = table.places.len();

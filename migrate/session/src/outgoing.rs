@@ -21,7 +21,7 @@ pub enum Outgoing {
     },
     /// A free frame.
     Free(FrameType, Vec<u8>),
-    /// Bytes were written to QEMU: the link collects an ACK and sends it.
+    /// An ACK of bytes written to QEMU: the link collects its entries and sends it.
     Acks,
 }
 

@@ -21,10 +21,10 @@ pub(crate) struct Overhead {
 }
 
 impl Overhead {
-    /// Of a connection, with TLS records in it or without.
+    /// The overhead of a connection. `records`: it carries TLS records.
     pub(crate) fn of(socket: &TcpStream, records: bool) -> Self {
         let is_v4 = socket.peer_addr().is_ok_and(|peer| peer.is_ipv4());
-        // The kernel always knows it; 536 is TCP's own default.
+        // The kernel always knows the segment size; 536 is TCP's own default.
         let segment = SockRef::from(socket).tcp_mss().unwrap_or(0).max(536);
         let headers = if is_v4 { HEADERS.0 } else { HEADERS.1 };
         Self { headers, segment: u64::from(segment), records }

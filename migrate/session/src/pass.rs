@@ -29,7 +29,7 @@ impl Pass {
         byte == MAGIC[0]
     }
 
-    /// Reads a pass; `None` when it is none.
+    /// Reads a pass; `None` if the bytes are none.
     pub fn from_bytes(bytes: &[u8; PASS_BYTES]) -> Option<Self> {
         if bytes[..SESSION] != MAGIC {
             return None;
@@ -39,7 +39,7 @@ impl Pass {
         Some(Self { session, number, bytes: *bytes })
     }
 
-    /// Whether the owner of `token` has made it.
+    /// Whether the owner of `token` has made this pass.
     pub fn is_of(&self, token: &str) -> bool {
         tls::has_mac(token.as_bytes(), &self.bytes[..CODE], &self.bytes[CODE..])
     }

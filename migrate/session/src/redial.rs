@@ -24,9 +24,9 @@ pub struct Redial {
 }
 
 impl Redial {
-    /// `peer` as it was dialled for `first`; `hello` with the token.
+    /// Takes `peer` as it was dialled for `first`, and `hello` with the session's token.
     pub fn new(peer: String, first: &Link, connector: Option<Connector>, hello: Hello) -> Self {
-        // The address, not the name: while the network is down the resolver may fail too.
+        // The address is used, not the name: while the network is down, the resolver may fail too.
         Self { peer, address: first.socket().peer_addr().ok(), connector, hello }
     }
 
@@ -42,7 +42,8 @@ impl Redial {
         dial_as(&self.peer, self.connector.as_ref(), hello, attempt).map(|(link, _)| link)
     }
 
-    /// Asks a peer that has not answered how far its session got; this ends that session (W28).
+    /// Asks a peer how far its session got, which had not answered. The question ends that session
+    /// (W28).
     ///
     /// # Errors
     /// The peer cannot be reached, or does not know this session.

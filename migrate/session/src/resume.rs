@@ -15,8 +15,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 const FINISH_GRACE: Duration = Duration::from_millis(300);
 
 impl Session {
-    /// Starts the thread that ends the session when all its links stay lost, and with `redial`
-    /// reopens lost links.
+    /// Starts the thread that ends the session when all its links stay lost. With `redial` the
+    /// thread also reopens lost links.
     ///
     /// # Errors
     /// The system refuses the thread.
@@ -25,7 +25,7 @@ impl Session {
             return Ok(());
         }
         let session = self.clone();
-        // Not joined: it may be in the middle of an attempt when the session ends.
+        // The thread is not joined: it may be in the middle of an attempt when the session ends.
         let thread = std::thread::Builder::new()
             .name("relink".into())
             .spawn(move || supervise(&session, redial.as_ref()));

@@ -37,7 +37,7 @@ pub struct Session {
     commit: CommitGate,
     /// The limit on what all links write together; none at a receiver.
     pub(crate) cap: OnceLock<Cap>,
-    /// The turns among the sessions of other processes.
+    /// The memory through which the session takes turns with those of other processes.
     pub(crate) turns: OnceLock<Arc<Turns>>,
     plain: Arc<Arena>,
     payload: Arc<Arena>,
@@ -66,7 +66,7 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// A session of `links` links.
+    /// Creates a session of `links` links.
     ///
     /// `payload_slots` is the number of buffers for compressed payloads. A receiver waits for them,
     /// so any number from (links + codec threads x 5) up works; a sender stores unacknowledged
@@ -119,13 +119,13 @@ impl Session {
         let _ = self.cap.set(Cap::new(rate));
     }
 
-    /// Has what all links write take turns with the sessions of other processes. Call it once,
-    /// before there are links.
+    /// Makes all links write in turns with the sessions of other processes. Call it once, before
+    /// there are links.
     pub fn take_turns(&self, turns: Arc<Turns>) {
         let _ = self.turns.set(turns);
     }
 
-    /// Says that the VM has stopped: sessions that take turns with this one pause.
+    /// Announces that the VM has stopped: the sessions that take turns with this one pause.
     pub fn hurry(&self) {
         if let Some(turns) = self.turns.get() {
             turns.hurry();
@@ -240,7 +240,7 @@ impl Session {
         Ok(())
     }
 
-    /// Passes the threads of a link to [`Session::join`].
+    /// Stores the threads of a link for [`Session::join`].
     pub(crate) fn adopt_threads(&self, threads: impl IntoIterator<Item = JoinHandle<()>>) {
         lock(&self.threads).extend(threads);
     }
@@ -254,7 +254,7 @@ impl Session {
     /// wait for the next one (W25).
     pub(crate) fn lose(&self, link: &Arc<LinkState>, error: SessionError) {
         if self.has_failed() {
-            // Its writer still has to send the reason.
+            // The link's writer still has to send the reason.
             return;
         }
         let Some(unacked) = self.outbound.unacked.take(link.id, || link.mark_dead()) else {
@@ -266,7 +266,7 @@ impl Session {
         }
         let Remaining { links: others, is_news } = self.links.lose(link, &error);
         if self.outbound.finish().is_some() || !is_news {
-            // Either only the peer's report is missing, which may come over another link, or the
+            // Either only the peer's report is missing, which may come over another link. Or the
             // link was reopened again and again and did not stay up. Neither is worth a notice.
         } else if others == 0 {
             let seconds = self.links.timeout().as_secs();
@@ -286,8 +286,8 @@ impl Session {
         self.outbound.wake_successors();
     }
 
-    /// Records that a link has brought something only a live session sends. A link that is opened
-    /// and lost again is part of the outage.
+    /// Records that a link has brought a frame that only a live session sends. A link that is
+    /// opened and lost again is part of the outage.
     pub(crate) fn note_progress(&self, link: &LinkState) {
         if let Some(silent) = self.links.note_progress(link) {
             let seconds = silent.as_secs_f64();
@@ -295,9 +295,9 @@ impl Session {
         }
     }
 
-    /// Asks for permission to write bytes of W20, which may hold the end-of-stream tag, to QEMU.
-    /// False once the session has failed, or an ABORT may have told the peer that none were
-    /// written: the source VM may be running again.
+    /// Asks for permission to write to QEMU the bytes of W20, which may hold the end-of-stream tag.
+    /// Returns false once the session has failed, or once an ABORT may have told the peer that no
+    /// such bytes were written: the source VM may be running again.
     #[must_use]
     pub fn commit(&self) -> bool {
         !self.has_failed() && self.commit.pass()
@@ -313,14 +313,14 @@ impl Session {
         self.commit.revoke();
     }
 
-    /// Whether bytes of W20 may have been written to QEMU. After false none will be: a session
-    /// still running fails when it is about to.
+    /// Closes the commit gate. Returns whether bytes of W20 may have been written to QEMU. If not,
+    /// none will be: a session that is still running fails before it writes them.
     pub fn close_commit(&self) -> bool {
         self.commit.close()
     }
 
     /// Ends the session if it has not ended, and returns whether bytes of W20 may have been written
-    /// to QEMU. After false none will be (W28).
+    /// to QEMU. If not, none will be (W28).
     pub fn end_and_close_commit(&self, reason: &str) -> bool {
         self.fail(SessionError::Local { reason: reason.into() });
         self.close_commit()

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// A sequenced frame as it arrived on a link, in no particular order.
 #[derive(Debug)]
 pub struct Incoming {
-    /// Its header.
+    /// The frame's header.
     pub header: Header,
     /// DATA: the unit's header, and its payload in the first `payload_len` bytes of a buffer.
     pub unit: Option<(UnitHeader, Slot)>,
@@ -18,38 +18,38 @@ pub struct Incoming {
 /// Receives the frames of all links. The links' threads call it: it may wait for the codec threads,
 /// never for a stream (W17).
 pub trait Sink: Send + Sync + 'static {
-    /// A sequenced frame arrived.
+    /// Takes a sequenced frame that has arrived.
     ///
     /// # Errors
     /// The frame is unacceptable; the session ends with this error.
     fn frame(&self, frame: Incoming) -> Result<(), SessionError>;
-    /// The peer's final report arrived.
+    /// Takes the peer's final report.
     fn finish(&self, report: &[u8]);
     /// Whether the peer sends FINISH first (W24): true on a server. On a client a FINISH that comes
     /// before its own ends the session.
     fn answers_finish(&self) -> bool {
         false
     }
-    /// The session has ended early. Called once.
+    /// Called once, when the session has ended early.
     fn closed(&self, error: &Arc<SessionError>);
-    /// Whether a STILL_OPEN of `stream` is true, asked just before it is sent, for the first time
-    /// or again (W20, W25). After false it is never sent.
+    /// Whether a STILL_OPEN of `stream` is true. Called just before the frame is sent, for the
+    /// first time or again (W20, W25). After false it is never sent.
     fn still_open(&self, stream: u16) -> bool {
         let _ = stream;
         true
     }
-    /// Whether this end may ask the peer, after the session has ended, how far it got (W28). Asked
-    /// once the session has failed.
+    /// Whether this end may ask the peer, after the session has ended, how far the peer got (W28).
+    /// Called once the session has failed.
     fn may_ask(&self) -> bool {
         false
     }
-    /// Links were lost or have come back: a message for the user.
+    /// Reports to the user that links were lost or have come back.
     fn notice(&self, text: &str) {
         let _ = text;
     }
 }
 
-/// Discards everything.
+/// A sink that discards everything.
 #[cfg(test)]
 pub(crate) struct Discard;
 

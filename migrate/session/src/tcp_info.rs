@@ -9,10 +9,10 @@
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 
-/// Less than this may just have been written by a writer; half a chunk shows waiting.
+/// Fewer unsent bytes may just have been written by a writer. Half a chunk shows that bytes wait.
 const NOT_SENT: u32 = 64 << 10;
-/// A round trip that exceeds the shortest by this many us means a queue: the session has 15 ms of
-/// bytes in flight beyond the pipe's capacity, and they wait at the bottleneck.
+/// A round trip that exceeds the shortest one by this many microseconds shows a queue: the session
+/// has 15 ms of bytes in flight beyond the capacity of the path, and they wait at the bottleneck.
 const QUEUE_US: u32 = 4000;
 
 /// The kernel's report on a link.
@@ -25,8 +25,8 @@ pub(crate) struct Progress {
     pub(crate) acked: u64,
 }
 
-/// The progress of the link of `socket`; zero if the kernel does not report it. `most`: the unsent
-/// bytes at which the kernel makes a writer wait.
+/// The progress of the link of `socket`; zero if the kernel does not report it. `most` is the
+/// number of unsent bytes at which the kernel makes a writer wait.
 pub(crate) fn progress(socket: &TcpStream, most: u32) -> Progress {
     let Some(info) = info(socket) else { return Progress::default() };
     let queue = (info.tcpi_min_rtt / 16).max(QUEUE_US);

@@ -10,7 +10,7 @@ use tls::{Channel, Peer};
 #[derive(Debug)]
 pub struct Link {
     socket: TcpStream,
-    /// Boxed, since its halves hold the cipher's state.
+    /// Boxed, since both halves hold the cipher's state.
     channel: Option<Box<Channel>>,
 }
 

@@ -16,14 +16,14 @@ use std::sync::Mutex;
 /// it. Their number is at most the frames that may be in flight.
 #[derive(Debug, Default)]
 struct Frames {
-    /// Everything below is acknowledged; equal to `Stream::acked`.
+    /// Every frame below it is acknowledged; equal to `Stream::acked`.
     first: u64,
     frames: VecDeque<Option<(u64, Outgoing)>>,
 }
 
 #[derive(Debug, Default)]
 struct Stream {
-    /// The peer has written everything below to its QEMU. Written under the lock.
+    /// The peer has written every frame below it to QEMU. Written under the lock.
     acked: AtomicU64,
     frames: Mutex<Frames>,
 }
@@ -40,9 +40,9 @@ impl Unacked {
         Self(std::iter::repeat_with(Stream::default).take(MAX_STREAMS).collect())
     }
 
-    /// Stores a frame that link `link` has written. If `is_dead` says that the link has been lost
-    /// since, returns the frame instead. Drops a frame that is already acknowledged or has no
-    /// sequence number.
+    /// Stores a frame that link `link` has written. If `is_dead` returns true, the link was lost
+    /// meanwhile, and this returns the frame instead. Drops a frame that is already acknowledged or
+    /// has no sequence number.
     pub(crate) fn hold(
         &self,
         link: u64,
@@ -55,7 +55,7 @@ impl Unacked {
         if is_dead() {
             return Some(frame);
         }
-        // Acknowledged meanwhile.
+        // The frame was acknowledged meanwhile.
         let index = usize::try_from(seq.checked_sub(frames.first)?).ok()?;
         while frames.frames.len() <= index {
             frames.frames.push_back(None);

@@ -9,6 +9,6 @@ pub struct Verdict {
     pub confirmed: bool,
     /// Whether QEMU has loaded the packaged state of postcopy, so that it runs the VM (W20c).
     pub loaded: bool,
-    /// The peer waits for its QEMU, and has a better answer later.
+    /// Whether the peer is still waiting for its QEMU, and will have a better answer later.
     pub pending: bool,
 }

@@ -41,9 +41,9 @@ pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWrite
     // Another link takes over this one's role.
     session.links.release_roles(state.id);
     session.outbound.wake_successors();
-    // It may have collected an ACK after `lose` had everything acknowledged again.
+    // This link may have collected an ACK after `lose` had everything acknowledged again.
     session.acknowledge_again();
-    // Behind a part of a frame the peer would take an ABORT for the rest of it.
+    // Behind a part of a frame the peer would take an ABORT for the rest of that frame.
     if session.has_failed() && is_at_frame {
         if let Some(note) = session.abort_note() {
             abort(session, &mut link, &note);
@@ -102,7 +102,7 @@ fn write_frames(
             prefer(&link.socket, priority);
         }
         if (first || (turned && priority)) && session.links.spare_links() == 0 {
-            // These frames were meant for a link that is lost, or is the priority link now.
+            // These frames were meant for a link that is lost, or that is the priority link now.
             session.outbound.reclaim_overflow();
         }
         // Without a priority link, frames with priority go first here.
@@ -150,8 +150,8 @@ fn write_frames(
     Ok(())
 }
 
-/// Whether a frame need not be sent, since the peer has it, or must not, since it is no longer
-/// true.
+/// Whether a frame need not be sent, since the peer has it, or must not be sent, since its
+/// statement is no longer true.
 fn is_stale(session: &Session, frame: &Outgoing) -> bool {
     match frame.header() {
         Some(_) if session.outbound.unacked.is_acked(frame) => true,
@@ -239,7 +239,7 @@ fn write_frame(
     let is_urgent = header.kind == FrameType::StillOpen;
     let header = header.to_bytes();
     let parts: [&[u8]; 3] = [&header, first, second];
-    // STILL_OPEN says that QEMU's socket was open a moment ago (W20): it waits for no turn.
+    // STILL_OPEN states that QEMU's socket was open a moment ago (W20), so it waits for no turn.
     let (cap, turns) = (session.cap.get(), session.turns.get());
     let is_limited = cap.is_some() || turns.is_some();
     if is_limited && is_urgent {
@@ -257,8 +257,8 @@ fn write_frame(
     written.map_err(|error| session.link_lost(&error.to_string()))
 }
 
-/// Writes a frame slice by slice, each in its turn. A session that fails meanwhile still gets the
-/// frame written whole: the ABORT behind it has to begin where a frame does.
+/// Writes a frame slice by slice, each slice in its turn. If the session fails meanwhile, the frame
+/// is still written whole: the ABORT behind it has to begin where a frame does.
 fn write_in_turn(
     session: &Session,
     link: &mut LinkWriter,

@@ -2,8 +2,8 @@
 
 /// The most blocks distinguished. A VM has some ten, and one for each memory device.
 const MOST: usize = 1024;
-/// The most changes of the block recorded in a feed. Beyond them, pages get the wrong block's
-/// position, which costs only ratio.
+/// The most changes of the block that are recorded in a feed. Beyond them, pages get the wrong
+/// block's position, which costs only compression ratio.
 const MOST_SEEN: usize = 256;
 
 /// Addresses count from the start of a block, so pages of two blocks have the same addresses.
@@ -17,7 +17,8 @@ pub(crate) struct Blocks {
     end: u64,
     /// Position of the block of the current records.
     current: u64,
-    /// For the last feed: from which byte on, and which position.
+    /// For the last feed: the bytes from which on records belong to another block, and its
+    /// position.
     pub(crate) seen: Vec<(usize, u64)>,
 }
 
@@ -40,7 +41,7 @@ impl Blocks {
         self.end = self.end.wrapping_add(bytes);
     }
 
-    /// From byte `at` of this feed on, records belong to the block of this name.
+    /// Records that from byte `at` of this feed on, records belong to the block of this name.
     pub(crate) fn named(&mut self, name: &[u8], at: usize) {
         let hash = hash(name);
         let found = self.known.iter().find(|(known, _)| *known == hash);

@@ -30,7 +30,7 @@ impl<'a> Feed<'a> {
         self.pos += n;
     }
 
-    /// Skips up to `left` bytes and subtracts them from `left`; true when it is zero.
+    /// Skips up to `left` bytes and subtracts them from `left`. Returns true when it is zero.
     pub(crate) fn skip(&mut self, left: &mut u64) -> bool {
         let n = usize::try_from(*left).unwrap_or(usize::MAX).min(self.rest().len());
         self.pos += n;

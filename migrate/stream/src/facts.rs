@@ -1,6 +1,6 @@
 //! The facts that a tokeniser learns about its connection.
 
-/// The facts about one connection so far; each field says when it changes.
+/// The facts about one connection so far. Each field's documentation says when it changes.
 ///
 /// Facts are hints derived from bytes, except for the three that the relays rely on: `barriers`,
 /// `syncs`, `tail`. These err on the safe side, as each of them says.
@@ -16,7 +16,7 @@ pub struct Facts {
     pub machine: Option<String>,
     /// VM UUID: configuration subsection on main, init packet on multifd.
     pub uuid: Option<[u8; 16]>,
-    /// The x-ignore-shared capability is on.
+    /// Whether the x-ignore-shared capability is on.
     pub ignore_shared: bool,
     /// Main: OPEN_RETURN_PATH (command 1) was seen.
     pub return_path: bool,
@@ -61,8 +61,8 @@ pub struct Facts {
     /// Offset in the stream at which `tail` became true: no byte before it starts a VM. A token
     /// begins there. Meaningless while `tail` is false.
     pub tail_at: u64,
-    /// The bytes are not understood at present. Normal on main in the device state; permanent on a
-    /// multifd channel.
+    /// Whether the bytes are not understood at present. This is normal on main in the device state,
+    /// and permanent on a multifd channel.
     pub opaque: bool,
     /// Main: how often the tokeniser resumed behind opaque bytes.
     pub resyncs: u64,

@@ -27,7 +27,7 @@
 //!
 //! Page sizes of 1 KiB to 64 KiB. A packed chunk stands for at most [`MAX_CHUNK`] bytes. The
 //! tokeniser has about 1 KiB of state and never copies page data. Streams under TLS, RDMA and
-//! mapped-ram files are opaque. The grammar is that of QEMU 7.2 to 10.x.
+//! mapped-ram files are opaque. The grammar is that of QEMU 7.2 to 11.1.
 
 mod blocks;
 mod cursor;

@@ -30,9 +30,9 @@ pub(crate) struct Channel {
     gather: Gather,
     /// Bytes to skip before `state` continues.
     skip: u64,
-    /// The header length is known.
+    /// Whether the header length is known.
     sized: bool,
-    /// The current packet has SYNC set.
+    /// Whether the current packet has SYNC set.
     sync: bool,
     /// Ends of the SYNC packets completed in this feed, counted from its first byte.
     sync_ends: Vec<usize>,
@@ -199,8 +199,8 @@ struct Packet {
 }
 
 impl Packet {
-    /// Parses at least [`FIELDS_LEN`] bytes; `None` for a header that no QEMU writes, or a
-    /// device-state packet. `sized`: the page size is known.
+    /// Parses at least [`FIELDS_LEN`] bytes. Returns `None` for a header that no QEMU writes, and
+    /// for a device-state packet. `sized`: the page size is known.
     fn parse(b: &[u8], sized: bool, page_size: usize) -> Option<Packet> {
         if b[..8] != MAGIC_AND_VERSION {
             return None;

@@ -19,7 +19,7 @@ pub enum Kind {
     /// The postcopy preempt channel: RAM records without a header. Its first bytes do not identify
     /// it: it has no magic, and may never carry a byte.
     Preempt,
-    /// Anything else, all of it raw: return path, TLS.
+    /// Any other connection, which is all raw: return path, TLS.
     Other,
 }
 
@@ -68,8 +68,8 @@ enum Parser {
 }
 
 impl Tokeniser {
-    /// A tokeniser at the start of a connection. `page_size` (bytes) is used until the stream
-    /// states another; an unsupported one is replaced by 4096.
+    /// Creates a tokeniser at the start of a connection. `page_size` (bytes) applies until the
+    /// stream states another. An unsupported size is replaced by 4096.
     pub fn new(kind: Kind, page_size: usize) -> Self {
         let page_size = if is_page_size(page_size) { page_size } else { 4096 };
         let mut facts = Facts::new(page_size);
@@ -114,9 +114,9 @@ impl Tokeniser {
         }
     }
 
-    /// Main: from which byte of the last feed on records belong to which RAM block, given as the
-    /// sum of the lengths of the preceding blocks in the block table. A hint: added to a page's
-    /// address, it makes the address unique in the VM.
+    /// Main: the bytes of the last feed from which on records belong to another RAM block. A block
+    /// is given as the sum of the lengths of the preceding blocks in the block table. The value is
+    /// a hint: added to a page's address, it makes the address unique in the VM.
     pub fn blocks(&self) -> &[(usize, u64)] {
         match &self.parser {
             Parser::Main(main) => main.blocks(),
@@ -124,7 +124,7 @@ impl Tokeniser {
         }
     }
 
-    /// The facts learnt so far.
+    /// The facts so far.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }

@@ -25,8 +25,8 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// `limit`: records after which keys are renewed; `received`: bytes that arrived behind the
-    /// handshake.
+    /// Takes over a connection after its handshake. `limit` is the number of records after which
+    /// keys are renewed; `received` are bytes that arrived behind the handshake.
     pub(crate) fn new(
         secrets: ExtractedSecrets,
         keys: Box<dyn KeySource>,

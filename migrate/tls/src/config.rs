@@ -31,7 +31,8 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Links to a server that must authenticate as `name` (a host name or an address).
+    /// Creates the client's side for links to a server that must authenticate as `name` (a host
+    /// name or an address).
     ///
     /// # Errors
     /// `name` cannot be in a certificate.
@@ -66,7 +67,7 @@ impl Connector {
             handshake::run(connection.map_err(failed)?, socket, peer, deadline, |error| {
                 crate::error::describe(error)
             })?;
-        // Before the first byte of data. The server sees the connection end.
+        // This is checked before the first byte of data. The server sees the connection end.
         let fingerprint = channel.peer.fingerprint();
         if self.revoked.contains(&fingerprint) {
             let reason = revoked(fingerprint, &channel.peer.names);
@@ -87,8 +88,8 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Accepts clients with a certificate of the CA: all of them, or if `allowed` is not empty
-    /// those whose certificate has a name in it.
+    /// Creates the server's side. It accepts clients with a certificate of the CA: all of them, or,
+    /// if `allowed` is not empty, those whose certificate has one of its names.
     ///
     /// # Errors
     /// A name cannot be in a certificate.
@@ -138,12 +139,12 @@ impl Acceptor {
     }
 }
 
-/// Words for the refusal of a revoked certificate.
+/// The text for the refusal of a revoked certificate.
 fn revoked(fingerprint: Fingerprint, names: &[String]) -> String {
     format!("its certificate for {}, {fingerprint}, is revoked", names.join(", "))
 }
 
-/// The names in a message; a configuration may have more than a line takes.
+/// Lists names for a message; a configuration may have more than fit in a line.
 fn listed(names: &[ServerName<'_>]) -> String {
     const MOST: usize = 8;
     let shown: Vec<_> = names.iter().take(MOST).map(ServerName::to_str).collect();

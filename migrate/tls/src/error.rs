@@ -1,4 +1,4 @@
-//! The errors of this crate, worded for the person who has to mend them.
+//! The errors of this crate, worded for the person who has to correct their cause.
 
 use rustls::pki_types::UnixTime;
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
@@ -24,7 +24,7 @@ pub enum TlsError {
     /// A file cannot be read or written.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// read, write, make.
+        /// The action: read, write or make.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -45,10 +45,10 @@ pub enum TlsError {
         /// The file.
         path: PathBuf,
     },
-    /// A name that cannot be in a certificate.
+    /// A name cannot be in a certificate.
     #[error("'{name}' is neither a host name nor an IP address")]
     Name {
-        /// As given.
+        /// The name as it was given.
         name: String,
     },
     /// The peer answered without TLS.
@@ -128,7 +128,7 @@ pub(crate) fn describe_alert(alert: AlertDescription) -> String {
     words.into()
 }
 
-/// A rustls error in words.
+/// Describes a rustls error.
 pub(crate) fn describe(error: &Error) -> String {
     match error {
         Error::AlertReceived(alert) => describe_alert(*alert),
@@ -180,13 +180,13 @@ pub(crate) fn names(presented: &[String]) -> Vec<String> {
     presented.iter().map(bare).collect()
 }
 
-/// The date of a moment, as 2026-11-21.
+/// Formats the date of a moment, as 2026-11-21.
 pub(crate) fn day(at: OffsetDateTime) -> String {
     let date = at.date();
     format!("{}-{:02}-{:02}", date.year(), u8::from(date.month()), date.day())
 }
 
-/// The date of a moment in a certificate.
+/// Formats the date of a moment in a certificate.
 fn day_of(at: UnixTime) -> String {
     let seconds = i64::try_from(at.as_secs()).unwrap_or(i64::MAX);
     OffsetDateTime::from_unix_timestamp(seconds).map_or_else(|_| format!("second {seconds}"), day)

@@ -76,7 +76,8 @@ impl Credentials {
         Ok(Self { roots, key, revoked, cert_path: cert.into() })
     }
 
-    /// These credentials, with which no link comes about to the owner of a revoked certificate.
+    /// Returns these credentials, with which no link to the owner of a revoked certificate can be
+    /// made.
     ///
     /// # Errors
     /// This end's own certificate is revoked.
@@ -105,7 +106,7 @@ impl Credentials {
         self.key.cert.first().map_or_else(Vec::new, presented)
     }
 
-    /// The end of this end's own certificate, in seconds since 1970.
+    /// When this end's own certificate expires, in seconds since 1970.
     ///
     /// # Errors
     /// The CA has not signed the certificate.
@@ -115,7 +116,7 @@ impl Credentials {
             TlsError::Content { path: self.cert_path.clone(), detail }
         };
         match self.check() {
-            // Its dates are checked before its signature.
+            // The dates are checked before the signature.
             Err(error) if !is_of_dates(&error) => return Err(refused(&error)),
             _ => {}
         }
@@ -134,7 +135,7 @@ impl Credentials {
     /// Refuses a certificate of this end that is out of date, since every peer would refuse it.
     ///
     /// # Errors
-    /// It has expired, or is not valid yet.
+    /// The certificate has expired, or is not valid yet.
     pub fn check_dates(&self) -> Result<(), TlsError> {
         match self.check() {
             Err(error) if is_of_dates(&error) => {
@@ -162,7 +163,8 @@ fn content(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
     TlsError::Content { path: path.into(), detail: error.to_string() }
 }
 
-/// A certificate that is PEM, with something else in it. The library takes it for the peer's.
+/// The error for a certificate that is PEM with other contents. The library would attribute it to
+/// the peer.
 fn unreadable(path: &Path, error: &rustls::Error) -> TlsError {
     match error {
         rustls::Error::InvalidCertificate(why) => {
@@ -172,7 +174,7 @@ fn unreadable(path: &Path, error: &rustls::Error) -> TlsError {
     }
 }
 
-/// A file that is not PEM. The library prints lines of the file as numbers.
+/// The error for a file that is not PEM. The library would print lines of the file as numbers.
 fn not_pem(path: &Path, error: &pem::Error) -> TlsError {
     let text = |line: &[u8]| String::from_utf8_lossy(line).trim_end().escape_debug().to_string();
     match error {

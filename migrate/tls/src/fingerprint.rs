@@ -12,8 +12,8 @@ const BYTES: usize = 32;
 /// The SHA-256 of a certificate's public key (SubjectPublicKeyInfo, DER): hexadecimal digits, two
 /// by two, with colons between them.
 ///
-/// Not of the whole certificate: whoever has a certificate can give its ECDSA signature another
-/// form that is as valid, and its bytes another hash.
+/// It is not the hash of the whole certificate: anyone who has a certificate can give its ECDSA
+/// signature another valid form, and thereby its bytes another hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; BYTES]);
 

@@ -62,8 +62,8 @@ fn take<Data>(status: UnbufferedStatus<'_, '_, Data>, outgoing: &mut Vec<u8>) ->
         }
         Ok(ConnectionState::BlockedHandshake) => Step::Receive,
         Ok(ConnectionState::WriteTraffic(_)) => Step::Done,
-        // No data can arrive: nothing is read beyond the record that ends the handshake, and early
-        // data is off.
+        // No data can have arrived: nothing is read beyond the record that ends the handshake, and
+        // early data is off.
         Ok(_) => Step::Closed,
     };
     (status.discard, step)
@@ -111,7 +111,7 @@ impl<Side: Send> KeySource for KernelConnection<Side> {
     }
 }
 
-/// Runs the handshake and takes the keys. `explain` words rustls's errors.
+/// Runs the handshake and takes the keys. `explain` describes rustls's errors.
 pub(crate) fn run<C: Handshake>(
     mut connection: C,
     socket: &TcpStream,
@@ -179,7 +179,7 @@ fn send_alert<C: Handshake>(connection: &mut C, socket: &TcpStream, mut outgoing
 /// Reads and drops the peer's remaining bytes, until it closes.
 fn linger(mut socket: &TcpStream, deadline: Instant) {
     let mut rest = [0; 4096];
-    // 64 KiB at most: a peer that sends more does not wait for our alert.
+    // At most 64 KiB: a peer that sends more does not wait for the alert.
     for _ in 0..16 {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() || socket.set_read_timeout(Some(left)).is_err() {

@@ -20,7 +20,7 @@ use time::{Duration, OffsetDateTime, Time};
 const CA_KEY_FILE: &str = "ca-key.pem";
 /// The list of the CA's certificates, beside its key: a day, a fingerprint and names on each line.
 const ISSUED_FILE: &str = "issued";
-/// Ten years: a new CA requires new certificates on every host at once.
+/// Ten years. A new CA requires new certificates on every host at once.
 const CA_DAYS: u32 = 3653;
 
 /// A CA in a folder: `ca.pem`, `ca-key.pem`, the list `issued`, and a folder for each host.
@@ -34,14 +34,14 @@ pub struct Authority {
 pub struct Issued {
     /// The folder with `ca.pem`, `cert.pem` and `key.pem`.
     pub dir: PathBuf,
-    /// The certificate is valid until the beginning of this day, as 2026-11-21.
+    /// The beginning of this day is the end of the certificate's validity, as 2026-11-21.
     pub until: String,
     /// The number by which the certificate can be revoked.
     pub fingerprint: Fingerprint,
 }
 
 impl Authority {
-    /// The CA in `dir`, which need not exist yet.
+    /// Names the CA in `dir`, which need not exist yet.
     pub fn at(dir: &Path) -> Self {
         Self { dir: dir.into() }
     }
@@ -83,7 +83,7 @@ impl Authority {
         let first = checked(names)?;
         let ca_path = self.dir.join(CA_FILE);
         let ca = read(&ca_path, "CA", "--dir")?;
-        // Before anything is made of it.
+        // This is checked before anything is made of it.
         certificates(&ca_path, &ca)?;
         // No accepted name has a slash in it, so it can be the name of a folder.
         let dir = self.dir.join(first);
@@ -101,7 +101,7 @@ impl Authority {
     }
 
     /// Adds a certificate (PEM) that [`sign`](Self::sign) has made to the list `issued`. The list
-    /// has what revokes it, when the host and its files are out of reach.
+    /// holds the data for revoking it when the host and its files are out of reach.
     ///
     /// # Errors
     /// The text is no certificate, or the list cannot be written.
@@ -116,7 +116,7 @@ impl Authority {
         let append = |mut list: File| {
             let len = list.metadata()?.len();
             let written = list.write_all(line.as_bytes()).and_then(|()| list.sync_all());
-            // On a full disk: half a line would hide the next one.
+            // The disk is full: half a line would hide the next one.
             written.inspect_err(|_| drop(list.set_len(len)))
         };
         open.and_then(append).map_err(TlsError::file("write", &path))?;
@@ -193,7 +193,7 @@ impl Authority {
                 let detail = format!("it is not the key of {}", self.dir.join(CA_FILE).display());
                 Err(TlsError::Content { path: ca_key.into(), detail })
             }
-            // Out of date, which tests ask for.
+            // The certificate is out of date, which tests request.
             _ => Ok(()),
         }
     }
@@ -213,7 +213,7 @@ impl Authority {
     }
 }
 
-/// The first of some names that can all be in a certificate.
+/// The first of some names, all of which can be in a certificate.
 fn checked(names: &[String]) -> Result<&String, TlsError> {
     names.iter().try_for_each(|name| parse_name(name).map(drop))?;
     names.first().ok_or_else(|| TlsError::Name { name: String::new() })
@@ -244,7 +244,7 @@ fn private_folder(dir: &Path) -> Result<(), TlsError> {
 /// Writes a file atomically, with its mode from the first moment.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), TlsError> {
     let fresh = path.with_extension("new");
-    // Left by a run that was killed.
+    // A killed run may have left the file.
     let _ = fs::remove_file(&fresh);
     let open = File::options().write(true).create_new(true).mode(mode).open(&fresh);
     open.and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))

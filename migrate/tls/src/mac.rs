@@ -5,7 +5,7 @@ use aws_lc_rs::hmac::{sign, verify, Key, HMAC_SHA256};
 /// Bytes of a code.
 pub const MAC_BYTES: usize = 32;
 
-/// The code of `message` under `key`.
+/// The authentication code of `message` under `key`.
 #[must_use]
 pub fn mac(key: &[u8], message: &[u8]) -> [u8; MAC_BYTES] {
     let tag = sign(&Key::new(HMAC_SHA256, key), message);

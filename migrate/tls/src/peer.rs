@@ -10,7 +10,7 @@ use rustls::{CertificateError, Error};
 /// The certificate at the other end of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// The host names and addresses that it is for.
+    /// The host names and addresses in the certificate.
     pub names: Vec<String>,
     certificate: CertificateDer<'static>,
 }

@@ -6,9 +6,9 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{Error, RootCertStore};
 
-/// aws-lc explicitly, whatever the default of the process. AES-128 first: a quarter less work than
-/// AES-256, and still out of reach. The key exchange resists a quantum computer that decrypts
-/// today's recordings later, since guest memory holds keys.
+/// Uses aws-lc explicitly, whatever the default of the process is. AES-128 comes first: it is a
+/// quarter less work than AES-256, and still unbreakable in practice. The key exchange resists a
+/// quantum computer that later decrypts recordings of today, since guest memory holds keys.
 pub(crate) fn provider() -> CryptoProvider {
     let mut provider = suites::default_provider();
     provider.cipher_suites = vec![

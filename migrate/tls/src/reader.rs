@@ -48,7 +48,7 @@ enum Opened {
 }
 
 impl Reader {
-    /// `received`: bytes that arrived behind the handshake.
+    /// Takes over the reading half. `received` are bytes that arrived behind the handshake.
     pub(crate) fn new(half: Half, common: Arc<Common>, received: &[u8]) -> Result<Self, TlsError> {
         let mut buffer = vec![0; IN_BYTES].into_boxed_slice();
         let end = received.len();
@@ -72,8 +72,9 @@ impl Reader {
     /// arrived, but not yet a whole record, so that the caller can check its deadline.
     ///
     /// # Errors
-    /// The socket's; `UnexpectedEof` when it ends without close_notify; a wrapped [`TlsError`] for
-    /// a record that does not authenticate, an alert, or anything else that is not data.
+    /// The socket's error; `UnexpectedEof` when it ends without close_notify; a wrapped
+    /// [`TlsError`] for a record that does not authenticate, an alert, or anything else that is not
+    /// data.
     pub fn read(&mut self, mut socket: &TcpStream, out: &mut [u8]) -> io::Result<usize> {
         while !out.is_empty() && !self.closed {
             if !self.plain.is_empty() {
@@ -213,7 +214,7 @@ fn handshake(mut content: &[u8], common: &Common) -> Result<bool, TlsError> {
         match (*kind, body) {
             // Tickets are never used.
             (NEW_SESSION_TICKET, _) => {}
-            // It must be the last of its record, or the rest would be under two keys.
+            // The message must be the last of its record, or the rest would be under two keys.
             (KEY_UPDATE, [wanted @ (0 | 1)]) if behind.is_empty() => {
                 if *wanted == 1 {
                     common.answer.store(true, Ordering::Release);

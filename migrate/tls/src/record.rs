@@ -36,7 +36,7 @@ pub(crate) trait KeySource: Send {
 /// system call.
 pub(crate) struct Common {
     keys: Mutex<Box<dyn KeySource>>,
-    /// The peer has new keys and requests new ones of ours.
+    /// Whether the peer has new keys and requests new ones of this end.
     pub(crate) answer: AtomicBool,
 }
 

@@ -35,7 +35,7 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// `limit`: records after which keys are renewed.
+    /// Takes over the writing half. `limit` is the number of records after which keys are renewed.
     pub(crate) fn new(half: Half, common: Arc<Common>, limit: u64) -> Self {
         Self {
             half,
@@ -52,7 +52,7 @@ impl Writer {
     /// connection is unusable.
     ///
     /// # Errors
-    /// The socket's, if `go_on` returns false; or a [`TlsError`] wrapped in one.
+    /// The socket's error, if `go_on` returns false; or a [`TlsError`] wrapped in one.
     pub fn write_all(
         &mut self,
         socket: &TcpStream,
@@ -94,12 +94,13 @@ impl Writer {
         self.half.number
     }
 
-    /// Sends close_notify. Best effort: one try, limited by the socket's timeout.
+    /// Sends close_notify. The call makes one attempt, limited by the socket's timeout, and ignores
+    /// its failure.
     pub fn close(&mut self, socket: &TcpStream) {
         const CLOSE_NOTIFY: [u8; 2] = [1, 0];
         let sealed = self.seal(socket, ALERT, Some(&CLOSE_NOTIFY), &mut |_| false);
         if sealed.is_ok() {
-            // A peer that reads no more sees a truncated connection, which is what it is then.
+            // A peer that reads no more sees a truncated connection, which is then the truth.
             let _ = self.flush(socket, &mut |_| false);
         }
     }
@@ -130,7 +131,7 @@ impl Writer {
         socket: &TcpStream,
         go_on: &mut dyn FnMut(&io::Error) -> bool,
     ) -> io::Result<u64> {
-        // The last byte: the peer need not renew its own.
+        // The last byte tells the peer that it need not renew its own keys.
         const NEW_KEYS: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
         let sent = self.make_room(socket, go_on)?;
         self.common.answer.store(false, Ordering::Release);

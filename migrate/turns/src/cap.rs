@@ -12,11 +12,11 @@ use rustix::time::{clock_gettime, ClockId};
 
 use crate::map::Map;
 
-/// Unused time that may be made up for: a thread that wakes up late costs no throughput.
+/// Unused time that may be made up for, so that a thread that wakes up late costs no throughput.
 const BURST: Duration = Duration::from_millis(8);
 /// A slice is as many bytes as this time carries at the limited rate.
 const SLICE: Duration = Duration::from_millis(5);
-/// The bounds of a slice: headers would cost too much of a shorter one, and a longer one gains
+/// The bounds of a slice. In a shorter slice headers would cost too much, and a longer one gains
 /// nothing.
 const SLICE_BYTES: (u64, u64) = (1 << 10, 256 << 10);
 /// The unsent bytes that the kernel may hold for all links, as time at the limited rate: they go
@@ -24,12 +24,12 @@ const SLICE_BYTES: (u64, u64) = (1 << 10, 256 << 10);
 const UNSENT: Duration = Duration::from_millis(4);
 /// The bounds of a link's unsent bytes.
 const UNSENT_BYTES: (u64, u64) = (4 << 10, 1 << 20);
-/// The bytes of both directions of TLS handshake and hello, about, which nothing delays.
+/// The approximate bytes of TLS handshake and hello, in both directions, which nothing delays.
 const HANDSHAKE: u64 = 8 << 10;
 /// A shared number further ahead is an error of another process: it would stop all sessions.
 const MOST_AHEAD: Duration = Duration::from_secs(10);
 
-/// A limit.
+/// A limit on the rate of writes.
 #[derive(Debug)]
 pub struct Cap {
     /// Bytes a second.
@@ -46,12 +46,12 @@ enum Taken {
 }
 
 impl Cap {
-    /// `rate`: bytes a second, at least 1.
+    /// Creates a limit of `rate` bytes a second, at least 1.
     pub fn new(rate: u64) -> Self {
         Self { rate: rate.max(1), taken: Taken::Own(AtomicU64::new(0)) }
     }
 
-    /// A limit that other processes have, too.
+    /// Creates a limit that other processes share.
     pub(crate) fn shared(rate: u64, map: &Arc<Map>) -> Self {
         Self { rate: rate.max(1), taken: Taken::Shared(Arc::clone(map)) }
     }
@@ -109,8 +109,8 @@ impl Cap {
         self.add(now(), bytes);
     }
 
-    /// At time `now`: counts `bytes`, which are written at once; or returns the time at which to
-    /// ask again.
+    /// At time `now`, counts `bytes`, which are then written at once; or returns the time at which
+    /// to try again.
     pub(crate) fn take(&self, now: u64, bytes: u64) -> Result<(), u64> {
         let taken = self.taken().load(Ordering::Relaxed);
         let until = self.sane(taken, now);
@@ -127,7 +127,8 @@ impl Cap {
         let _ = self.taken().fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// The number, unless another process has left behind one that no traffic explains.
+    /// The number, unless it is one that no traffic explains and that another process has left
+    /// behind.
     fn sane(&self, taken: u64, now: u64) -> u64 {
         let most = now.saturating_add(u64::try_from(MOST_AHEAD.as_nanos()).unwrap_or(u64::MAX));
         match self.taken {

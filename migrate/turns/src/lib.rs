@@ -7,12 +7,12 @@
 //! ```
 //!
 //! A [`Cap`] is one number: the time up to which the bytes so far take at the limited rate. The
-//! number lies in the process, or in memory that several processes map ([`Turns`]). Each writes a
-//! slice, and adds the slice's time to the number.
+//! number lies in the process, or in memory that several processes map ([`Turns`]). Each writer
+//! writes a slice, and adds the slice's time to the number.
 //!
 //! **Fair shares.** All sessions wait for the same moment, and each is as likely to be first. The
-//! one that is first writes a slice in proportion to its priority. A session that has nothing to
-//! write leaves its share to the others.
+//! first one writes a slice in proportion to its priority. A session that has nothing to write
+//! leaves its share to the others.
 //!
 //! **A stopped VM has priority.** Its session announces it ([`Turns::hurry`]). For up to 2 s the
 //! other sessions pause before each slice, for half a second at most, so that their links do not

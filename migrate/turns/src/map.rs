@@ -21,7 +21,7 @@ pub(crate) struct State {
     pub(crate) taken: AtomicU64,
     /// Nanoseconds of the monotonic clock up to which one session goes first.
     pub(crate) hurried_until: AtomicU64,
-    /// That session.
+    /// The number of that session.
     pub(crate) hurried_by: AtomicU64,
 }
 
@@ -50,7 +50,7 @@ unsafe impl Sync for Map {}
 impl Map {
     pub(crate) fn new(file: &OwnedFd) -> io::Result<Self> {
         let len = rustix::fs::fstat(file)?.st_size;
-        // Anything but a memfd has no seals.
+        // No file but a memfd has seals.
         let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
         if len != LEN as i64 || !sealed {
             let what = format!("a file of {len} bytes holds no turns: {LEN}, sealed, are wanted");

@@ -48,26 +48,26 @@ impl FromStr for Priority {
     }
 }
 
-/// A session's turns among those of other processes.
+/// A session's part in the turns of all sessions.
 #[derive(Debug)]
 pub struct Turns {
     map: Arc<Map>,
-    /// `None`: the sessions have no limit together.
+    /// The limit of all sessions together; `None` if they have none.
     cap: Option<Cap>,
     priority: Priority,
     /// This session among those that map the memory, since the boot.
     number: u64,
-    /// Its VM has stopped.
+    /// Whether the session's VM has stopped.
     hurries: AtomicBool,
 }
 
 impl Turns {
-    /// Memory for the turns of sessions that send at most `rate` bytes per second together, as a
-    /// descriptor to pass on. `None`: no limit.
+    /// Creates memory for the turns of sessions that send at most `rate` bytes per second together,
+    /// and returns it as a descriptor to pass on. `None`: no limit.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn file(rate: Option<u64>) -> io::Result<OwnedFd> {
         let file = map::file()?;
         Self::limit(&file, rate)?;
@@ -78,7 +78,7 @@ impl Turns {
     ///
     /// # Errors
     ///
-    /// As [`Turns::open`].
+    /// The errors of [`Turns::open`].
     pub fn limit(file: &OwnedFd, rate: Option<u64>) -> io::Result<()> {
         Map::new(file)?.state().rate.store(rate.unwrap_or(0), Ordering::Relaxed);
         Ok(())
@@ -88,7 +88,7 @@ impl Turns {
     ///
     /// # Errors
     ///
-    /// Another file; the kernel's.
+    /// The file is another one; the kernel's error.
     pub fn open(file: &OwnedFd, priority: Priority) -> io::Result<Self> {
         static SESSIONS: AtomicU64 = AtomicU64::new(1);
         let map = Arc::new(Map::new(file)?);
@@ -107,7 +107,7 @@ impl Turns {
     /// The most bytes to write at once.
     pub fn slice(&self) -> usize {
         let Some(cap) = &self.cap else { return SLICE };
-        // Headers would cost too much of a shorter one.
+        // In a shorter slice headers would cost too much.
         (cap.slice() * usize::from(self.priority.0) / 8).max(1 << 10)
     }
 
@@ -129,7 +129,7 @@ impl Turns {
         }
     }
 
-    /// Says that this session's VM has stopped: the others pause. Only the first call counts.
+    /// Announces that this session's VM has stopped: the others pause. Only the first call counts.
     pub fn hurry(&self) {
         if !self.hurries.swap(true, Ordering::Relaxed) {
             let state = self.map.state();

@@ -2,11 +2,12 @@
 //! top bit set on all but the last byte. Signed numbers use zigzag (0, -1, 1, -2, ... are 0, 1, 2,
 //! 3, ...).
 //!
-//! Without state or buffers: a number is written to, or read from, the start of a slice.
+//! The functions have neither state nor buffers: a number is written to, or read from, the start of
+//! a slice.
 //!
 //! # What fails
-//! Too little room to write; bytes that end inside a number, or encode more than 64 bits. Encodings
-//! longer than necessary are accepted.
+//! Writing fails if there is too little room. Reading fails if the bytes end inside a number, or
+//! encode more than 64 bits. Encodings longer than necessary are accepted.
 
 /// The most bytes of a 64-bit number.
 pub const LONGEST: usize = 10;
@@ -14,7 +15,7 @@ pub const LONGEST: usize = 10;
 /// Why the bytes do not start with a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// They end inside the number.
+    /// The bytes end inside the number.
     Ends,
     /// The number has more than 64 bits.
     TooLarge,

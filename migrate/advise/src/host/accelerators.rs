@@ -30,7 +30,7 @@ pub struct Qat {
     pub address: String,
     /// The generation.
     pub part: String,
-    /// Its driver.
+    /// The device's driver.
     pub driver: Option<String>,
 }
 
@@ -40,11 +40,11 @@ pub struct Qat {
 pub struct Iaa {
     /// PCI address.
     pub address: String,
-    /// Its driver.
+    /// The device's driver.
     pub driver: Option<String>,
-    /// Whether it is enabled, as the driver's `iaxN` says.
+    /// Whether the device is enabled, as the driver's `iaxN` reports.
     pub enabled: Option<bool>,
-    /// Whether it uses shared virtual memory (`pasid_enabled`).
+    /// Whether the device uses shared virtual memory (`pasid_enabled`).
     pub shared_memory: Option<bool>,
 }
 
@@ -71,7 +71,7 @@ impl Accelerators {
         }
     }
 
-    /// Whether each IAA device uses shared virtual memory; `None` where no driver tells.
+    /// Whether each IAA device uses shared virtual memory; `None` if no driver reports it.
     pub fn shared_memory(&self) -> Option<bool> {
         let told: Vec<bool> = self.iaa.iter().filter_map(|one| one.shared_memory).collect();
         (!told.is_empty()).then(|| told.iter().all(|yes| *yes))

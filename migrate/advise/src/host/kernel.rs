@@ -4,21 +4,21 @@ use super::read::{list, text};
 use serde::Serialize;
 use std::path::Path;
 
-/// Whether the kernel can do something.
+/// Whether the kernel has a feature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Feature {
-    /// It can.
+    /// The kernel has it.
     Ready,
-    /// A module can, which is not loaded.
+    /// A module has it, which is not loaded.
     Module,
-    /// Neither is to be seen.
+    /// Neither the kernel nor a module shows it.
     #[default]
     Absent,
 }
 
 impl Feature {
-    /// In words.
+    /// The feature's state, for messages.
     pub fn text(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -28,17 +28,17 @@ impl Feature {
     }
 }
 
-/// The kernel's part.
+/// Features of this host's kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Kernel {
-    /// Its release.
+    /// The kernel's release.
     pub release: Option<String>,
-    /// ublk.
+    /// Driver of ublk: ready, module (not loaded) or absent.
     pub ublk: Feature,
-    /// The client of NBD.
+    /// Client of NBD: ready, module (not loaded) or absent.
     pub nbd: Feature,
-    /// FUSE.
+    /// FUSE: ready, module (not loaded) or absent.
     pub fuse: Feature,
 }
 

@@ -33,26 +33,27 @@ pub struct Host {
     pub kernel: Kernel,
 }
 
-/// Memory; bytes. `None`: the kernel does not tell.
+/// Memory of a host, bytes. A field is `None` if the kernel does not report it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Memory {
-    /// All.
+    /// All memory, bytes.
     pub total: Option<u64>,
-    /// Available without swapping, by the kernel's estimate.
+    /// Memory available without swapping, by the kernel's estimate, bytes.
     pub available: Option<u64>,
-    /// Swap space.
+    /// Swap space, bytes.
     pub swap: Option<u64>,
-    /// Reserved huge pages of all sizes.
+    /// Reserved huge pages of all sizes, bytes.
     pub huge_pages: u64,
-    /// Of them free.
+    /// Huge pages that are free, bytes.
     pub huge_pages_free: u64,
     /// Transparent huge pages: always, madvise or never.
     pub transparent: Option<String>,
 }
 
 impl Host {
-    /// Examines the host below `root` ("/", except in tests); what cannot be read counts as absent.
+    /// Examines the host below `root` ("/", except in tests). Anything that cannot be read counts
+    /// as absent.
     pub fn look(root: &Path) -> Self {
         Self {
             processor: processor(root),

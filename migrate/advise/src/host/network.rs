@@ -11,13 +11,13 @@ const MOST: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Nic {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Mbit/s; `None` where the driver does not tell.
+    /// Mbit/s; null if the driver does not report it.
     pub speed: Option<u64>,
     /// Whether it has a link.
     pub up: bool,
-    /// Its driver; `None` for an interface without a device.
+    /// Driver of the interface; null for an interface without a device.
     pub driver: Option<String>,
 }
 

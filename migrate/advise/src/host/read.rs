@@ -1,4 +1,4 @@
-//! Bounded reads of /sys and /proc: what cannot be read counts as absent.
+//! Bounded reads of /sys and /proc. Anything that cannot be read counts as absent.
 
 use std::fs;
 use std::io::Read;
@@ -22,7 +22,7 @@ pub(super) fn list(path: &Path) -> Option<String> {
 }
 
 fn limited(path: &Path, most: u64) -> Option<String> {
-    // A FIFO would block, and only regular files have anything to say.
+    // A FIFO would block, and only regular files have contents.
     if !fs::metadata(path).ok()?.is_file() {
         return None;
     }

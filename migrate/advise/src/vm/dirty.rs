@@ -6,33 +6,35 @@ use qmp::{Qmp, QmpError};
 use serde_json::{json, Value};
 use std::time::{Duration, Instant};
 
-/// Seconds that are measured: a guest that writes to the same pages shows by the difference.
+/// The measured times, seconds. Two differ, to detect a guest that writes to the same pages again.
 const TIMES: [u64; 2] = [1, 5];
-/// Milliseconds that are measured besides where QEMU takes them (8.2 and later).
+/// Milliseconds of a further measurement, if QEMU accepts milliseconds (8.2 and later).
 const SHORT: u64 = 200;
-/// Pages that are hashed for each GiB: the most that QEMU accepts, and the least.
+/// The most pages for each GiB that QEMU accepts for hashing, and the fewest.
 const SAMPLES: (u64, u64) = (4096, 128);
-/// Pages that are hashed in all, about.
+/// Pages that are hashed in all, approximately.
 const PAGES: u64 = 65_536;
 const MIB: f64 = 1_048_576.0;
 /// The interval between two questions.
 const ASK: Duration = Duration::from_millis(50);
-/// How much longer than asked for a measurement may take: QEMU hashes pages before and after.
+/// How much longer than requested a measurement may take: QEMU hashes pages before and after.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The measurement of a guest's writes.
 #[derive(Clone, Debug, Default)]
 pub struct Dirtying {
-    /// Bytes of distinct pages, by time. QEMU tells whole MiB a second: these are the middle.
+    /// Bytes of distinct pages, by time. QEMU reports whole MiB a second, so these are the middle
+    /// of each range.
     pub passes: Vec<Pass>,
-    /// Half of a MiB a second, over time: how far off each may be.
+    /// The possible error of each figure as a rate: half of a MiB, in bytes per second.
     pub off: f64,
 }
 
-/// Measures for some seconds how much a guest of `ram` bytes writes to. `go_on`: whether to.
+/// Measures for some seconds how many bytes a guest of `ram` bytes writes to, while `go_on` returns
+/// true.
 ///
 /// # Errors
-/// The monitor fails; another client measures; the user ended it.
+/// The monitor fails, another client is measuring, or the user ended the measurement.
 pub fn dirtying(qmp: &mut Qmp, ram: u64, go_on: &dyn Fn() -> bool) -> Result<Dirtying, VmError> {
     let gib = (ram >> 30).max(1);
     let samples = (PAGES / gib).clamp(SAMPLES.1, SAMPLES.0);
@@ -41,7 +43,7 @@ pub fn dirtying(qmp: &mut Qmp, ram: u64, go_on: &dyn Fn() -> bool) -> Result<Dir
         json!({"calc-time": SHORT, "calc-time-unit": "millisecond", "sample-pages": samples});
     match measure(qmp, short, Duration::from_millis(SHORT), go_on) {
         Ok(pass) => passes.push(pass),
-        // An older QEMU.
+        // QEMU is older.
         Err(VmError::Monitor(QmpError::Refused { desc, .. }))
             if desc.contains("calc-time-unit") => {}
         Err(error) => return Err(error),
@@ -68,7 +70,7 @@ fn measure(
     loop {
         std::thread::sleep(ASK);
         if !go_on() {
-            // The measurement ends by itself.
+            // QEMU's measurement ends by itself.
             return Err(VmError::Interrupted);
         }
         let answer = qmp.execute(QUERY, None)?;
@@ -82,7 +84,8 @@ fn measure(
     }
 }
 
-/// Bytes of an answer: whole MiB a second, rounded down. None at all are none.
+/// The bytes of an answer, which is in whole MiB a second, rounded down. An answer of zero stays
+/// zero.
 fn pass(answer: &Value, time: Duration) -> Result<Pass, VmError> {
     /// 64 GiB a second.
     const MOST: i64 = 65_536;

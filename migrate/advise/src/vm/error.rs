@@ -6,10 +6,10 @@ use qmp::QmpError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
-    /// The monitor refuses, or says nothing.
+    /// The monitor refuses a command, or does not answer.
     #[error(transparent)]
     Monitor(#[from] QmpError),
-    /// An answer that no QEMU gives.
+    /// No QEMU gives this answer.
     #[error("{command} answers {what}, which makes no sense: is this a QEMU's monitor?")]
     Nonsense {
         /// The command.
@@ -17,10 +17,10 @@ pub enum VmError {
         /// The part of the answer.
         what: String,
     },
-    /// Another client measures the dirty rate.
+    /// Another client is measuring the dirty rate.
     #[error("another client measures this VM's dirty rate: try again when it has ended (query-dirty-rate)")]
     Measuring,
-    /// The VM is on its way.
+    /// The VM is being migrated.
     #[error(
         "the VM is {state:.64} and its migration {migration:.64}: to read its memory now could hang \
          QEMU. Try again when the migration has ended, or go without --sample and --sample-memory"
@@ -31,7 +31,7 @@ pub enum VmError {
         /// The migration's status.
         migration: String,
     },
-    /// Memory that QEMU shows and the guest has not.
+    /// QEMU shows memory that the guest does not have.
     #[error(
         "the VM has a {kind} device, of whose memory QEMU shows more than the guest has: sample without \
          --sample-memory, or use platen rehearse"
@@ -59,7 +59,7 @@ pub enum VmError {
     Save {
         /// The file.
         path: String,
-        /// QEMU's words.
+        /// QEMU's error.
         source: QmpError,
     },
     /// The sample cannot be read.
@@ -70,12 +70,12 @@ pub enum VmError {
         /// The reason.
         reason: String,
     },
-    /// The user ended it.
+    /// The user ended the measurement.
     #[error("interrupted")]
     Interrupted,
 }
 
-/// An answer that no QEMU gives.
+/// The error for an answer that no QEMU gives.
 pub(super) fn nonsense(command: &'static str, what: &str) -> VmError {
     VmError::Nonsense { command, what: what.chars().take(200).collect() }
 }

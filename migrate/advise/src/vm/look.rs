@@ -5,7 +5,7 @@ use qmp::Qmp;
 use serde::Serialize;
 use serde_json::Value;
 
-/// The most RAM of a VM that is believed: 16 TiB, as an image may have.
+/// The most RAM of a VM that is credible, bytes: 16 TiB, as an image may have.
 const MOST_RAM: u64 = 16 << 40;
 /// The most vCPUs.
 const MOST_CPUS: usize = 8192;
@@ -25,25 +25,25 @@ pub struct Vm {
     pub ram: u64,
     /// vCPUs.
     pub cpus: u64,
-    /// Whether KVM runs it.
+    /// Whether KVM runs the VM.
     pub kvm: bool,
     /// Migration capabilities that are on.
     pub capabilities: Vec<String>,
-    /// QEMU's multifd compressors; empty where it does not tell.
+    /// QEMU's multifd compressors; empty if QEMU does not report them.
     pub compressors: Vec<String>,
     /// QEMU's downtime-limit, milliseconds.
     pub downtime_limit: u64,
-    /// QEMU's max-bandwidth, bytes per second; `None` for no limit.
+    /// QEMU's max-bandwidth, bytes per second; null if there is no limit.
     pub max_bandwidth: Option<u64>,
-    /// multifd-channels.
+    /// QEMU's multifd-channels.
     pub channels: u64,
 }
 
 impl Vm {
-    /// Asks a monitor.
+    /// Queries a monitor.
     ///
     /// # Errors
-    /// The monitor fails, or answers nonsense.
+    /// The monitor fails, or gives an impossible answer.
     pub fn look(qmp: &mut Qmp) -> Result<Self, VmError> {
         let state = qmp.query_status()?.status;
         let memory = qmp.execute("query-memory-size-summary", None)?;
@@ -54,7 +54,7 @@ impl Vm {
         }
         let parameters = qmp.query_parameters()?;
         let known = qmp.execute("query-migrate-capabilities", None)?;
-        // Not every QEMU is built with KVM, or with a schema that can be asked for.
+        // Not every QEMU is built with KVM, or with a schema that can be queried.
         let kvm = qmp.execute("query-kvm", None).is_ok_and(|answer| answer["enabled"] == true);
         let schema = qmp.execute("query-qmp-schema", None).unwrap_or_default();
         let version = qmp.version();
@@ -73,11 +73,11 @@ impl Vm {
         })
     }
 
-    /// Whether QEMU may be asked to read the guest's memory. It does so in its main loop, which
-    /// waits for ever for a page that a migration has still to bring.
+    /// Checks that QEMU may be asked to read the guest's memory. QEMU reads in its main loop, which
+    /// waits for ever for a page that a migration has yet to bring.
     ///
     /// # Errors
-    /// The VM is coming here, leaves, or has left; the monitor fails.
+    /// The VM is being migrated to or from this QEMU, or has left; the monitor fails.
     pub fn may_be_read(&self, qmp: &mut Qmp) -> Result<(), VmError> {
         let migration = qmp.execute("query-migrate", None)?;
         let migration = migration["status"].as_str().unwrap_or("none").to_owned();
@@ -90,7 +90,7 @@ impl Vm {
     }
 }
 
-/// Bytes of RAM, hot-plugged ones included.
+/// Bytes of RAM, including hot-plugged RAM.
 fn ram(answer: &Value) -> Result<u64, VmError> {
     let base = answer["base-memory"].as_u64();
     let all =

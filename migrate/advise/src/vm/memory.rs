@@ -11,12 +11,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Bytes of a range: a relay's chunk. Neighbouring pages resemble each other: on one guest zstd 1
-/// had a ratio of 2.53 with it, and of 2.35 with chunks made of ranges of a quarter of it.
+/// Bytes of a range: those of a relay's chunk. Neighbouring pages resemble each other: on one guest
+/// zstd 1 had a ratio of 2.53 with such ranges, and of 2.35 with chunks made of ranges of a quarter
+/// of it.
 const RANGE: u64 = 512 << 10;
 /// The most ranges: 32 MiB in all.
 const RANGES: u64 = 64;
-/// Single pages that tell how much of the RAM is not zeros. Data lies in few and large pieces: 64
+/// Single pages that show how much of the RAM is not zeros. Data lies in few and large pieces: 64
 /// ranges were off by 8 % on a guest of 640 MiB.
 const PROBES: u64 = 2048;
 const PAGE: u64 = 4096;
@@ -27,27 +28,27 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub struct Saved {
     ranges: Vec<(u64, Vec<u8>)>,
-    /// Single pages that are not all zeros, and all that were looked at.
+    /// Single pages that are not all zeros, and all single pages that were examined.
     probed: Option<(u64, u64)>,
 }
 
 /// A page of [`Saved`].
 #[derive(Clone, Copy, Debug)]
 pub struct SavedPage<'a> {
-    /// Its address.
+    /// The page's address.
     pub address: u64,
-    /// Its bytes.
+    /// The page's bytes.
     pub bytes: &'a [u8],
 }
 
 impl Saved {
-    /// Saves ranges spread over all RAM, one after the other, by a file in a private folder that is
-    /// removed at the end. `go_on`: whether to.
+    /// Saves ranges spread over all RAM, one after the other, while `go_on` returns true. QEMU
+    /// writes them to a file in a private folder, which is removed at the end.
     ///
     /// # Errors
-    /// QEMU has no RAM that can be seen, or cannot write the file; the user ended it.
+    /// QEMU shows no RAM or cannot write the file, or the user ended the call.
     pub fn take(qmp: &mut Qmp, go_on: &dyn Fn() -> bool) -> Result<Self, VmError> {
-        // Reading what is not plugged would allocate it, and tell nothing of the guest.
+        // A read of memory that is not plugged would allocate it, and show nothing of the guest.
         let devices = qmp.execute("query-memory-devices", None)?;
         let kinds = devices.as_array().into_iter().flatten().filter_map(|one| one["type"].as_str());
         if let Some(kind) = kinds.into_iter().find(|kind| *kind != "dimm") {
@@ -66,10 +67,10 @@ impl Saved {
         Ok(saved)
     }
 
-    /// The same ranges as they are now.
+    /// Saves the same ranges as they are now.
     ///
     /// # Errors
-    /// As [`Saved::take`].
+    /// The errors of [`Saved::take`].
     pub fn again(&self, qmp: &mut Qmp, go_on: &dyn Fn() -> bool) -> Result<Self, VmError> {
         let end = |(from, bytes): &(u64, Vec<u8>)| *from..from.saturating_add(bytes.len() as u64);
         Self::of(qmp, self.ranges.iter().map(end).collect(), go_on)
@@ -148,7 +149,7 @@ fn choose(ram: &[Range<u64>], size: u64, most: u64) -> Vec<Range<u64>> {
     let stratum = total.checked_div(count).unwrap_or(0);
     let mut chosen = Vec::new();
     for nth in 0..count {
-        // Anywhere in its stratum: memory is laid out with periods of powers of two.
+        // The range lies anywhere in its stratum: memory is laid out with periods of powers of two.
         let room = stratum.saturating_sub(size) / PAGE;
         let within = if room == 0 { 0 } else { mix(nth) % (room + 1) * PAGE };
         let mut offset = nth * stratum / PAGE * PAGE + within;
@@ -190,7 +191,7 @@ fn save(qmp: &mut Qmp, range: &Range<u64>, path: &Path) -> Result<Vec<u8>, VmErr
         let len = bytes.len();
         return Err(failed(format!("it has {len} bytes or more where {size} were saved")));
     }
-    // Memory lies on a disk for no longer than it must.
+    // The guest's memory lies on a disk for no longer than necessary.
     std::fs::remove_file(path).map_err(|error| failed(error.to_string()))?;
     Ok(bytes)
 }

@@ -1,6 +1,7 @@
-//! A running QEMU: what its monitor says, how fast its guest writes, and a sample of its memory.
+//! A running QEMU: the answers of its monitor, the rate at which its guest writes, and a sample of
+//! its memory.
 //!
-//! Every command only asks. `calc-dirty-rate` in its sampling mode hashes pages twice and tracks
+//! Every command only reads. `calc-dirty-rate` in its sampling mode hashes pages twice and tracks
 //! nothing; `pmemsave` copies pages to a file. The guest runs on, and no setting changes.
 
 mod dirty;

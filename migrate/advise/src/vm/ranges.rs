@@ -7,8 +7,8 @@ const MOST: usize = 4096;
 /// The most lines read.
 const LINES: usize = 65_536;
 
-/// The address ranges of RAM in the text of `info mtree -f`, ascending and without overlap. Lines
-/// that are not understood do not count.
+/// Returns the address ranges of RAM in the text of `info mtree -f`, ascending and without overlap.
+/// Lines that are not understood are ignored.
 ///
 /// ```text
 /// FlatView #2

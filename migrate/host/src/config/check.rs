@@ -1,4 +1,4 @@
-//! A configuration is checked: each value alone, and the hosts against each other.
+//! Checks a configuration: each value alone, and the hosts against each other.
 
 use super::{Config, HostEntry, MetricsAddress, PortRange};
 use crate::error::HostError;
@@ -8,9 +8,10 @@ use tls::Fingerprint;
 
 /// The most hosts.
 const MAX_HOSTS: usize = 64;
-/// The most doors on a host: a listening socket each.
+/// The most doors on a host; each needs a listening socket.
 const MAX_DOORS: usize = 4096;
-/// The least `max_bandwidth`: the handshakes of a session's links need some of it, too.
+/// The least `max_bandwidth`, bytes per second: the handshakes of a session's links need some of
+/// it.
 const LEAST_BANDWIDTH: u64 = 128 << 10;
 /// The most unix sockets for each other host.
 const MAX_SOCKETS: u16 = 64;
@@ -129,7 +130,7 @@ impl Config {
         Ok(())
     }
 
-    /// Refuses ports of QEMUs that are not to be had, or have no door each.
+    /// Refuses ports of QEMUs that cannot be intercepted, or that have no door each.
     fn check_intercepted(&self, host: &HostEntry) -> Result<(), HostError> {
         let Some(PortRange(ports)) = &host.intercept else { return Ok(()) };
         let wrong = |detail: String| {
@@ -150,7 +151,7 @@ impl Config {
             doors.start() <= ports.end() && ports.start() <= doors.end()
         };
         match self.host.iter().find(shares) {
-            // Where the doors listen, no QEMU can.
+            // No QEMU can listen where the doors listen.
             Some(other) => {
                 wrong(format!("some of them are among `ports` of host '{}'", other.name))
             }
@@ -159,7 +160,7 @@ impl Config {
     }
 
     /// Refuses names and addresses that two hosts share. Both are in a host's certificate, and a
-    /// host with the name of another in its certificate passes for that one.
+    /// host whose certificate has another host's name passes for that host.
     fn check_names(&self) -> Result<(), HostError> {
         let mut owners = HashMap::new();
         for host in &self.host {
@@ -169,7 +170,7 @@ impl Config {
             if host.name.is_empty() || host.name.len() > 255 {
                 return wrong("name", "a name has 1 to 255 bytes".into());
             }
-            // It is the name of a folder, too.
+            // The name is also that of a folder.
             if host.name.contains(['/', '\0']) || [".", ".."].contains(&host.name.as_str()) {
                 return wrong("name", "it cannot be the name of a folder".into());
             }
@@ -200,7 +201,7 @@ impl Config {
     }
 }
 
-/// One text for a name, however it is written: names are the same in either case and with a dot at
+/// One spelling for all spellings of a name: names are the same in either case and with a dot at
 /// their end, and an address has several forms.
 fn canonical(name: &str) -> String {
     match name.parse::<IpAddr>() {

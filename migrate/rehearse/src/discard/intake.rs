@@ -1,4 +1,4 @@
-//! The thread of the discarding end accepts the connection, reads, counts and samples.
+//! The thread of the discarding end: accepts the connection, reads, counts and samples.
 
 use super::shared::{Shared, State};
 use crate::sampler::{Sample, Sampler};
@@ -13,11 +13,11 @@ use stream::{Kind, Token, Tokeniser};
 
 /// The most bytes of a chunk: a relay's, by the grants of a receiver with default settings.
 pub(super) const CHUNK: usize = 557_056 - delta::TABLE_ROOM;
-/// How often the thread looks whether it has to end.
+/// How often the thread checks whether it has to end.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a chunk that is not full waits for more bytes, as in a relay.
 const LINGER: Duration = Duration::from_millis(1);
-/// How long the stream is read as fast as QEMU writes it: shorter times are those of buffers.
+/// How long the stream is read as fast as QEMU writes it: shorter times would measure buffers.
 const UNPACED: Duration = Duration::from_millis(40);
 /// Seconds between two samples of the first pass, where all pages have data.
 const SAMPLED_EVERY: f64 = 0.04;
@@ -27,7 +27,7 @@ const SAMPLED_AGAIN: u64 = 400;
 const LONG_ENOUGH: Duration = Duration::from_millis(15);
 /// Bytes of a record with a page of 4 KiB; larger pages come in more pieces.
 const RECORD: u64 = 8 + 4096;
-/// The longest that the thread sleeps for its pace without another look.
+/// The longest sleep of the thread for its pace without another check.
 const NAP: Duration = Duration::from_millis(10);
 
 /// The first connection; `None` if the end comes before it.
@@ -68,7 +68,7 @@ pub(super) struct Intake<'a> {
     free_since: Option<(Instant, u64)>,
     /// The pages with data behind which the next sample is taken.
     next_sample: u64,
-    /// The last sample was of pages sent again.
+    /// Whether the last sample was of pages sent again.
     sampled_again: bool,
 }
 
@@ -120,7 +120,8 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Waits until it may read; returns the bytes that it may read, 0 when it has to end.
+    /// Waits until the thread may read. Returns the number of bytes that it may read; 0 when it has
+    /// to end.
     fn may_read(&mut self) -> usize {
         let mut state = self.shared.lock();
         loop {
@@ -131,20 +132,20 @@ impl<'a> Intake<'a> {
             let wait = match self.early(pages, &state) {
                 _ if pages >= allowed => LOOK,
                 Duration::ZERO => {
-                    // No more than the pages that are allowed, if all of them have data.
+                    // At most the pages that are allowed, if all of them have data.
                     let most = allowed.saturating_sub(pages).saturating_mul(RECORD);
                     return usize::try_from(most).unwrap_or(CHUNK).min(CHUNK);
                 }
                 early => early.min(NAP),
             };
-            // QEMU waits, too, as soon as the socket is full.
+            // QEMU waits too as soon as the socket is full.
             self.free_since = None;
             let waited = self.shared.changed.wait_timeout(state, wait);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// How long before its time the next page is.
+    /// The time until the next page is due.
     #[expect(clippy::cast_precision_loss, reason = "pages of RAM, far below 2^53")]
     fn early(&mut self, pages: u64, state: &State) -> Duration {
         let Some(unpaced) = state.totals.unpaced.filter(|_| pages < state.first) else {
@@ -180,7 +181,7 @@ impl<'a> Intake<'a> {
         done
     }
 
-    /// Tokenises the chunk and counts its pages; whether they were sent before.
+    /// Tokenises the chunk and counts its pages. Returns whether they were sent before.
     fn count(&mut self, len: usize) -> bool {
         let now = Instant::now();
         let began = *self.began.get_or_insert(now);
@@ -190,7 +191,7 @@ impl<'a> Intake<'a> {
         let mut state = self.shared.lock();
         let first = state.first;
         let totals = &mut state.totals;
-        // QEMU skips pages that it need not send.
+        // QEMU skips pages that it does not have to send.
         let is_again = totals.pages >= first - first / 50;
         totals.page_size = facts.page_size as u64;
         totals.data_pages = facts.normal;
@@ -230,9 +231,9 @@ impl<'a> Intake<'a> {
         true
     }
 
-    /// Makes differences of pages that were sent before, and gives the sampler the chunk if it is
-    /// its turn. Each page with data has the same chance: chunks that are encoded faster, or have
-    /// zeros, are no more likely to be taken.
+    /// Makes differences of pages that were sent before, and passes the chunk to the sampler if it
+    /// is its turn. Each page with data has the same chance: chunks that are encoded faster, or
+    /// contain zeros, are no more likely to be sampled.
     fn measure(&mut self, len: usize, is_again: bool) {
         let page_size = self.tokeniser.facts().page_size;
         if page_size != self.page_size {

@@ -1,4 +1,5 @@
-//! The discarding end and its thread share the counts, and how far the thread may read.
+//! The state that the discarding end and its thread share: the counts, and how far the thread may
+//! read.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -17,15 +18,15 @@ pub struct Totals {
     pub page_size: u64,
     /// Pages before the pace of the first pass began.
     pub unpaced: Option<u64>,
-    /// Pages with data per second, where nothing made QEMU wait: the highest rate over some time.
+    /// Pages with data per second while nothing made QEMU wait: the highest rate over some time.
     pub fastest: Option<f64>,
-    /// The connection has ended.
+    /// Whether the connection has ended.
     pub has_ended: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// How many pages are read, since the start.
+    /// The number of pages that may be read, counted from the start.
     pub(super) allowed: u64,
     /// Pages of the first pass; `u64::MAX` before it.
     pub(super) first: u64,

@@ -1,4 +1,4 @@
-//! A chunk gets its codec and level, and the controller the outcome.
+//! Assigns a codec and a level to each chunk, and reports the outcome to the controller.
 
 use super::Auto;
 use crate::cpu_time::thread_cpu;
@@ -28,8 +28,8 @@ impl Assigned {
         self.auto.controller.settings(&self.choice)
     }
 
-    /// A codec thread begins. After the VM has stopped, chunks that waited also get the fastest
-    /// choice.
+    /// Records that a codec thread begins the chunk, and returns the start time. After the VM has
+    /// stopped, a chunk that has waited gets the fastest settings too.
     pub(crate) fn begin(&mut self) -> Begun {
         if self.auto.controller.is_stopped() {
             self.choice = self.auto.controller.choose(self.choice.class());
@@ -44,8 +44,8 @@ impl Assigned {
     }
 
     /// Records that a device has made `outgoing` from `plain` bytes, with `depth` chunks in flight
-    /// for a codec thread. The time that counts is for how long the chunk occupied one of the
-    /// thread's places on the device.
+    /// for a codec thread. The elapsed time is divided by `depth`: it is the time for which the
+    /// chunk occupied the thread's share of the device.
     pub(crate) fn done_by_device(
         &self,
         plain: usize,
@@ -82,7 +82,7 @@ impl Assigned {
     }
 }
 
-/// The times at which a codec thread began a chunk.
+/// The CPU time and the moment at which a codec thread began a chunk.
 pub(crate) struct Begun {
     cpu: Duration,
     at: Instant,

@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(5);
 /// Checks per tick of the controller.
 const LOOKS: u32 = 5;
-/// Checks per tick until the controller knows the link: meanwhile it plans without it.
+/// Checks per tick until the controller knows the link's rate. Until then it plans without the
+/// rate.
 const FIRST_LOOKS: u32 = 2;
 /// The time over which a link's peak rate is measured.
 const LASTING: Duration = Duration::from_millis(200);
 
-/// How many times as long the link takes for a byte as the CPU before deltas pay: storing and
+/// Deltas pay once the link takes this many times as long for a byte as the CPU: storing and
 /// comparing pages costs each end a copy of every page.
 const ROOM_FOR_DELTAS: f64 = 1.5;
 
@@ -37,9 +38,9 @@ impl Delivered {
         self.before = acked;
     }
 
-    /// All bytes delivered. If the kernel does not report them, `written`, part of which may still
-    /// wait in a queue. If it does, it has acknowledged the session's hellos before QEMU's first
-    /// byte.
+    /// All bytes delivered. If the kernel does not report acknowledgements, this is `written`, of
+    /// which a part may still wait in a queue. If the kernel reports them, it has acknowledged the
+    /// session's hellos before QEMU's first byte.
     fn bytes(&self, written: u64) -> u64 {
         if self.bytes > 0 {
             self.bytes
@@ -65,7 +66,7 @@ impl Auto {
         while !is_over() {
             let plain = counters.plain.load(Ordering::Relaxed);
             if plain == 0 {
-                // QEMU has not started; that may take hours.
+                // QEMU has not started its migration, and may not do so for hours.
                 std::thread::sleep(2 * LOOK);
                 continue;
             }

@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 /// A multifd channel's progress.
 struct Channel {
     stream: u16,
-    /// SYNC packets written to QEMU; `u64::MAX` once the channel is opaque, so that they can no
-    /// longer be counted.
+    /// SYNC packets written to QEMU; `u64::MAX` once the channel is opaque, since its SYNCs can
+    /// then no longer be counted.
     syncs: u64,
     /// The channel has ended.
     ended: bool,
@@ -36,7 +36,7 @@ pub(super) enum Wait {
 }
 
 impl Barriers {
-    /// Records that a channel got `syncs` SYNC packets so far.
+    /// Records that a channel has got `syncs` SYNC packets so far.
     pub(super) fn handed(&self, stream: u16, syncs: u64) {
         self.change(stream, |channel| channel.syncs = syncs);
     }

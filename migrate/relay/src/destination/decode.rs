@@ -42,7 +42,7 @@ impl DecodeContext {
         Self { decoder: Decoder::new(), packed, offload, turn: None }
     }
 
-    /// Decodes a part of a history, and takes the next one if it has come.
+    /// Decodes a part of a history, and takes the next part if it has arrived.
     fn decode_part(
         &mut self,
         turn: Turn<Part>,
@@ -136,7 +136,7 @@ impl DecodeJob {
         self.arrived(result)
     }
 
-    /// The chunk, whose checksum is that of the unit.
+    /// Makes the arrived frame, whose checksum is that of the unit.
     fn arrived(self, result: Result<(), SessionError>) -> Arrived {
         let Self { header, unit, chunk, .. } = self;
         let checksum = Some(unit.checksum);
@@ -218,7 +218,8 @@ impl Job for DecodeJob {
         let DecodeContext { decoder, packed, offload, .. } = context;
         let Some(offload) = offload else { return };
         offload.poll(idle, &mut |Decoding { job, ticket }, what| {
-            // Software repeats the device's failures, and words the error if the unit is wrong.
+            // Software repeats a decoding that failed on the device, and finds the error's text if
+            // the unit is wrong.
             let arrived = match what {
                 Done::Plain(plain) => {
                     job.accept(plain).unwrap_or_else(|job| job.decode(decoder, packed))

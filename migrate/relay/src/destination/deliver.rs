@@ -1,5 +1,5 @@
-//! Writes one connection of the destination QEMU: in order, checked, and by the rules of W18 to
-//! W20.
+//! Writes one stream to its connection of the destination QEMU: in order, checked, and by the rules
+//! W18 to W20.
 
 mod write;
 
@@ -158,7 +158,7 @@ impl Delivery<'_> {
         }
         let shared = self.shared;
         let receiver = self.deltas.get_or_insert_with(|| {
-            // The session has one cache: a second stream that wants one gets none.
+            // The session has one cache. A second stream that wants a cache gets none.
             let granted = shared.delta_cache.swap(0, Ordering::AcqRel);
             delta::Receiver::new(granted, shared.page_size)
         });
@@ -224,7 +224,8 @@ impl Delivery<'_> {
         let facts = self.tokeniser.facts();
         let (tail, tail_at) = (facts.tail, facts.tail_at);
         let (page_size, switched) = (facts.page_size, facts.switched);
-        // The bytes of such a state start the VM, whatever follows them; those behind it do not.
+        // The bytes of a packaged state that ends with a PING start the VM, whatever follows them.
+        // The bytes behind that state do not.
         let tail = if self.awaits_pong { before < facts.switch_end } else { tail };
         let markers = self.markers_in(page_size);
         if !tail && !self.awaits_pong {
@@ -288,8 +289,8 @@ impl Delivery<'_> {
         Ok(())
     }
 
-    /// Records it if the bytes to be written now, up to `len` of the chunk at `offset`, may end the
-    /// packaged state of postcopy.
+    /// Records that the bytes to be written now, up to `len` of the chunk at `offset`, may end the
+    /// packaged state of postcopy; does nothing if they cannot.
     fn note_state(&self, offset: u64, len: usize) {
         let facts = self.tokeniser.facts();
         if facts.postcopy_running && offset + len as u64 >= facts.switch_end {

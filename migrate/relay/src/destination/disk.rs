@@ -1,5 +1,5 @@
-//! An NBD connection at the destination (W35 to W37): connects to the NBD server, sends back what
-//! it writes, and writes to it what the client has written.
+//! An NBD connection at the destination (W35 to W37). It connects to the NBD server, returns the
+//! server's bytes to the source, and writes the client's bytes to the server.
 
 use super::shared::{Event, Shared};
 use crate::error::{error_chain, RelayError};
@@ -78,7 +78,8 @@ fn deliver(
             }
         };
         if header.kind == FrameType::Eof {
-            // Before the source can know: its FINISH comes behind this.
+            // Sent before the ACK, from which the source learns of this: the source's FINISH
+            // follows the ACK.
             let _ = shared.events.send(Event::SourceEof);
         }
         inbox.acknowledge(&shared.session, receipt);
@@ -86,8 +87,8 @@ fn deliver(
     Ok(())
 }
 
-/// Connects to the NBD server, and starts to send back what it writes; `None` when the session has
-/// ended.
+/// Connects to the NBD server, and starts to return the server's bytes to the source; `None` when
+/// the session has ended.
 fn open(shared: &Arc<Shared>, stream: u16) -> Result<Option<Arc<QemuSocket>>, SessionError> {
     shared.begun.store(true, Ordering::Release);
     shared.host_listens().map_err(local)?;
@@ -107,9 +108,9 @@ fn open(shared: &Arc<Shared>, stream: u16) -> Result<Option<Arc<QemuSocket>>, Se
     Ok(Some(server))
 }
 
-/// Waits for the server's first bytes, and leaves them there; false when the session has ended.
-/// Any other server speaks in another way, or waits for its client: nobody may reach one of these
-/// through this host (W36).
+/// Waits for the server's first bytes, and leaves them in the socket; false when the session has
+/// ended. A server of another protocol begins differently, or waits for its client. No peer may
+/// reach such a server through this host (W36).
 fn has_greeted(shared: &Shared, server: &QemuSocket) -> Result<bool, SessionError> {
     let until = Instant::now() + GREETING;
     let stranger =
@@ -143,7 +144,7 @@ fn has_greeted(shared: &Shared, server: &QemuSocket) -> Result<bool, SessionErro
     Ok(false)
 }
 
-/// Sends back what the server writes, uncompressed and at once: these are answers.
+/// Returns the server's bytes to the source, uncompressed and at once: they are answers.
 fn read_back(shared: &Shared, stream: u16, mut server: &QemuSocket) -> Result<(), SessionError> {
     let session = &shared.session;
     if !session.send_bare(stream, FrameType::Open, 0) {
@@ -174,7 +175,7 @@ fn read_back(shared: &Shared, stream: u16, mut server: &QemuSocket) -> Result<()
         let header = session.credits().issue_data(permit, len, checksum, 0);
         session.send(raw(header, chunk, len, checksum));
     }
-    // As for the source's end.
+    // The event comes before EOF, as at the end of the client's bytes.
     let _ = shared.events.send(Event::QemuEof { unread: false });
     session.send_bare(stream, FrameType::Eof, 0);
     Ok(())
@@ -184,7 +185,8 @@ fn local(reason: String) -> SessionError {
     SessionError::Local { reason }
 }
 
-/// Waits until both directions have ended, and the source has said so; returns its report.
+/// Waits until both directions have ended and the source has reported that; returns the source's
+/// report.
 pub(super) fn decide(shared: &Shared, events: &Receiver<Event>) -> Result<Vec<u8>, RelayError> {
     let (mut client, mut server) = (false, false);
     loop {
@@ -196,7 +198,7 @@ pub(super) fn decide(shared: &Shared, events: &Receiver<Event>) -> Result<Vec<u8
                 return Err(SessionError::EarlyFinish { peer: shared.session.peer.clone() }.into());
             }
             Ok(Event::Closed(error)) => return Err(RelayError::Ended(error)),
-            // The others are a migration's.
+            // The other events occur only in a migration.
             Ok(_) => {}
             Err(_) => return Err(RelayError::DestinationEnded),
         }

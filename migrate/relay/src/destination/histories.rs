@@ -10,9 +10,9 @@
 //!
 //! # What fails
 //!
-//! A part that is no part of the session's histories, that came before, or that does not decode:
-//! its chunk has the error, which ends the session. A history that has failed gives its error for
-//! every other part, so no chunk waits for one that never comes.
+//! A part may name no history of the session, repeat a number, or fail to decode. Its chunk then
+//! has the error, which ends the session. A history that has failed returns its error for every
+//! other part, so no chunk waits for a part that never comes.
 //!
 //! # Limits
 //!
@@ -22,7 +22,7 @@
 use codec::{HistoryDecoder, PartHeader};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The histories of one session; `T` is what waits with a part.
+/// The histories of one session. `T` is the item that waits with a part.
 pub(crate) struct Histories<T> {
     window_log: u8,
     all: Box<[Mutex<History<T>>]>,
@@ -67,7 +67,7 @@ impl<T> Turn<T> {
 }
 
 impl<T> Histories<T> {
-    /// As agreed in the hello; none with `None`.
+    /// Creates the histories agreed in the hello; none for `None`.
     pub(super) fn new(agreed: Option<session::Histories>) -> Self {
         let (count, window_log) = agreed.map_or((0, 0), |agreed| (agreed.count, agreed.window_log));
         let history =
@@ -81,9 +81,9 @@ impl<T> Histories<T> {
         Some(history.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes the history of `part` if it is the part's turn, or if the part is refused. `None`: the
-    /// part waits, and the thread that decodes the one before it gets it from
-    /// [`end`](Self::end).
+    /// Takes the history of `part` if it is the part's turn, or if the part is refused. Otherwise
+    /// the part waits, and this returns `None`: the thread that decodes the part before it gets it
+    /// from [`end`](Self::end).
     pub(super) fn begin(&self, part: PartHeader, item: T) -> Option<Turn<T>> {
         let PartHeader { history, begins, number } = part;
         let refused =
@@ -115,8 +115,8 @@ impl<T> Histories<T> {
         Some(Turn { item, begins, history: Some(history), decoder })
     }
 
-    /// The part is decoded, or its decoder is the reason why not. Returns the part whose turn comes
-    /// with that; the history is this thread's until there is none.
+    /// Records that the part of `taken` was decoded, or the reason why it was not. Returns the next
+    /// part if it has arrived. The thread holds the history until this returns `None`.
     pub(super) fn end(&self, taken: Taken) -> Option<Turn<T>> {
         let Taken { history: Some(history), decoder } = taken else { return None };
         let mut state = self.lock(history)?;
@@ -127,7 +127,7 @@ impl<T> Histories<T> {
         };
         match decoder {
             Ok(decoder) => {
-                // The number has been used, so it is not the last one there is.
+                // Saturates: a peer's last number must not overflow.
                 state.next = state.next.saturating_add(1);
                 let next = state.next;
                 match state.waiting.iter().position(|(part, _)| part.number == next) {
@@ -152,7 +152,7 @@ impl<T> Histories<T> {
         }
     }
 
-    /// The session has ended: frees the decoders, and what waits.
+    /// Ends the session: frees the decoders and the waiting parts.
     pub(super) fn close(&self) {
         for history in &self.all {
             let mut state = history.lock().unwrap_or_else(PoisonError::into_inner);

@@ -38,7 +38,8 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &QemuSocket) {
         if sniffer.has_loaded() {
             shared.set_loaded();
         }
-        // Without a session the bytes go nowhere, and still tell whether the VM runs here.
+        // After the end of the session the bytes are dropped. They still show whether the VM runs
+        // here.
         let Some(permit) = session.credits().permit(stream) else { continue };
         let Some(mut chunk) = session.plain().take_until(None, || session.failure().is_some())
         else {

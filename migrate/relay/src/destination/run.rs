@@ -24,8 +24,9 @@ const ASKING: Duration = Duration::from_secs(10);
 const REACTION: Duration = Duration::from_secs(1);
 /// How long the source may take to acknowledge the end.
 const LAST_ACKS: Duration = Duration::from_secs(2);
-/// Buffers for compressed payloads: for at most 64 links, and those that the codec threads hold.
-/// With histories also for all that wait for their turn: the frame that they wait for needs one.
+/// Buffers for compressed payloads: for at most 64 links, and for the codec threads' jobs. With
+/// histories, also for all parts that wait for their turn, since the frame that they wait for needs
+/// a buffer too.
 const PAYLOAD_SLOTS: usize = 256;
 
 /// One migration, from its first link to its end.
@@ -47,14 +48,14 @@ impl std::fmt::Debug for Destination {
 pub struct DestinationEnd {
     /// The source's report, JSON; empty when the links were lost before it arrived.
     pub peer_report: Vec<u8>,
-    /// QEMU has confirmed that it runs the VM. Without a return path it cannot: then it is only
-    /// known that QEMU took the whole stream.
+    /// QEMU has confirmed that it runs the VM. Without a return path it cannot confirm: then it is
+    /// only known that QEMU took the whole stream.
     pub confirmed: bool,
 }
 
 impl Destination {
-    /// A migration to `target`, before its first link, or an NBD connection (`is_disk`).
-    /// `lifeline`: the number of links, and how long the session outlives the last.
+    /// Creates a migration to `target`, before its first link, or an NBD connection (`is_disk`).
+    /// `lifeline`: the number of links, and how long the session outlives the last of them.
     ///
     /// # Errors
     /// The system refuses memory.
@@ -115,23 +116,25 @@ impl Destination {
         self.shared.confirmed.load(Ordering::Acquire)
     }
 
-    /// Whether QEMU has loaded the packaged state of postcopy; for a source that waits to hear it.
+    /// Whether QEMU has loaded the packaged state of postcopy, for a source that waits for this
+    /// answer.
     pub(crate) fn has_loaded(&self) -> bool {
         self.shared.awaits_pong.load(Ordering::Acquire) && self.shared.has_loaded()
     }
 
-    /// Whether it may turn out later that QEMU has loaded the packaged state, or never did.
+    /// Whether the session is in postcopy and QEMU has not reported that it has loaded the packaged
+    /// state: a later answer may be better.
     pub(crate) fn is_undecided(&self) -> bool {
         self.shared.postcopy.load(Ordering::Acquire) && !self.shared.has_loaded()
     }
 
-    /// Whether the source has begun its migration: before that, no bytes were for QEMU.
+    /// Whether the source has begun its migration: no earlier bytes were for QEMU.
     pub fn has_begun(&self) -> bool {
         self.shared.begun.load(Ordering::Acquire)
     }
 
-    /// Whether the session ended without the source being informed, or by a source that was in
-    /// doubt: it may still ask.
+    /// Whether the source may still ask about the session: it was not informed of the end, or it
+    /// ended the session in doubt.
     pub(crate) fn was_lost(&self) -> bool {
         let asks = |error: &SessionError| {
             matches!(
@@ -174,7 +177,7 @@ impl Destination {
     /// Runs the migration to its end; `report` makes the JSON for the source.
     ///
     /// # Errors
-    /// Every migration but one that the source has seen succeed.
+    /// Returned for every migration except one whose success the source has learned.
     pub fn run(&self, report: impl FnOnce() -> Vec<u8>) -> Result<DestinationEnd, RelayError> {
         let shared = &self.shared;
         let result = match shared.is_disk {
@@ -188,16 +191,17 @@ impl Destination {
         match &result {
             Ok(_) => shared.session.send_finish(report()),
             Err(error) => {
-                // First, so that the source gets the better answer.
+                // Called first: the source gets a better answer once QEMU has loaded the state.
                 shared.let_it_load();
                 shared.session.fail(SessionError::Local { reason: error_chain(error) });
             }
         }
         shared.over.store(true, Ordering::Release);
-        // Before this end closes the connection itself.
+        // Read before this end closes the connection itself.
         let ended = shared.qemu_gone.load(Ordering::Acquire) && shared.never_ran();
         shared.close_sockets();
-        // Nothing is written any more: what starts the VM in postcopy was given by now, or never.
+        // Nothing is written any more: the bytes that start the VM in postcopy were written before
+        // this, or never will be.
         let never = ended || !shared.state_given.load(Ordering::Acquire);
         if result.is_err() && shared.postcopy.load(Ordering::Acquire) && never {
             shared.session.revoke_commit();
@@ -244,7 +248,7 @@ impl Destination {
                 Some(Event::SourceEof) => {
                     source_eof = true;
                     if qemu_eof && !shared.return_path.load(Ordering::Acquire) {
-                        // It had closed because it had all bytes.
+                        // QEMU had closed because it had all bytes.
                         gone = None;
                     }
                 }
@@ -318,8 +322,8 @@ impl Destination {
         }
     }
 
-    /// QEMU has confirmed, and the source has not been informed. Where the links were lost, the
-    /// source may ask, and learns of the success from the answer (W28).
+    /// QEMU has confirmed, and the source was not informed. If the links were lost, the source may
+    /// ask, and learns of the success from the answer (W28).
     fn unheard(
         &self,
         events: &Receiver<Event>,
@@ -346,7 +350,8 @@ impl Destination {
         Ok(DestinationEnd { peer_report: Vec::new(), confirmed: true })
     }
 
-    /// QEMU has ended without success. Lets the bytes that it wrote reach the source first.
+    /// Makes the error for a QEMU that has ended without success. First lets the bytes that QEMU
+    /// wrote reach the source.
     fn qemu_gone(&self, shut: Option<u32>, reason: Option<String>) -> RelayError {
         self.shared.session.credits().drained(Instant::now() + LAST_ACKS);
         match (shut, reason) {

@@ -72,11 +72,11 @@ pub(super) struct Shared {
     /// The stream has brought the bytes that start the VM in postcopy: QEMU may close its socket
     /// and still run the VM.
     pub(super) postcopy: AtomicBool,
-    /// The last byte of those may have been written to QEMU.
+    /// The last of these bytes may have been written to QEMU.
     pub(super) state_given: AtomicBool,
-    /// They end with a PING whose PONG the source waits for (W20c).
+    /// These bytes end with a PING for whose PONG the source waits (W20c).
     pub(super) awaits_pong: AtomicBool,
-    /// When QEMU sent that PONG: it has loaded the VM, and runs it.
+    /// When QEMU sent that PONG, which shows that it has loaded the VM and runs it.
     pub(super) loaded: OnceLock<Instant>,
     /// QEMU has closed its main connection, and all that it wrote has been read.
     pub(super) qemu_gone: AtomicBool,
@@ -154,7 +154,7 @@ impl Shared {
         self.main_event.notify_all();
     }
 
-    /// Whether QEMU may be loading the packaged state, and will say when it has.
+    /// Whether QEMU may be loading the packaged state, and will report when it has loaded it.
     pub(super) fn is_loading(&self) -> bool {
         self.awaits_pong.load(Ordering::Acquire)
             && self.state_given.load(Ordering::Acquire)
@@ -162,16 +162,17 @@ impl Shared {
             && !self.qemu_gone.load(Ordering::Acquire)
     }
 
-    /// Whether a QEMU that has ended cannot have run the VM although it turned to postcopy: it
-    /// never had all that starts it, or had to say first that it has loaded that.
+    /// Whether a QEMU that has ended cannot have run the VM although it switched to postcopy.
+    /// Either it never got all bytes that start the VM, or it had to report first that it had
+    /// loaded them, and did not.
     pub(super) fn never_ran(&self) -> bool {
         let says = self.awaits_pong.load(Ordering::Acquire) && !self.has_loaded();
         says || !self.state_given.load(Ordering::Acquire)
     }
 
-    /// W20c: the session ends. Waits until a QEMU that loads the packaged state has done so or has
-    /// ended: the source gets that answer. A QEMU whose connection ends in between may exit with
-    /// the VM that the source has given up.
+    /// Waits, at the end of a session, until a QEMU that is loading the packaged state has loaded
+    /// it or has ended, so that the source gets that answer (W20c). If its connection ended in
+    /// between, QEMU might exit with the VM that the source has given up.
     pub(super) fn let_it_load(&self) {
         if self.is_loading() {
             let until = Some(Instant::now() + LOADS);

@@ -88,13 +88,13 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
     // An honest peer does not exceed its credit, so a buffer is always free (W13).
     let chunk =
         shared.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
-    // Waits for the codec threads, which wait for no stream. A closed pool means that the
+    // This waits for the codec threads, which wait for no stream. A closed pool means that the
     // session has ended.
     let _ = shared.pool.submit_wait(DecodeJob { header, unit, payload, chunk, history }, &results);
     Ok(())
 }
 
-/// The stream's inbox; its writer starts with the stream's first frame, whichever that is.
+/// The stream's inbox. The stream's writer starts with its first frame, whichever frame that is.
 fn stream(shared: &Arc<Shared>, id: u16) -> Result<Arc<Results<Arrived>>, SessionError> {
     let cell = &shared.streams[usize::from(id)];
     if let Some(results) = cell.get() {

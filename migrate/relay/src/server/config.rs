@@ -13,8 +13,8 @@ use tls::Acceptor;
 pub struct ServerConfig {
     /// The address of each named QEMU; `None` is the target of a peer that gives no name.
     pub targets: Vec<(Option<String>, QemuAddress)>,
-    /// Secures the links and decides which certificates are accepted; without it any peer is, and
-    /// links are not encrypted.
+    /// Secures the links and decides which certificates are accepted. Without it every peer is
+    /// accepted, and links are not encrypted.
     pub acceptor: Option<Acceptor>,
     /// Codec threads, at least 1.
     pub decompress_threads: usize,
@@ -33,18 +33,18 @@ pub struct ServerConfig {
     pub resume: Duration,
 }
 
-/// The application's part in a session. Called from the session's own thread.
+/// The application's part in a session. The session's own thread calls it.
 pub trait Host: Send + Sync + 'static {
     /// Whether sessions carry NBD connections (W35) and no migrations.
     fn is_for_disks(&self) -> bool {
         false
     }
-    /// A peer requests `target`: prepares QEMU for it.
+    /// Prepares QEMU for a peer that requests `target`.
     ///
     /// # Errors
     /// A message for the peer's user.
     fn prepare(&self, target: &Option<String>, hello: &Hello) -> Result<(), String>;
-    /// The migration's first bytes have arrived: makes QEMU listen for them, if it does not yet.
+    /// Makes QEMU listen if it does not yet. Called when the migration's first bytes have arrived.
     ///
     /// # Errors
     /// A message for the peer's user.
@@ -52,8 +52,8 @@ pub trait Host: Send + Sync + 'static {
         let _ = target;
         Ok(())
     }
-    /// A connection to QEMU was made. An error closes it before its first byte, and ends the
-    /// migration.
+    /// Inspects a connection to QEMU that was just made. An error closes the connection before its
+    /// first byte, and ends the migration.
     ///
     /// # Errors
     /// A message for the peer's user.
@@ -63,6 +63,6 @@ pub trait Host: Send + Sync + 'static {
     }
     /// Runs the migration to its end with [`Destination::run`] and reports it.
     fn serve(&self, target: &Option<String>, destination: &Destination);
-    /// A message for the user.
+    /// Reports a message for the user.
     fn notice(&self, text: &str);
 }

@@ -34,7 +34,7 @@ use tls::Acceptor;
 
 /// Pause before looking again for the rest of a pass, or after a failed `accept`.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// Strangers that are reported; a scanner can cause any number.
+/// How many strangers are reported; a scanner can cause any number.
 const REPORTED: u64 = 10;
 
 /// Settings of a front.
@@ -52,7 +52,7 @@ pub struct FrontConfig {
     pub history: u64,
 }
 
-/// The processes that hold the sessions. Called from the thread of one connection each.
+/// The processes that hold the sessions. Each connection's own thread calls it.
 pub trait Switchboard: Send + Sync + 'static {
     /// Whether a process holds this session.
     fn holds(&self, session: &str) -> bool;
@@ -66,12 +66,13 @@ pub trait Switchboard: Send + Sync + 'static {
     /// # Errors
     /// A message for the peer's user.
     fn open(&self, promise: Promise) -> Result<(), String>;
-    /// The answer to a hello whose target opens nothing and only asks; `None` if it does not ask.
+    /// The answer to a hello whose target only asks a question and opens no session; `None` for any
+    /// other target.
     fn answer(&self, target: &str) -> Option<String> {
         let _ = target;
         None
     }
-    /// A message for the user.
+    /// Reports a message for the user.
     fn notice(&self, text: &str);
 }
 
@@ -91,7 +92,7 @@ impl std::fmt::Debug for Front {
 }
 
 impl Front {
-    /// A front without connections.
+    /// Creates a front without connections.
     pub fn new(config: FrontConfig, switchboard: Arc<dyn Switchboard>) -> Arc<Self> {
         Arc::new(Self {
             config,
@@ -102,7 +103,7 @@ impl Front {
         })
     }
 
-    /// Accepts links while `go_on`, which is asked several times a second.
+    /// Accepts links while `go_on` returns true. `go_on` is called several times a second.
     ///
     /// # Errors
     /// The listening socket fails.
@@ -114,7 +115,7 @@ impl Front {
         let failed =
             |source| RelayError::Resource { what: "the listening socket failed".into(), source };
         listener.set_nonblocking(true).map_err(failed)?;
-        // As in `Server::run`.
+        // The backlog is as long as that of `Server::run`.
         rustix::net::listen(listener, BACKLOG).map_err(|error| failed(error.into()))?;
         while go_on() {
             let mut fds = [PollFd::new(listener, PollFlags::IN)];
@@ -159,7 +160,7 @@ impl Front {
         }
     }
 
-    /// Handles one connection to its hello.
+    /// Handles one connection up to its hello.
     fn hello(&self, socket: &TcpStream, peer: &str, number: u64) -> Result<(), SessionError> {
         let failed = |source| SessionError::Resource {
             what: "cannot set up a link's socket".into(),
@@ -176,7 +177,7 @@ impl Front {
                 Ok(()) => return Ok(()),
                 Err(socket) => own = socket,
             }
-            // No process has the session: the hello gets that answer.
+            // No process has the session: the answer to the hello says so.
             read_pass(&own, peer, deadline)?;
         }
         let mut link = secure(Some(&self.config.acceptor), own, peer, deadline)?;

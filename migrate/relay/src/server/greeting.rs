@@ -1,4 +1,5 @@
-//! The steps of opening a link that every server takes: pass, TLS, the checks of a hello, answers.
+//! The steps of opening a link that every server takes: pass, TLS, the checks of a hello, and
+//! answers.
 
 use codec::Codec;
 use session::{
@@ -9,7 +10,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use tls::{Acceptor, TlsError};
 
-/// The shortest time-out of a socket: zero would be none.
+/// The shortest time-out of a socket: zero would mean no time-out.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
 const DECODED: [Codec; 5] = [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz];
@@ -20,8 +21,8 @@ pub(super) fn limit(socket: &TcpStream, deadline: Instant) -> std::io::Result<()
     socket.set_read_timeout(Some(left.max(A_MOMENT)))
 }
 
-/// Whether the connection begins as a pass does. Nothing by `deadline`, or another byte, is no
-/// pass: the handshake finds out.
+/// Whether the connection begins with the first byte of a pass. False also if no byte comes by
+/// `deadline`: the handshake then finds the cause.
 pub(super) fn may_have_pass(socket: &TcpStream, deadline: Instant) -> bool {
     let mut first = [0; 1];
     let got = limit(socket, deadline).and_then(|()| socket.peek(&mut first));
@@ -76,8 +77,9 @@ pub(super) fn secure(
     }
 }
 
-/// Answers a peer whose hello could not be read, if it understands an answer: one of another
-/// version does, and one that starts with TLS although this end has none.
+/// Answers a peer whose hello could not be read, if the peer understands an answer. A peer of
+/// another version understands one, and so does a peer that starts with TLS although this end has
+/// none.
 pub(super) fn answer_unreadable(link: &mut Link, peer: &str, error: SessionError) -> SessionError {
     if matches!(
         &error,

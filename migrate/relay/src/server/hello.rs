@@ -117,8 +117,8 @@ impl Server {
         }
     }
 
-    /// Reads the pass in front of a TLS handshake, if there is one (W5a). One that does not count
-    /// makes the connection a stranger's: its hello gets the answer.
+    /// Reads the pass in front of a TLS handshake, if there is one (W5a). With an invalid pass the
+    /// connection counts as a stranger's, and its hello gets the answer.
     fn take_pass(
         &self,
         socket: &TcpStream,
@@ -135,7 +135,7 @@ impl Server {
         Ok(())
     }
 
-    /// A further link of a session (W4).
+    /// Adds a further link to a session (W4).
     fn join(
         &self,
         mut link: Link,
@@ -151,8 +151,8 @@ impl Server {
         let Some(active) = active.filter(|active| active.belongs_to(token, link.peer())) else {
             return refused(&mut link, "no such session, or not yours");
         };
-        // One that was there before: the owner has lost it, whether this end has noticed or not
-        // (W26).
+        // A link of the same number may have joined before: the owner has lost it, whether this end
+        // has noticed or not (W26).
         let exists = hello.link < active.links;
         if !exists || (!active.join(hello.link) && self.config.resume.is_zero()) {
             let reason = format!(

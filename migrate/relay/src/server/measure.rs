@@ -7,9 +7,9 @@ use std::io::{ErrorKind, Read};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Measurements at a time: each has a thread, and takes what the link carries.
+/// The most measurements at a time: each needs a thread, and takes all that the link carries.
 const AT_A_TIME: usize = 16;
-/// How long the other end may take to begin, and to close once it has the answer.
+/// How long the other end may take to begin, and to close the connection once it has the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
@@ -44,7 +44,7 @@ impl Drop for Place {
     }
 }
 
-/// Measures for a peer, or says why not. `welcome` is the answer to its hello.
+/// Measures for a peer, or reports why not. `welcome` is the answer to the peer's hello.
 pub(super) fn answer(
     mut link: Link,
     peer: &str,
@@ -63,7 +63,7 @@ pub(super) fn answer(
     }
 }
 
-/// Takes bytes for `time`, answers, and waits for the end of the connection.
+/// Reads bytes for `time`, answers, and waits for the end of the connection.
 fn serve(mut link: Link, peer: &str, time: Duration, _place: &Place) -> Result<(), SessionError> {
     let failed =
         |source| SessionError::Resource { what: "cannot set up a link's socket".into(), source };
@@ -98,7 +98,7 @@ fn serve(mut link: Link, peer: &str, time: Duration, _place: &Place) -> Result<(
             until = now + time;
         }
         measured.bytes += got;
-        // The second half counts: the first has TCP's slow start in it.
+        // Only the second half counts: the first half includes TCP's slow start.
         if halfway.is_none() && began.is_some_and(|began| began.elapsed() >= time / 2) {
             halfway = Some((Instant::now(), measured.bytes));
         }

@@ -1,6 +1,6 @@
 //! The listening end: accepts links and groups them into sessions, each with its target.
 //!
-//! A [`Server`] has the sessions in this process. A [`Front`] has each in a process of its own: it
+//! A [`Server`] runs its sessions in this process. A [`Front`] has a process for each session: it
 //! opens the sessions and passes their links on, and a `Server` in that process runs the session.
 
 mod config;

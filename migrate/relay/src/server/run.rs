@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Connections that the kernel holds until they are accepted.
 pub(super) const BACKLOG: i32 = 1024;
-/// Longest time in which a source opens link 0 again after it was asked to: as long as it may take
-/// for a first link, and its peer for the answer.
+/// The most time that a source may take to open link 0 again after it was asked to. It covers the
+/// source's attempt to open its first link and its wait for the answer.
 const FIRST_LINK: Duration = Duration::from_secs(30);
 
 impl Server {
@@ -165,8 +165,8 @@ impl Server {
             let stopped = self.stops.load(Ordering::Acquire) > 0;
             if stopped || is_over() {
                 self.closing.store(true, Ordering::Release);
-                // The sessions' own threads close QEMU's sockets and inform the peer. Repeated,
-                // since a last hello may still open a session.
+                // The sessions' own threads close QEMU's sockets and inform the peer. The call is
+                // repeated, since a last hello may still open a session.
                 if self.lock_sessions().is_empty() && (stopped || !self.may_be_asked()) {
                     return;
                 }
@@ -186,8 +186,8 @@ impl Server {
     }
 
     /// Ends the sessions of a receiver that was ordered to stop. A session whose QEMU may be
-    /// starting the VM ends only at the second stop: its source would be in doubt for good, with no
-    /// relay left to ask (W28).
+    /// starting the VM ends only at the second stop. Otherwise its source would be in doubt for
+    /// good, with no relay left to ask (W28).
     fn end_sessions(&self, told: &mut bool) {
         let stops = self.stops.load(Ordering::Acquire);
         if stops == 0 {
@@ -211,8 +211,8 @@ impl Server {
         }
     }
 
-    /// Ends [`Server::run`] and every session; sessions whose VM may be starting only at the second
-    /// call.
+    /// Ends [`Server::run`] and every session. A session whose VM may be starting ends only at the
+    /// second call.
     pub fn stop(&self) {
         self.stops.fetch_add(1, Ordering::AcqRel);
     }

@@ -50,12 +50,12 @@ impl Active {
         !self.joined.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// How far it got. `committed`: bytes that start the VM may have been written.
+    /// How far the session got. `committed`: bytes that start the VM may have been written.
     fn answer(&self, committed: bool) -> Verdict {
         let destination = &self.destination;
         Verdict {
             committed,
-            // Before the others: what is known later than this makes the source ask again.
+            // Read before the others: if QEMU answers after this read, the source asks again.
             pending: destination.is_undecided(),
             loaded: destination.has_loaded(),
             confirmed: destination.is_confirmed(),
@@ -88,7 +88,8 @@ pub(super) struct Ended {
     pub(super) owner: Option<Peer>,
     pub(super) last_pass: LastPass,
     pub(super) answer: Verdict,
-    /// Set if the links were lost and the source has not asked yet: until when it may.
+    /// Set if the links were lost and the source has not asked yet: the time until which it may
+    /// ask.
     pub(super) unasked_until: Option<Instant>,
 }
 
@@ -97,10 +98,10 @@ pub struct Server {
     pub(super) config: ServerConfig,
     pub(super) host: Arc<dyn Host>,
     pub(super) pool: Arc<Pool<DecodeJob>>,
-    /// One for each codec thread's engine.
+    /// The counters of each codec thread's accelerator.
     pub(super) accelerators: Vec<Arc<qat::Counters>>,
     pub(super) sessions: Mutex<HashMap<String, Arc<Active>>>,
-    /// The newest is last.
+    /// Ended sessions; the newest is last.
     pub(super) ended: Mutex<VecDeque<Ended>>,
     pub(super) busy: Mutex<Vec<Option<String>>>,
     /// Connections whose hello was not read yet.
@@ -141,8 +142,8 @@ impl Server {
         known.is_some_and(|ended| ended.last_pass.accepts(pass, &ended.token))
     }
 
-    /// W28: how far a session got, for its own client. Ends the session if it still runs, as the
-    /// client's has ended.
+    /// Returns how far a session got, to the session's own client (W28). Ends the session if it
+    /// still runs, since it has ended at the client.
     pub(super) fn verdict(&self, hello: &Hello, peer: Option<&Peer>) -> Option<(String, Verdict)> {
         let token = hello.token.as_deref()?;
         let active = self.lock_sessions().get(&hello.session).cloned();

@@ -1,8 +1,8 @@
 //! The connections whose hello has not been read: their limit, and the one to close beyond it.
 //!
 //! Any host can open connections, also from a peer's own address, and faster than an honest peer
-//! finishes its handshake. So a link of a session that exists begins with a pass (W5a), which is
-//! there as soon as the connection is, and gives it a place that strangers cannot take.
+//! finishes its handshake. So a further link of a session begins with a pass (W5a). The pass
+//! arrives together with the connection, and gives it a place that strangers cannot take.
 
 use rustix::net::{recv, RecvFlags};
 use session::{Pass, PASS_BYTES};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub(super) struct LastPass(AtomicU64);
 
 impl LastPass {
-    /// Whether the owner of `token` has made `pass`, and it is newer than those before.
+    /// Whether the owner of `token` has made `pass`, and `pass` is newer than those before.
     pub(super) fn accepts(&self, pass: &Pass, token: &str) -> bool {
         pass.is_of(token) && self.0.fetch_max(pass.number, Ordering::AcqRel) < pass.number
     }
@@ -28,8 +28,8 @@ impl Clone for LastPass {
     }
 }
 
-/// Connections without a pass that may wait. At one more, one is closed ([`surplus`]): a peer
-/// finishes its hello long before, so idle connections lock no peer out.
+/// Connections without a pass that may wait. When one more arrives, one is closed ([`surplus`]). A
+/// peer finishes its hello long before that, so idle connections lock no peer out.
 const MAX_STRANGERS: usize = 64;
 /// Connections with a pass of one session that may wait: its client opens one at a time, and may
 /// open the next when it has given up the last.
@@ -61,7 +61,7 @@ impl WaitingRoom {
         self.0.push_back(Waiting { number, from, socket, session: None });
         while self.strangers().count() > MAX_STRANGERS {
             let Some(at) = surplus(&self.0) else { return };
-            // Its thread may not have looked yet.
+            // The connection's thread may not have read the pass yet.
             match pass_at_hand(&self.0[at].socket).filter(&verify) {
                 Some(pass) => self.let_in(at, pass.session),
                 None => self.close(at),
@@ -105,8 +105,8 @@ impl WaitingRoom {
     }
 }
 
-/// The connection to close when too many without a pass wait: the oldest of the host that has the
-/// most. So a host that floods the port does not lock out the new peers on others.
+/// The connection to close when too many without a pass wait: the oldest connection of the host
+/// that has the most. So a host that floods the port does not lock out new peers on other hosts.
 fn surplus(waiting: &VecDeque<Waiting>) -> Option<usize> {
     let strangers = || waiting.iter().filter(|one| one.session.is_none());
     let of = |host: Option<IpAddr>| strangers().filter(|one| one.from == host).count();

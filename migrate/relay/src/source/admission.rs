@@ -57,7 +57,7 @@ pub(super) fn accept(shared: &Arc<Shared>, entrance: &dyn Entrance) {
                     let _ = shared.events.send(Event::Fatal(fatal));
                     return;
                 }
-                // The connection still waits.
+                // The connection goes on waiting.
                 std::thread::sleep(BACK_OFF);
             }
         }
@@ -80,8 +80,8 @@ pub(super) fn start(shared: &Arc<Shared>, connection: &Arc<Connection>) {
 /// Reads `connection` to its end.
 fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
     let Some(kind) = first_bytes(shared, connection) else {
-        // It ended without a byte: a migration cancelled before it began, or a process that tested
-        // whether the socket is alive. The relay still waits for its migration.
+        // The connection ended without a byte: a migration was cancelled before it began, or a
+        // process tested whether the socket is alive. The relay still waits for its migration.
         return shared.remove_waiting(connection);
     };
     let stream = match shared.admit(connection, kind) {
@@ -102,7 +102,7 @@ fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
         }
     }
     if shared.session.failure().is_some() {
-        // The session ended, not QEMU, and the session has the reason.
+        // The session ended, not QEMU. The session has the reason.
         return;
     }
     let _ = shared.events.send(Event::SourceEof { is_main });
@@ -186,7 +186,8 @@ fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
             Ok((_, 0)) => return None,
             Err(errno) if errno != Errno::AGAIN && errno != Errno::INTR => return None,
             _ if shared.over.load(Ordering::Acquire) => return None,
-            // One to three bytes: readable, but not enough. Rare enough for simply checking again.
+            // One to three bytes have come: the socket is readable, but its kind is unknown. This
+            // is rare enough for simply checking again.
             _ => std::thread::sleep(LOOK_AGAIN),
         }
     }

@@ -1,5 +1,5 @@
-//! A chunk after it was read: pages sent before become differences, then it goes to the codec
-//! threads or straight to the links.
+//! A chunk after it was read. Pages that were sent before become differences; then the chunk goes
+//! to the codec threads or straight to the links.
 
 use super::encode::EncodeJob;
 use super::shared::Shared;
@@ -14,9 +14,9 @@ use stream::Token;
 /// Smaller chunks are sent raw: waking a codec thread costs more than compression saves.
 const LEAST_COMPRESSED: usize = 512;
 
-/// Replaces the pages of the first `len` bytes of `chunk` that were sent before by differences, and
-/// puts their table behind these bytes (W29). `tokens` and `blocks` are the tokeniser's for these
-/// bytes. Returns the table's length.
+/// Replaces the pages in the first `len` bytes of `chunk` that were sent before by their
+/// differences, and puts the delta table behind these bytes (W29). `tokens` and `blocks` are the
+/// tokeniser's for these bytes. Returns the table's length.
 pub fn take_differences(
     sender: &mut delta::Sender,
     chunk: &mut [u8],
@@ -44,7 +44,7 @@ pub(super) struct ReadChunk {
     pub(super) header: Header,
     pub(super) chunk: Slot,
     pub(super) len: usize,
-    /// Of the first `len` bytes of `chunk`.
+    /// The checksum of the first `len` bytes of `chunk`.
     pub(super) checksum: u64,
     pub(super) tokens: Vec<Token>,
     pub(super) page_size: usize,

@@ -103,19 +103,19 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
     }
 
-    /// The destination may be starting the VM, and this end gets no answer.
+    /// Holds QEMU's sockets: the destination may be starting the VM, and this end gets no answer.
     fn hold(&mut self, cause: Arc<SessionError>) -> Result<Course, RelayError> {
         hold(self.shared, self.redial, self.events, cause, self.notice).map(|()| Course::Well)
     }
 
-    /// Whether the destination has the VM in postcopy, and memory of it is still to come: a source
-    /// whose socket closes at the right moment pauses.
+    /// Whether the destination has the VM in postcopy, and memory of it is still to come. Then a
+    /// source whose socket closes at the right moment pauses.
     fn is_in_postcopy(&self) -> bool {
         let shared = self.shared;
         (shared.has_switched() || shared.is_only_answered()) && !shared.has_sent_all()
     }
 
-    /// The source QEMU has to pause in postcopy.
+    /// Makes the source QEMU pause in postcopy.
     fn pause(&mut self, cause: Arc<SessionError>) -> Result<Course, RelayError> {
         let course = pause(self.shared, self.redial, self.events, cause, self.notice);
         course.map(|()| Course::Well)
@@ -135,7 +135,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
     }
 
-    /// The source QEMU has closed its main connection.
+    /// Reacts to the end of the source QEMU's main connection.
     fn source_eof(&mut self) -> Result<Course, RelayError> {
         let shared = self.shared;
         self.main_eof = true;
@@ -148,7 +148,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             // QEMU closed because the session ended; the session's own event has the reason.
             None if shared.session.failure().is_some() => Ok(Course::On),
             None if shared.handing_shut.load(Ordering::Acquire) => Ok(Course::On),
-            // All memory is on its way to a destination that runs the VM: it gets it.
+            // All memory is on its way to a destination that runs the VM, and will arrive.
             None if shared.has_sent_all() => Ok(Course::On),
             None if shared.has_switched() => {
                 let cause = "the source QEMU closed its migration socket".into();
@@ -162,14 +162,14 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
     }
 
-    /// The destination QEMU has closed its main connection.
+    /// Reacts to the end of the destination QEMU's main connection.
     fn destination_eof(&mut self) -> Result<Course, RelayError> {
         let shared = self.shared;
         match self.shut {
             Some(0) => return Ok(Course::On),
             Some(code) => return Err(self.refused(code)),
-            // QEMU has closed with all bytes, or before it took them all: its socket's error is
-            // then under way.
+            // QEMU has closed with all bytes, or before it took them all. In the second case its
+            // socket's error is under way.
             None if shared.ended_whole.load(Ordering::Acquire)
                 && shared.session.credits().drained(Instant::now() + FAREWELL) =>
             {
@@ -190,17 +190,18 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             return self.pause(cause);
         }
         if shared.switchover.get().is_some() && shared.may_run_there() && !never {
-            // It may have the packaged state, and have paused the migration with its VM running.
+            // The destination QEMU may have the packaged state, and have paused the migration with
+            // its VM running.
             return self.hold(cause);
         }
         Err(reason)
     }
 
-    /// The session has ended early.
+    /// Reacts to the early end of the session.
     fn closed(&mut self, error: Arc<SessionError>) -> Result<Course, RelayError> {
         let shared = self.shared;
-        // A last message of the destination QEMU may still be under way to the source QEMU. It
-        // decides.
+        // A last message of the destination QEMU may still be under way to the source QEMU. That
+        // message decides.
         let last = final_events(shared, self.events);
         self.main_eof |= last.main_eof;
         match self.shut.or(last.shut) {
@@ -223,7 +224,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         Err(RelayError::Ended(error))
     }
 
-    /// The relay has to end, at the user's request or for another reason.
+    /// Ends the relay, at the user's request or for another reason.
     fn stop(&mut self, reason: Option<String>) -> Result<Course, RelayError> {
         let shared = self.shared;
         let doubtful = |shut: Option<u32>| shut.is_none() && shared.may_run_there();

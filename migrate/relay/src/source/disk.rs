@@ -1,13 +1,13 @@
-//! Carries the connection of an NBD client, as QEMU makes one for each disk that it copies to
-//! another host (W35 to W37).
+//! Carries the connection of an NBD client. QEMU makes one for each disk that it copies to another
+//! host (W35 to W37).
 //!
 //! ```text
 //!  NBD client ─► read_out ─► codec threads ─► session
 //!             ◄─ write_back ◄────────────────
 //! ```
 //!
-//! The bytes keep their order, each chunk is checked, and a lost link costs none of them. Their
-//! meaning is a matter of QEMU and the NBD server, whose answer is the only success there is.
+//! The bytes keep their order, each chunk is checked, and a lost link costs none of them. Only QEMU
+//! and the NBD server interpret the bytes, and only the server's answer is a success.
 
 use super::chunk::{self, ReadChunk};
 use super::intake::read_chunk;
@@ -30,7 +30,7 @@ use stream::Token;
 
 /// How long the last acknowledgements may take, beyond the wait for lost links.
 const LAST_ACKS: Duration = Duration::from_secs(10);
-/// How often the client is looked at until the NBD server has spoken.
+/// How often the client is checked until the NBD server has sent its first bytes.
 const LOOK: Duration = Duration::from_millis(50);
 /// A chunk of fewer bytes does not wait for more: an answer may depend on them.
 const BULK: usize = 16 << 10;
@@ -46,9 +46,9 @@ pub struct DiskError {
 }
 
 impl Source {
-    /// Carries an NBD connection until both directions have ended. The client is silent so far, as
-    /// the server speaks first. `notice` gets messages for the user; `report` makes the JSON for
-    /// the peer.
+    /// Carries an NBD connection until both directions have ended. The client has sent nothing yet,
+    /// since the server speaks first. `notice` gets messages for the user; `report` makes the JSON
+    /// for the peer.
     ///
     /// # Errors
     /// No NBD server answers at the other end; a link was lost for too long; the connection broke.
@@ -89,7 +89,7 @@ impl Source {
     }
 }
 
-/// Starts a thread; without it the session fails.
+/// Starts a thread. The session fails if the system refuses the thread.
 fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     shared: &Shared,

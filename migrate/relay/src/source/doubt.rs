@@ -257,9 +257,9 @@ impl Shared {
         self.streams().into_iter().find(|stream| stream.kind.is_main())
     }
 
-    /// The destination QEMU has loaded the packaged state, and the links were lost before its PONG
-    /// came: gives the source QEMU that PONG. False when the source QEMU cannot have it, or does
-    /// not wait for it.
+    /// Gives the source QEMU the PONG of the packaged state, which the destination QEMU has loaded;
+    /// the links were lost before its own PONG came. Returns false when the source QEMU cannot have
+    /// the PONG, or does not wait for it.
     fn hand_pong(&self) -> bool {
         let main = self.is_unanswered().then(|| self.main_between_messages()).flatten();
         main.is_some_and(|main| {
@@ -268,11 +268,11 @@ impl Shared {
         })
     }
 
-    /// The destination QEMU has confirmed, and the links were lost before its SHUT(0) came: gives
-    /// the source QEMU that SHUT(0). False when the source QEMU cannot have it.
+    /// Gives the source QEMU SHUT(0), since the destination QEMU has confirmed; the links were lost
+    /// before its own SHUT(0) came. Returns false when the source QEMU cannot have it.
     fn hand_success(&self) -> bool {
-        // In postcopy other messages matter too, until all memory was sent. A message of which a
-        // part was written cannot be completed, and a thread that still writes must not be
+        // In postcopy other messages matter too, until all memory was sent. A message that was
+        // written in part cannot be completed, and a thread that is still writing must not be
         // interrupted.
         let in_postcopy = self.switchover.get().is_some() || self.has_switched();
         if in_postcopy && !self.has_sent_all() {

@@ -111,8 +111,8 @@ pub(crate) struct EncodeJob {
     pub(crate) header: Header,
     pub(crate) chunk: Slot,
     pub(crate) len: usize,
-    /// xxh3-64 of the chunk, computed by the reader. The unit states it for the chunk or its packed
-    /// form (W10), so that each end reads each byte once for a checksum.
+    /// xxh3-64 of the chunk, computed by the reader. The unit states it for both the chunk and its
+    /// packed form (W10), so that each end reads each byte once for a checksum.
     pub(crate) checksum: u64,
     pub(crate) tokens: Vec<Token>,
     pub(crate) page_size: usize,
@@ -158,7 +158,8 @@ impl EncodeJob {
         Outgoing::Unit { header: self.header, unit, body: self.payload }
     }
 
-    /// The packed chunk without compression: zero pages are removed, and the rest does not shrink.
+    /// The packed chunk without compression, for a chunk whose zero pages are removed and whose
+    /// other bytes do not shrink.
     fn into_packed(mut self) -> Outgoing {
         let chunk = &self.chunk[..self.len];
         match stream::pack(chunk, &self.tokens, self.page_size, &mut self.payload) {
@@ -197,8 +198,8 @@ impl Job for EncodeJob {
         let mut flags = packed_len.map_or(0, |_| FLAG_PACKED);
         let settings = encoder.settings();
         let part = match histories {
-            // A part that is made has to be sent, and `into_unit` sends none that is as long as the
-            // chunk. The packed form of a chunk may be longer than the chunk.
+            // A part that was made has to be sent, and `into_unit` sends no part that is as long as
+            // the chunk. The packed form of a chunk may be longer than the chunk.
             Some(histories) => {
                 let room = self.len.saturating_sub(1);
                 histories.encode(settings, plain, &mut self.payload[..room])

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 const TAGS: [u8; 2] = [0x00, 0x06];
 /// Tags, length and the first byte of the description's JSON.
 const HEAD: usize = 7;
-/// Candidates for the description: device state holds such bytes by chance.
+/// The most ends of descriptions that are considered: device state holds such bytes by chance.
 const MAX_ENDS: usize = 64;
 
 /// Follows the bytes of a main stream from the first possible end-of-stream tag on.
@@ -26,7 +26,7 @@ pub(super) struct EndOfStream {
 
 impl EndOfStream {
     pub(super) fn feed(&mut self, bytes: &[u8]) {
-        // Heads across the border first, then those in `bytes`.
+        // First the heads that began in an earlier call, then the heads in `bytes`.
         let joined: Vec<u8> =
             self.last.iter().chain(bytes.iter().take(HEAD - 1)).copied().collect();
         self.look(&joined, self.fed - self.last.len() as u64);

@@ -39,7 +39,8 @@ fn hand_back(
                 let from_start = sniffer.is_between_messages();
                 let found = sniffer.feed(bytes);
                 if is_main && sniffer.has_loaded() {
-                    // Before it is written: from then on the source may be in postcopy for good.
+                    // Called before the PONG is written: from then on the source may be in postcopy
+                    // for good.
                     shared.answer(stream, from_start && sniffer.is_between_messages());
                 }
                 match found {
@@ -63,7 +64,7 @@ fn hand_back(
         };
         inbox.acknowledge(&shared.session, receipt);
         if header.kind == FrameType::Eof {
-            // Without SHUT(0) the source must see its socket close, or it waits for ever.
+            // Without SHUT(0) the source must see its socket close. Otherwise it waits for ever.
             if !shut_ok {
                 let _ = shared.events.send(Event::DestinationEof);
             }
@@ -85,7 +86,7 @@ fn hand_shut(
     let session = &shared.session;
     let mut socket = stream.socket();
     let written = socket.write_all(before);
-    // Empty if SHUT came in pieces: then a part of it may have been written.
+    // `before` is empty if SHUT came in pieces: then a part of it may have been written.
     if !before.is_empty() {
         shared.between_messages.store(written.is_ok(), Ordering::Release);
     }
@@ -96,7 +97,7 @@ fn hand_shut(
             .into();
         return Err(SessionError::Local { reason });
     }
-    // Its event comes behind the write, and QEMU may close in between.
+    // The event of the write follows the write, and QEMU may close in between.
     shared.handing_shut.store(true, Ordering::Release);
     let written = written.and_then(|()| socket.write_all(shut));
     let handed = if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused(code) };

@@ -30,9 +30,9 @@ pub struct Progress {
     pub busy_workers: usize,
     /// Codec threads.
     pub workers: usize,
-    /// How long the bytes delivered last were under way from QEMU to QEMU.
+    /// How long the bytes delivered last took from the source QEMU to the destination QEMU.
     pub delay: Duration,
-    /// Plain bytes per second that drained lately while QEMU had to wait; 0 while unknown.
+    /// Plain bytes per second delivered lately while QEMU had to wait; 0 while unknown.
     pub drain: f64,
 }
 

@@ -19,12 +19,13 @@ pub(crate) enum Attempt {
     Part(usize),
     /// The chunk does not get smaller.
     NoGain,
-    /// Such a chunk goes without a history.
+    /// A chunk of this kind goes without a history.
     Unfit,
 }
 
 impl OwnHistories {
-    /// Those of codec thread `number`, of the session's: one for each of `levels` levels.
+    /// Takes the histories of codec thread `number` from `all` of the session: one for each of
+    /// `levels` levels.
     pub(crate) fn new(all: Histories, number: usize, levels: usize) -> Self {
         let place = |number: usize| u16::try_from(number * levels).unwrap_or(u16::MAX);
         let (from, to) = (place(number).min(all.count), place(number + 1).min(all.count));

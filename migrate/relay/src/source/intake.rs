@@ -1,4 +1,5 @@
-//! Reads one stream of the source QEMU in chunks of the bytes available, without holding any back.
+//! Reads one stream of the source QEMU in chunks of the bytes available, and delays no byte for
+//! long.
 
 use super::chunk::{self, take_differences, ReadChunk};
 use super::end_of_stream::EndOfStream;
@@ -100,7 +101,7 @@ impl<'a> Intake<'a> {
             }
         }
         // QEMU closed before the destination confirmed: the deciding thread determines whether this
-        // is a cancel (W21). EOF itself is only true of a stream that may end like this.
+        // is a cancel (W21). An EOF frame would be true only of a stream that may end like this.
         let shared = self.shared;
         if self.kind.is_main() && !shared.return_path.load(Ordering::Acquire) {
             if !self.end.is_whole() {
@@ -253,7 +254,7 @@ impl<'a> Intake<'a> {
         let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
         let channels = if has_barrier { self.channels()? } else { 0 };
         let (page_size, postcopy) = (facts.page_size, facts.postcopy_running);
-        // QEMU's own multifd compression: compressed bytes do not shrink a second time.
+        // QEMU's own multifd compression is on: compressed bytes do not shrink a second time.
         let as_it_is = self.kind == Kind::Multifd && facts.multifd_method != 0;
         // A page that a stopped vCPU waits for does not queue behind others, neither for a codec
         // thread nor for a link.
@@ -301,7 +302,7 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Behind a chunk that may hold the bytes that start the destination's VM: announces that
+    /// Announces, behind a chunk that may hold the bytes that start the destination's VM, that
     /// QEMU's socket is still open (W20).
     fn tail(&self, len: usize) -> Next {
         let (facts, shared) = (self.tokeniser.facts(), self.shared);
@@ -331,8 +332,8 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// Behind a chunk of a source in postcopy: whether the source has seen its PONG, and whether it has
-/// sent all its memory.
+/// Records, behind a chunk of a source in postcopy, whether the source has seen its PONG, and
+/// whether it has sent all its memory.
 fn look_in_postcopy(shared: &Shared, stream: &SourceStream, sent: bool, rounds: &mut Rounds) {
     if sent {
         // Without a return path the source waits for nothing, and has completed.
@@ -344,8 +345,8 @@ fn look_in_postcopy(shared: &Shared, stream: &SourceStream, sent: bool, rounds: 
     }
 }
 
-/// Reads until `out` is full or the socket has no more bytes; 0 only at its end. `patient` says
-/// whether so many bytes wait for more.
+/// Reads until `out` is full or the socket has no more bytes; returns 0 only at the socket's end.
+/// `patient` tells for a number of bytes whether they wait for more.
 pub(super) fn read_chunk(
     socket: &impl AsFd,
     out: &mut [u8],
@@ -369,7 +370,7 @@ pub(super) fn read_chunk(
                     break;
                 }
             }
-            // A reset: QEMU has closed with our return path unread. This is an end too.
+            // A reset: QEMU has closed with bytes of the return path unread. This is an end too.
             Err(_) => break,
         }
     }

@@ -1,10 +1,10 @@
 //! The keeper: a process that holds the source QEMU's main connection open if the relay is killed
 //! at the wrong moment.
 //!
-//! From the moment the destination QEMU may have the bytes that start its VM, until the source QEMU
-//! is informed, a source whose socket closes starts its own VM again: two copies. A relay that is
-//! killed (SIGKILL, out of memory) closes that socket. So a second process with no other work holds
-//! a copy of it meanwhile:
+//! The wrong moment lasts from the time when the destination QEMU may have the bytes that start its
+//! VM until the source QEMU is informed. A source whose socket closes in that time starts its own
+//! VM again, and there are two copies. A relay that is killed (SIGKILL, out of memory) closes that
+//! socket. So a second process with no other work holds a copy of the socket meanwhile:
 //!
 //! ```text
 //!  relay ── control socket: HOLD + descriptor, RELEASE ──► keeper
@@ -40,12 +40,12 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Hold the descriptor sent with this. Followed by a `u64`, big-endian: how far the main stream is
-/// from the switch to postcopy ([`Switchover::encode`]).
+/// Command: hold the descriptor sent with it. A `u64`, big-endian, follows: how far the main stream
+/// is from the switch to postcopy ([`Switchover::encode`]).
 const HOLD: u8 = 1;
-/// Close the descriptor.
+/// Command: close the descriptor.
 const RELEASE: u8 = 2;
-/// A command and its number, in bytes.
+/// Bytes of a command with its number.
 const MESSAGE: usize = 9;
 /// How long the keeper may take to end once the relay has closed the control socket.
 const KEEPER_ENDS: Duration = Duration::from_secs(1);
@@ -124,8 +124,8 @@ impl Drop for Keeper {
     }
 }
 
-/// The keeper's half: obeys `control` until the relay has ended, then holds on if it has to. In
-/// that case `notice` gets a message for the user.
+/// The keeper's half: obeys `control` until the relay has ended. If the relay was killed at the
+/// wrong moment, it then goes on holding the socket, and `notice` gets a message for the user.
 ///
 /// # Errors
 /// The control socket fails.
@@ -176,7 +176,7 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
 /// has certainly seen that: it then pauses.
 fn pause(socket: &OwnedFd, notice: impl FnOnce(&str)) -> io::Result<()> {
     rustix::io::ioctl_fionbio(socket, true)?;
-    // The relay may have been killed before it wrote this. A second one means nothing to QEMU.
+    // The relay may have been killed before it wrote this PONG. QEMU ignores a second one.
     let _ = rustix::io::write(socket, &PONG_LOADED);
     let mut settle = Settle::new(true);
     loop {
@@ -204,7 +204,7 @@ fn hold_on(
             wanted |= PollFlags::IN;
         }
         let mut fds = [PollFd::new(socket, wanted)];
-        // A relay that ended by itself has shut the connection down: then there is nothing to
+        // A relay that ended by itself has shut the connection down. Then there is nothing to
         // report.
         let immediate = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let timeout = notice.is_some().then_some(&immediate);

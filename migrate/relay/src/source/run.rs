@@ -30,8 +30,8 @@ pub struct Source {
 }
 
 impl Drop for Source {
-    /// A relay that ends before its migration began tells the peer, which would otherwise wait for
-    /// its links.
+    /// Ends a relay whose migration has not begun, and informs the peer, which would otherwise wait
+    /// for its links.
     fn drop(&mut self) {
         if self.has_run.load(Ordering::Acquire) {
             return;
@@ -139,9 +139,9 @@ impl Source {
     /// the JSON for the peer.
     ///
     /// # Errors
-    /// Every migration but one that the destination has confirmed. Without a return path there is
-    /// no confirmation: then every migration but one whose bytes the destination's socket has all
-    /// taken.
+    /// Returned for every migration that the destination has not confirmed. Without a return path
+    /// there is no confirmation: then for every migration whose bytes the destination's socket has
+    /// not all taken.
     pub fn run(
         &self,
         mut notice: impl FnMut(&str),
@@ -163,7 +163,8 @@ impl Source {
         let shared = &self.shared;
         shared.over.store(true, Ordering::Release);
         if let Err(error) = &result {
-            // No queued frame may still reach the destination as if it had succeeded (W21).
+            // No queued frame may still reach the destination as if the migration had succeeded
+            // (W21).
             shared
                 .session
                 .fail(SessionError::Local { reason: format!("the source relay ends: {error}") });
@@ -184,7 +185,7 @@ impl Source {
         result
     }
 
-    /// All has succeeded: exchanges reports.
+    /// Exchanges reports after a success.
     pub(super) fn finish(
         &self,
         events: &Receiver<Event>,

@@ -23,7 +23,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use stream::{Kind, Token};
 
-/// How long a QEMU that has its answer, or a peer that has our report, may take to close its side.
+/// How long a QEMU that has its answer, or a peer that has this end's report, may take to close its
+/// side.
 pub(super) const FAREWELL: Duration = Duration::from_secs(10);
 /// How long waiting connections may be impossible to accept.
 pub(super) const UNACCEPTED: Duration = Duration::from_secs(10);
@@ -106,9 +107,9 @@ pub(super) struct Shared {
     pub(super) submitter: Submitter<EncodeJob>,
     pub(super) spare: Arc<Ring<Vec<Token>>>,
     pub(super) counters: Arc<Counters>,
-    /// One for each codec thread with an accelerator.
+    /// The counters of each codec thread with an accelerator.
     pub(super) accelerators: Vec<Arc<qat::Counters>>,
-    /// One for each codec thread with libqpl.
+    /// The counters of each codec thread with libqpl.
     pub(super) qpl: Vec<Arc<qpl::Counters>>,
     pub(super) settings: Settings,
     pub(super) auto: Option<Arc<Auto>>,
@@ -126,7 +127,7 @@ pub(super) struct Shared {
     pub(super) tail_read: AtomicBool,
     /// A STILL_OPEN was given to a link: the destination may run from now on (W23).
     pub(super) still_open_sent: AtomicBool,
-    /// No STILL_OPEN may be sent any more, nor what shows that the source is in postcopy: the
+    /// No STILL_OPEN may be sent any more, nor bytes that show that the source is in postcopy: the
     /// source QEMU is being told to cancel. Locked while `still_open_sent` and `switched` are set,
     /// so that one of them comes first.
     pub(super) cancelling: Mutex<bool>,
@@ -140,20 +141,20 @@ pub(super) struct Shared {
     /// The source QEMU is in postcopy for good: it does not run its VM any more, and a closed
     /// socket pauses the migration.
     pub(super) switched: AtomicBool,
-    /// How far the source QEMU is from that, or behind it; none without postcopy.
+    /// How far the source QEMU is from `switched`, or behind it; none without postcopy.
     pub(super) switchover: SharedSwitchover,
     /// The peer obeys W20c.
     pub(super) peer_awaits_pong: bool,
-    /// Holds QEMU's main socket while this process must not be the only one to do so.
+    /// Holds QEMU's main socket while another process than this one has to hold it too.
     pub(super) keeper: OnceLock<Keeper>,
-    /// The keeper has the socket, to hold it in any case.
+    /// The keeper has the socket, and holds it in any case.
     pub(super) keeper_has_socket: AtomicBool,
     /// SHUT is being written to the source QEMU, which may close its socket before the event of the
     /// write has come.
     pub(super) handing_shut: AtomicBool,
     /// Return paths still being written.
     pub(super) return_paths: AtomicUsize,
-    /// The migration is over, or will be: no new connections, readers end quietly.
+    /// The migration is over, or will be: no new connections are accepted, and readers end quietly.
     pub(super) over: AtomicBool,
     pub(super) started: OnceLock<Instant>,
 }

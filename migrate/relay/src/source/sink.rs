@@ -62,13 +62,13 @@ impl Sink for SourceSink {
         self.send(Event::Closed(error.clone()));
     }
 
-    /// W20, W25: STILL_OPEN may be sent long after QEMU's socket was checked, and again after an
-    /// outage.
+    /// A STILL_OPEN may be sent long after QEMU's socket was checked, and again after an outage, so
+    /// the socket is checked here (W20, W25).
     fn still_open(&self, stream: u16) -> bool {
         let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return false };
         let open = shared.stream(stream).is_some_and(|stream| is_open(stream.socket()));
-        // Without a return path the source closes when it has written all bytes, and EOF shows
-        // that.
+        // Without a return path the source closes its socket when it has written all bytes, and EOF
+        // reports that.
         if !open && shared.return_path.load(Ordering::Acquire) {
             self.send(Event::SourceEof { is_main: true });
             return false;
@@ -83,9 +83,9 @@ impl Sink for SourceSink {
         shared.session.failure().is_none()
     }
 
-    /// In doubt the relay asks (`doubt::hold`), unless it ends.
+    /// In doubt the relay asks (`doubt::hold`), unless it is ending.
     fn may_ask(&self) -> bool {
-        // As in `still_open`: a STILL_OPEN that is sent before that is visible here.
+        // As in `still_open`: a STILL_OPEN that was sent before the session failed is visible here.
         fence(Ordering::SeqCst);
         let shared = self.shared.get().and_then(Weak::upgrade);
         shared.is_some_and(|shared| {

@@ -46,7 +46,7 @@ pub(super) struct Sample {
     pub(super) now: Instant,
     /// From reading to acknowledgement.
     pub(super) latency: Duration,
-    /// The part of that during which the frame's own bytes drain at the drain rate.
+    /// The part of `latency` in which the frame's own bytes drain at the drain rate.
     pub(super) own: Duration,
     /// Bytes still in flight.
     pub(super) in_flight: u64,
@@ -74,7 +74,7 @@ pub(super) struct Latency {
     best_rate: f64,
     /// Since when all frames have been slower than the window explains.
     slow_since: Option<Instant>,
-    /// A reader has waited for the window since then.
+    /// A reader has waited for the window since `slow_since`.
     is_limited: bool,
     /// Slow frames cause no probe before this.
     not_before: Instant,
@@ -84,7 +84,7 @@ pub(super) struct Latency {
     has_no_queue: bool,
 }
 
-/// From the reading of a frame to its acknowledgement.
+/// One round trip: the time from the reading of a frame to its acknowledgement.
 #[derive(Debug)]
 struct Round {
     since: Instant,

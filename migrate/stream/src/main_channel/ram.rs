@@ -81,7 +81,7 @@ impl Main {
         self.lost(feed, facts)
     }
 
-    /// The next `u64`, and how many of its bytes are in this feed.
+    /// Reads the next `u64`; returns it and the number of its bytes in this feed.
     pub(super) fn record_value(&mut self, feed: &mut Feed<'_>) -> Option<(u64, usize)> {
         let before = feed.pos();
         let value = be64(self.gather.field(feed, 8)?);

@@ -1,5 +1,5 @@
-//! Around the bodies of sections: tags, commands, section heads, the bodies of handlers other than
-//! RAM, and footers.
+//! Parses everything around RAM's records: tags, commands, section heads, the bodies of handlers
+//! other than RAM, and footers.
 
 use super::state::{Form, Main, Section, State};
 use crate::cursor::{be32, be64, Feed};

@@ -54,7 +54,7 @@ pub(super) enum Markers {
     Undecided,
     Flush,
     Eos,
-    /// Markers do not count any more.
+    /// Markers are not counted any more.
     Off,
 }
 
@@ -147,8 +147,8 @@ impl Main {
         }
     }
 
-    /// Where in the last feed the block of the records changes, and that block's position among
-    /// all.
+    /// The offsets in the last feed at which the block of the records changes, and each block's
+    /// position among all blocks.
     pub(crate) fn blocks(&self) -> &[(usize, u64)] {
         &self.blocks.seen
     }
@@ -166,7 +166,7 @@ impl Main {
         self.next(State::Record)
     }
 
-    /// Gives up: from here on the bytes are not understood.
+    /// Gives up: the bytes are not understood from here on.
     pub(super) fn lost(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) -> Option<()> {
         self.tail(feed, facts);
         facts.opaque = true;

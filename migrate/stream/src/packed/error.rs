@@ -2,11 +2,11 @@
 
 use super::format::MAX_CHUNK;
 
-/// Why a packed chunk is invalid. The fault of the peer that sent it, or of the link.
+/// Why a packed chunk is invalid. The peer that sent it, or the link, is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// Fewer bytes than the fixed head and the lengths in it require.
+    /// There are fewer bytes than the fixed head and the lengths in it require.
     #[error("packed chunk of {len} bytes is shorter than its head says ({need})")]
     Short {
         /// Bytes given.
@@ -14,7 +14,7 @@ pub enum UnpackError {
         /// Bytes needed.
         need: usize,
     },
-    /// An unknown format, or a page size that no stream has.
+    /// The format is unknown, or no stream has this page size.
     #[error("packed chunk of format {format}, page size 2^{shift}, reserved {reserved:#06x}")]
     Format {
         /// First byte.
@@ -36,13 +36,13 @@ pub enum UnpackError {
         /// Offset in the structure (or in a header's code).
         at: usize,
     },
-    /// A number that is too long or too large.
+    /// A number is too long or too large.
     #[error("number out of range at {at} of the structure")]
     Varint {
         /// Offset in the structure (or in a header's code).
         at: usize,
     },
-    /// An operation of length zero.
+    /// An operation has length zero.
     #[error("empty operation {op} at {at} of the structure")]
     Empty {
         /// Operation number.
@@ -57,7 +57,7 @@ pub enum UnpackError {
         op: u8,
         /// Offset in the structure.
         at: usize,
-        /// Bytes it would make.
+        /// Bytes that the operation would make.
         len: u64,
         /// Plain bytes left.
         room: usize,

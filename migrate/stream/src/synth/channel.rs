@@ -19,7 +19,7 @@ pub struct ChannelStream {
 }
 
 impl ChannelStream {
-    /// A channel with its init packet written; the VM's UUID is 00 01 02 ...
+    /// Creates a channel with its init packet written; the VM's UUID is 00 01 02 ...
     pub fn new(style: Style, page_size: usize, id: u8) -> Self {
         let mut out = b"\x11\x22\x33\x44\0\0\0\x01".to_vec();
         out.extend(0..16);
@@ -45,7 +45,8 @@ impl ChannelStream {
         self.out.is_empty()
     }
 
-    /// A packet of pages of one block in ascending order; `None` is a zero page. No compression.
+    /// Writes a packet of pages of one block in ascending order; `None` is a zero page. No
+    /// compression.
     pub fn packet(
         &mut self,
         number: u64,
@@ -66,7 +67,7 @@ impl ChannelStream {
         self.put(number, u32::from(sync) * SYNC, block, &order, normal, &payload)
     }
 
-    /// A packet whose payload a compression method made (2 zlib, 4 zstd ...).
+    /// Writes a packet whose payload a compression method made (2 zlib, 4 zstd ...).
     pub fn compressed(
         &mut self,
         number: u64,
@@ -78,18 +79,18 @@ impl ChannelStream {
         self.put(number, method, block, offsets, offsets.len(), payload)
     }
 
-    /// A SYNC packet without pages, in this style.
+    /// Writes a SYNC packet without pages, in this style.
     pub fn sync(&mut self, number: u64) -> &mut Self {
         self.without_pages(number, SYNC)
     }
 
-    /// The empty packet that 7.2 sends after a SYNC set on a packet with pages, with the same
-    /// number.
+    /// Writes the empty packet that 7.2 sends after a SYNC set on a packet with pages, with the
+    /// same number.
     pub fn empty(&mut self, number: u64) -> &mut Self {
         self.without_pages(number, 0)
     }
 
-    /// A device-state packet (10.0 and later).
+    /// Writes a device-state packet (10.0 and later).
     pub fn device_state(&mut self, name: &str, instance: u32, state: &[u8]) -> &mut Self {
         let mut header = vec![0; 276];
         header[..8].copy_from_slice(b"\x11\x22\x33\x44\0\0\0\x01");

@@ -44,12 +44,12 @@ pub struct MainStream {
 const RAM: u32 = 2;
 
 impl MainStream {
-    /// An empty stream with pages of `page_size` bytes.
+    /// Creates an empty stream with pages of `page_size` bytes.
     pub fn new(page_size: usize) -> Self {
         MainStream { out: Vec::new(), page_size, block: None, footers: true, id: RAM }
     }
 
-    /// Writes no footers, as with `send-section-footer=off`.
+    /// Returns the stream without footers, as with `send-section-footer=off`.
     pub fn without_footers(mut self) -> Self {
         self.footers = false;
         self
@@ -70,18 +70,18 @@ impl MainStream {
         self.out.is_empty()
     }
 
-    /// Any bytes.
+    /// Writes any bytes.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.out.extend_from_slice(bytes);
         self
     }
 
-    /// Magic and version.
+    /// Writes magic and version.
     pub fn file_header(&mut self) -> &mut Self {
         self.raw(b"QEVM\0\0\0\x03")
     }
 
-    /// The configuration section.
+    /// Writes the configuration section.
     pub fn configuration(&mut self, configuration: &Configuration<'_>) -> &mut Self {
         self.raw(&[0x07]).u32(len32(configuration.machine.len()));
         self.raw(configuration.machine.as_bytes());
@@ -106,25 +106,25 @@ impl MainStream {
         self
     }
 
-    /// A command.
+    /// Writes a command.
     pub fn command(&mut self, command: u16, body: &[u8]) -> &mut Self {
         let len = u16::try_from(body.len()).expect("a command's body is short");
         self.raw(&[0x08]).raw(&command.to_be_bytes()).raw(&len.to_be_bytes()).raw(body)
     }
 
-    /// POSTCOPY_ADVISE with the page sizes of the blocks.
+    /// Writes POSTCOPY_ADVISE with the page sizes of the blocks.
     pub fn advise_postcopy(&mut self, block_page_sizes: u64) -> &mut Self {
         let page = self.page_size as u64;
         self.command(3, &[block_page_sizes.to_be_bytes(), page.to_be_bytes()].concat())
     }
 
-    /// PACKAGED and its blob. Postcopy starts, so the next page names its block.
+    /// Writes PACKAGED and its blob. Postcopy starts, so the next page names its block.
     pub fn packaged(&mut self, blob: &[u8]) -> &mut Self {
         self.block = None;
         self.command(7, &len32(blob.len()).to_be_bytes()).raw(blob)
     }
 
-    /// The head of a section of RAM.
+    /// Writes the head of a section of RAM.
     pub fn section(&mut self, section: Section) -> &mut Self {
         self.id = RAM;
         match section {
@@ -134,7 +134,7 @@ impl MainStream {
         }
     }
 
-    /// The head of a START (1) or FULL (4) section.
+    /// Writes the head of a START (1) or FULL (4) section.
     pub fn named_section(
         &mut self,
         tag: u8,
@@ -147,12 +147,12 @@ impl MainStream {
         self.raw(&[tag]).u32(id).name(name).u32(instance).u32(version)
     }
 
-    /// EOS and footer of a section of RAM.
+    /// Writes EOS and footer of a section of RAM.
     pub fn end_of_section(&mut self) -> &mut Self {
         self.u64(FLAG_EOS).footer()
     }
 
-    /// The footer of the current section.
+    /// Writes the footer of the current section.
     pub fn footer(&mut self) -> &mut Self {
         if self.footers {
             let id = self.id;
@@ -168,14 +168,14 @@ impl MainStream {
         self.footer()
     }
 
-    /// A block table without extra fields.
+    /// Writes a block table without extra fields.
     pub fn block_table(&mut self, blocks: &[(&str, u64)]) -> &mut Self {
         let plain: Vec<_> = blocks.iter().map(|&(name, used)| (name, used, None, None)).collect();
         self.block_table_with(&plain)
     }
 
-    /// A block table: name, used length, block page size (postcopy with huge pages), guest-physical
-    /// base (x-ignore-shared).
+    /// Writes a block table: name, used length, block page size (postcopy with huge pages),
+    /// guest-physical base (x-ignore-shared).
     pub fn block_table_with(
         &mut self,
         blocks: &[(&str, u64, Option<u64>, Option<u64>)],
@@ -191,22 +191,22 @@ impl MainStream {
         self
     }
 
-    /// A FLUSH record.
+    /// Writes a FLUSH record.
     pub fn flush_marker(&mut self) -> &mut Self {
         self.u64(FLAG_FLUSH)
     }
 
-    /// A zero page.
+    /// Writes a zero page.
     pub fn zero(&mut self, block: &str, address: u64) -> &mut Self {
         self.record(FLAG_ZERO, block, address).raw(&[0])
     }
 
-    /// A page record.
+    /// Writes a page record.
     pub fn page(&mut self, block: &str, address: u64, page: &[u8]) -> &mut Self {
         self.record(FLAG_PAGE, block, address).raw(page)
     }
 
-    /// A zero record or a page record, depending on the page.
+    /// Writes a zero record or a page record, depending on the page.
     pub fn zero_or_page(&mut self, block: &str, address: u64, page: &[u8]) -> &mut Self {
         if page.iter().all(|&b| b == 0) {
             self.zero(block, address)
@@ -215,18 +215,18 @@ impl MainStream {
         }
     }
 
-    /// An XBZRLE record.
+    /// Writes an XBZRLE record.
     pub fn xbzrle(&mut self, block: &str, address: u64, delta: &[u8]) -> &mut Self {
         let len = u16::try_from(delta.len()).expect("a delta is shorter than a page");
         self.record(FLAG_XBZRLE, block, address).raw(&[0x01]).raw(&len.to_be_bytes()).raw(delta)
     }
 
-    /// A COMPRESS_PAGE record.
+    /// Writes a COMPRESS_PAGE record.
     pub fn compressed(&mut self, block: &str, address: u64, deflated: &[u8]) -> &mut Self {
         self.record(FLAG_COMPRESS_PAGE, block, address).u32(len32(deflated.len())).raw(deflated)
     }
 
-    /// A virtio-mem early section between RAM's START and the first PART.
+    /// Writes a virtio-mem early section between RAM's START and the first PART.
     pub fn virtio_mem_early(&mut self, id: u32, region: u64, block: u64) -> &mut Self {
         self.named_section(0x04, id, "0000:00:02.0/virtio-mem-device-early", 0, 1);
         self.u64(0x1_0000_0000).u64(region).u64(block).u32(0).u64(region / 2);
@@ -236,7 +236,7 @@ impl MainStream {
         self.footer()
     }
 
-    /// Device state of about `len` bytes, the end tag, and a description.
+    /// Writes device state of about `len` bytes, the end tag, and a description.
     pub fn device_tail(&mut self, len: usize) -> &mut Self {
         let names = ["timer", "cpu_common", "cpu", "pckbd"];
         for (i, name) in names.into_iter().enumerate() {

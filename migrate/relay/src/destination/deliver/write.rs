@@ -1,4 +1,5 @@
-//! A stream's bytes go to QEMU: its connection is made, and each write waits for its barriers.
+//! Makes a stream's connection to QEMU, and writes the stream's bytes to it. Each write waits for
+//! its barriers.
 
 use super::super::barrier::Wait;
 use super::super::read_back;
@@ -16,7 +17,7 @@ use stream::Kind;
 
 /// How long the destination QEMU may take to start listening.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes that QEMU tells a connection's kind by.
+/// The number of bytes by which QEMU tells the kind of a connection.
 const GREETING: usize = 4;
 
 impl Delivery<'_> {
@@ -33,8 +34,8 @@ impl Delivery<'_> {
         }
         self.write(&bytes[done..])?;
         if facts.opaque && self.kind == Some(Kind::Multifd) {
-            // Its SYNCs can no longer be counted: a barrier at which QEMU waits is better than one
-            // that never comes.
+            // The SYNCs of this channel can no longer be counted. A barrier at which QEMU waits is
+            // better than a barrier that never comes.
             self.shared.barriers.handed(self.stream, u64::MAX);
         }
         Ok(())
@@ -108,8 +109,9 @@ impl Delivery<'_> {
         format!("the destination QEMU no longer takes the stream ({error}): it refused it or ended, see its log")
     }
 
-    /// W19: main first, the others after it, each with bytes to write: `bytes` are the next ones.
-    /// The first few go out with the connection; they start no VM.
+    /// Makes the stream's connection (W19): the main connection is made first, and each connection
+    /// only when there are bytes to write, except for the preempt channel. `bytes` are the stream's
+    /// next bytes. The first few of them go out with the connection; they start no VM.
     pub(super) fn connect(&mut self, bytes: &[u8]) -> Result<(), Stop> {
         if self.socket.is_some() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Connections of the source QEMU are accepted, classified by their first bytes, and closed.
+//! Accepts the source QEMU's connections, classifies them by their first bytes, and closes them.
 
 use super::{Connection, Connections, Refused, Shared, SourceStream};
 use crate::qemu_socket::QemuSocket;
@@ -129,7 +129,7 @@ impl Shared {
         stream
     }
 
-    /// Forgets every stream: their connections stay open at the end.
+    /// Removes every stream, without closing its connection.
     pub(in crate::source) fn forget_streams(&self) {
         self.lock_connections().streams.clear();
     }

@@ -1,5 +1,5 @@
-//! Whether the destination may run the VM: bytes that start it are sent, or QEMU is ordered to
-//! cancel.
+//! Decides between the two events of which only one may happen: bytes that start the destination's
+//! VM are sent, or QEMU is ordered to cancel.
 
 use super::{Event, Shared, SourceStream};
 use crate::postcopy::Switchover;
@@ -12,34 +12,35 @@ impl Shared {
         self.switched.load(Ordering::Acquire)
     }
 
-    /// Whether the destination may have all bytes that start its VM. Not before the source QEMU has
-    /// written the whole packaged state, even if a STILL_OPEN was sent for a part of it: with its
-    /// socket closed, QEMU fails in that write and its own VM goes on. After the session has
-    /// failed, no further bytes are sent.
+    /// Whether the destination may have all bytes that start its VM. It has them only after the
+    /// source QEMU has written the whole packaged state, even if a STILL_OPEN was sent for a part
+    /// of it: if its socket closes earlier, QEMU fails in that write and its own VM goes on. After
+    /// the session has failed, no further bytes are sent.
     pub(in crate::source) fn may_run_there(&self) -> bool {
         let complete = || self.switchover.get().is_none_or(Switchover::is_packaged);
         self.has_switched() || self.still_open_sent.load(Ordering::Acquire) && complete()
     }
 
-    /// Whether the source QEMU has, or gets, the PONG that its packaged state was loaded, and may
-    /// not have seen it: with its socket closed it could still run its VM.
+    /// Whether the PONG of the packaged state goes to the source QEMU, or has gone, and the source
+    /// QEMU may not have seen it: it could still run its VM if its socket closed.
     pub(in crate::source) fn is_only_answered(&self) -> bool {
         self.switchover.get() == Some(Switchover::Answered) && !self.has_switched()
     }
 
-    /// Whether the source QEMU waits for that PONG.
+    /// Whether the source QEMU waits for the PONG of its packaged state.
     pub(in crate::source) fn is_unanswered(&self) -> bool {
         self.switchover.get() == Some(Switchover::Unanswered)
     }
 
-    /// Whether the source QEMU in postcopy has sent all its memory: with its socket closed before
-    /// SHUT it would run its VM (QEMU 8.2 and later).
+    /// Whether the source QEMU in postcopy has sent all its memory: it would run its VM if its
+    /// socket closed before SHUT (QEMU 8.2 and later).
     pub(in crate::source) fn has_sent_all(&self) -> bool {
         self.switchover.get() == Some(Switchover::Sent)
     }
 
     /// Records that the PONG of the packaged state is about to be written to the source QEMU.
-    /// `whole`: what is written begins and ends with a message, so that the keeper may repeat it.
+    /// `whole`: the bytes to be written begin and end with a message, so that the keeper may repeat
+    /// the PONG.
     pub(in crate::source) fn answer(&self, stream: &SourceStream, whole: bool) {
         if self.is_unanswered() {
             self.switchover.set(Some(Switchover::Answered));
@@ -70,12 +71,12 @@ impl Shared {
         true
     }
 
-    /// The source QEMU has refused to cancel.
+    /// Records that the source QEMU has refused to cancel.
     pub(in crate::source) fn allow_commit(&self) {
         *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
 
-    /// Records that a STILL_OPEN goes to a link now. False when it must not.
+    /// Records that a STILL_OPEN goes to a link now. Returns false when it must not.
     pub(in crate::source) fn commit(&self) -> bool {
         let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
         if !*cancelling {
@@ -84,12 +85,12 @@ impl Shared {
         !*cancelling
     }
 
-    /// From now on the destination may have the bytes that start its VM. Until the source is
-    /// informed, or cannot start its own VM any more, its socket must stay open even if this
-    /// process dies.
+    /// Makes the keeper hold the source QEMU's socket: from now on the destination may have the
+    /// bytes that start its VM. Until the source is informed, or cannot start its own VM any more,
+    /// its socket must stay open even if this process dies.
     pub(in crate::source) fn guard(&self, stream: &SourceStream, switchover: Option<Switchover>) {
         let Some(keeper) = self.keeper.get() else { return };
-        // In postcopy at every call, since the remaining bytes become fewer.
+        // In postcopy the keeper is told at every call, since the remaining bytes become fewer.
         if switchover.is_some() || !self.keeper_has_socket.swap(true, Ordering::AcqRel) {
             if let Err(error) = keeper.hold(stream.socket(), switchover) {
                 // The migration goes on without a keeper.
@@ -101,15 +102,15 @@ impl Shared {
         }
     }
 
-    /// Whether the source QEMU is being told to cancel, so that nothing that starts the
+    /// Whether the source QEMU is being told to cancel, so that no bytes that start the
     /// destination's VM may be sent.
     pub(in crate::source) fn is_cancelling(&self) -> bool {
         *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that the bytes to be sent next show that the source QEMU is in postcopy for good, at
-    /// which the destination starts the VM. False when they must not be sent: the source QEMU is
-    /// being told to cancel (W20b).
+    /// which the destination starts the VM. Returns false when they must not be sent, because the
+    /// source QEMU is being told to cancel (W20b).
     pub(in crate::source) fn switch(&self) -> bool {
         if self.has_switched() {
             return true;
