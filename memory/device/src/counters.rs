@@ -1,4 +1,4 @@
-//! The device's counters: zram's `io_stat`, and more.
+//! The device's counters: those of zram's `io_stat`, and more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

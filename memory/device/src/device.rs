@@ -26,10 +26,10 @@ use crate::threads::Threads;
 /// A device's options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Codec and level of new writes. Pages stored with other ones stay readable.
+    /// Codec and level of new writes. Pages stored with other settings stay readable.
     pub settings: Settings,
-    /// Worker threads that large requests are split over, at most 32; 0: each transport thread does
-    /// its requests alone.
+    /// Worker threads over which large requests are split, at most 32. With 0 each transport thread
+    /// does its requests alone.
     pub workers: usize,
     /// The most requests of a queue in flight that are split or wait for the backing device.
     pub depth: u16,
@@ -101,7 +101,7 @@ fn no_thread(source: io::Error) -> OpenError {
 }
 
 impl Device {
-    /// A device of all pages of `store`, with its workers running.
+    /// Creates a device of all pages of `store`, with its workers running.
     ///
     /// # Errors
     ///
@@ -110,11 +110,11 @@ impl Device {
         Self::with_pulse(store, options, Arc::new(Pulse::private()))
     }
 
-    /// As [`new`](Self::new), with heartbeats that a supervisor sees.
+    /// As [`new`](Self::new), with heartbeats for a supervisor.
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_pulse(
         store: &Arc<Store>,
         options: &DeviceOptions,
@@ -142,8 +142,8 @@ impl Device {
         Ok(Self { threads, store, depth: options.depth.max(1) })
     }
 
-    /// Starts threads that compress written pages with a QAT device, with an instance each. Returns
-    /// the number of these threads. All memory is allocated here.
+    /// Starts threads that compress written pages with a QAT device. Each thread has an instance of
+    /// its own. Returns the number of these threads. All memory is allocated here.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl Device {
         if records.settings.codec() != codec::Codec::DeflateQz {
             return Err(OpenError::Offload(records.settings.codec()));
         }
-        // Held to the end, so that a concurrent call waits.
+        // The guard is held to the end, so that a concurrent call waits.
         let mut handles = self.threads.handles();
         let mut ready = Vec::new();
         let wanted = if dispatch.qat.is_set_up() { 0 } else { options.threads };
@@ -215,9 +215,10 @@ impl Device {
 
     /// Opens a queue for one thread.
     ///
-    /// [`OpenError::Full`]; the kernel's.
+    /// # Errors
     ///
-    /// No room for another one, and the kernel's.
+    /// [`OpenError::Full`] if no worker of the store or no queue number is free;
+    /// [`OpenError::Settings`] and [`OpenError::Io`].
     pub fn queue(&self) -> Result<DeviceQueue, OpenError> {
         let Threads { records, dispatch, .. } = &*self.threads;
         let worker = self.store.worker().ok_or(OpenError::Full)?;

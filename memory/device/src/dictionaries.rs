@@ -2,7 +2,8 @@
 //! newest.
 //!
 //! All memory is allocated with the device. A dictionary that is installed later is digested into
-//! it by the installing thread. Writers see it by one atomic load; the older one stays valid.
+//! this memory by the installing thread. Writers see it by one atomic load; the older dictionary
+//! stays valid.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,17 +14,17 @@ use store::{DictionaryError, Store, DICTIONARIES, DICTIONARY_TAG, MAX_DICTIONARY
 /// The dictionaries of one store, shared by all threads that read or write.
 #[derive(Debug)]
 pub struct Dictionaries {
-    /// By place. An empty one cannot be read: it is damaged, or was never installed.
+    /// By place. An empty place cannot be read: its dictionary is damaged, or was never installed.
     there: [OnceLock<Arc<Dictionary>>; DICTIONARIES],
-    /// The place of the newest, plus one; 0 for none.
+    /// The place of the newest dictionary, plus one; 0 for none.
     newest: AtomicUsize,
     /// Memory for dictionaries installed later.
     rooms: Mutex<Vec<Arc<Dictionary>>>,
 }
 
 impl Dictionaries {
-    /// The dictionaries of this store. The first call decides their use: if `settings` are of zstd,
-    /// pages are written with them, and `more` allocates memory for later ones.
+    /// The dictionaries of this store. The first call decides how they are used: if `settings` are
+    /// of zstd, pages are written with them, and `more` allocates memory for later ones.
     pub(crate) fn of(store: &Store, settings: Option<Settings>, more: bool) -> Arc<Self> {
         let made = store.beside(|| Arc::new(Self::new(store, settings, more)));
         // No other type is ever stored there.
@@ -90,13 +91,13 @@ impl Dictionaries {
         there.sum::<usize>() + self.lock().iter().map(|one| one.memory()).sum::<usize>()
     }
 
-    /// Memory to try a dictionary in; `None` if none is left. [`install`](Self::install) it, or
-    /// [`give_back`](Self::give_back).
+    /// Takes memory in which a dictionary can be tried; `None` if none is left. The caller has to
+    /// [`install`](Self::install) the dictionary or to [`give_back`](Self::give_back) the memory.
     pub fn take_room(&self) -> Option<Arc<Dictionary>> {
         self.lock().pop()
     }
 
-    /// Takes back unused room. It is lost if another reference to it exists.
+    /// Takes back unused room. The room is lost if another reference to it exists.
     pub fn give_back(&self, mut room: Arc<Dictionary>) {
         if let Some(empty) = Arc::get_mut(&mut room) {
             empty.clear();
@@ -109,7 +110,7 @@ impl Dictionaries {
     ///
     /// # Errors
     ///
-    /// The store's: no place, no memory. Then `digested` is given back.
+    /// The store's: it has no place or no memory for the dictionary. Then `digested` is given back.
     pub fn install(
         &self,
         store: &Store,

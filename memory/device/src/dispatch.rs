@@ -29,8 +29,9 @@ pub(crate) struct Fetch {
 }
 
 /// Entries in the ring to the fetch threads. A split request takes five, and one for each worker
-/// that has found the first: 64 requests of four ublk queues each are 2,000 entries on four CPUs.
-/// If the ring is full, the thread waits for the backing device itself.
+/// that has found its first page on the backing device: 64 requests of four ublk queues each are
+/// 2,000 entries on four CPUs. If the ring is full, the thread that finds such a page waits for the
+/// backing device itself.
 const FETCHES: usize = 16_384;
 
 /// A ring of work for threads of one kind, and the event they wait on.
@@ -51,7 +52,8 @@ pub(crate) enum Next<T> {
 impl<T> Work<T> {
     fn new(room: usize) -> Self {
         let event = EventCount::new();
-        // The first wait of a process asks for the number of its CPUs, which allocates: do it here.
+        // The first wait of a process asks for the number of its CPUs, which allocates. So it is
+        // done here.
         let _ = event.wait_until(Some(Instant::now()), || None::<()>);
         Self { ring: Ring::new(room), event }
     }
@@ -94,10 +96,10 @@ impl<T: Copy> Work<T> {
 /// Writes for the QAT threads.
 pub(crate) struct QatWork {
     pub(crate) invitations: Work<Invitation>,
-    /// QAT threads whose instance accepts pages. Only a hint: such a thread completes every page
-    /// that it gets, on the device or in software.
+    /// QAT threads whose instance accepts pages. The number is only a hint: such a thread completes
+    /// every page that it gets, on the device or in software.
     pub(crate) on_device: AtomicUsize,
-    /// One for each QAT thread, by number.
+    /// The counters of each QAT thread, by number.
     counters: Mutex<Vec<Arc<qat::Counters>>>,
 }
 
@@ -202,8 +204,8 @@ impl Dispatch {
         self.invitations.put_often(invitation, number)
     }
 
-    /// Hands `count` pages of a flight, from its page `first`, to a fetch thread; `false` if there
-    /// is none, or no room in the ring. The caller has counted the invitation.
+    /// Passes `count` pages of a flight, from its page `first`, to a fetch thread; `false` if there
+    /// is no such thread, or no room in the ring. The caller has counted the invitation.
     pub(crate) fn fetch(&self, queue: u16, flight: u16, first: u32, count: u32) -> bool {
         let sent = self.fetchers > 0 && self.fetches.put(Fetch { queue, flight, first, count });
         if sent {
@@ -212,7 +214,7 @@ impl Dispatch {
         sent
     }
 
-    /// Tells all threads to finish the queued work and end.
+    /// Orders all threads to finish the queued work and end.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.invitations.event.notify_all();

@@ -1,4 +1,4 @@
-//! A fetch thread reads pages, and may wait for the backing device.
+//! A fetch thread: reads pages, and may wait for the backing device.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::pages::{Damage, PageReader};
 use crate::records::{Records, Thread};
 use crate::request::{Buffer, Errno};
 
-/// The state of a fetch thread, which only reads, and may wait for the backing device.
+/// The state of a fetch thread.
 pub(crate) struct Fetcher {
     records: Arc<Records>,
     worker: Worker,

@@ -43,13 +43,13 @@ pub(crate) trait DoPages: WaitForPages {
 /// `left` are separate.
 pub(crate) struct Flight {
     what: UnsafeCell<(u64, Request)>,
-    /// The first unclaimed page. Relaxed: it only distributes pages.
+    /// The first unclaimed page. Relaxed is enough: the field only distributes pages.
     next: AtomicU32,
     /// Pages that are not done.
     left: AtomicU32,
     /// Invitations in the ring or being worked on.
     invited: AtomicU32,
-    /// The first failure, or 0. Relaxed: `left` provides the ordering.
+    /// The first failure, or 0. Relaxed is enough: `left` provides the ordering.
     error: AtomicU32,
 }
 
@@ -69,7 +69,8 @@ impl Flight {
         }
     }
 
-    /// Whether the queue may start another request in it: no thread accesses the last one any more.
+    /// Whether the queue may start another request in this flight: no thread accesses the last one
+    /// any more.
     pub(crate) fn is_free(&self) -> bool {
         // Pairs with the Release in `release`: all reads of `what` are over.
         self.invited.load(strong(Site::FreeAcquire, Ordering::Acquire)) == 0
@@ -167,14 +168,14 @@ impl Flight {
         let step = step(request.op).max(least);
         let first = self.next.fetch_add(step, Ordering::Relaxed);
         if first >= request.pages {
-            // So that it cannot overflow: at most 64 threads come late.
+            // Stored so that the counter cannot overflow: at most 64 threads come late.
             self.next.store(request.pages, Ordering::Relaxed);
             return None;
         }
         Some((first, step.min(request.pages - first)))
     }
 
-    /// Whether a page of this write found no memory. The request has failed then, and each further
+    /// Whether a page of this write found no memory. Then the request has failed, and each further
     /// page would wait for memory in vain.
     #[inline]
     pub(crate) fn out_of_memory(&self) -> bool {

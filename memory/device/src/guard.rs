@@ -10,8 +10,8 @@
 //! static ALLOCATOR: device::guard::Allocator = device::guard::Allocator;
 //! ```
 //!
-//! It sees only Rust's allocations. The C codecs allocate when they are set up; the tests of
-//! `codec` count their allocations.
+//! The allocator sees only Rust's allocations. The C codecs allocate when they are set up; the
+//! tests of `codec` count their allocations.
 #![expect(unsafe_code, reason = "an allocator is unsafe to write")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -24,7 +24,8 @@ thread_local! {
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While a thread holds it, the thread must not allocate. Free in a release build.
+/// While a thread holds this value, the thread must not allocate. It costs nothing in a release
+/// build.
 #[derive(Debug)]
 #[must_use = "it ends when it is dropped"]
 pub struct IoPath {

@@ -1,7 +1,8 @@
 //! A block device of compressed pages, without a transport: requests in, completions out.
 //!
 //! Blocks are pages of 4096 bytes. A transport opens one [`Queue`] for each of its threads and
-//! submits [`Request`]s; ublk, NBD and FUSE all use the two traits [`Backend`] and [`Queue`].
+//! submits [`Request`]s. The transports ublk, NBD and FUSE all use the two traits [`Backend`] and
+//! [`Queue`].
 //!
 //! ```text
 //!  transport's thread                                     worker threads, shared by all queues
@@ -46,8 +47,8 @@
 //! error. Reads are done in software: decoding a page is faster than an answer of the device.
 //!
 //! If the store has a dictionary ([`Dictionaries`]), pages are compressed with it, and their tags
-//! name it. Its memory is allocated with the device ([`DeviceOptions::dictionaries`]);
-//! `memory/policy` installs dictionaries.
+//! name it. The memory for dictionaries is allocated with the device
+//! ([`DeviceOptions::dictionaries`]); `memory/policy` installs them.
 //!
 //! # Guarantees
 //!

@@ -135,7 +135,7 @@ impl PageIo {
             }
             Op::WriteZeroes { keep: true } => {
                 for index in pages {
-                    // Zero fits the entry, so only a page out of range can fail.
+                    // The value zero fits the entry, so only a page out of range can fail.
                     let stored = self.worker.put_same(index, 0).map_err(|_| Errno::Invalid);
                     self.slot().advance();
                     result = result.and(stored);
@@ -269,7 +269,7 @@ impl DoPages for PageIo {
             let out = unsafe { buffer.read(number as usize) };
             let read = match self.reader.read(&self.worker, page + u64::from(number), true, out) {
                 Ok(Page::Backed) => {
-                    // The thread that reads them again counts the pages before it.
+                    // The thread that reads these pages again counts the pages before this one.
                     return None;
                 }
                 Ok(_) => Ok(()),
@@ -283,7 +283,7 @@ impl DoPages for PageIo {
     }
 }
 
-/// Compresses a page, with the newest dictionary if there is one; returns the tag too.
+/// Compresses a page, with the newest dictionary if there is one. Returns the tag too.
 #[inline]
 fn encode(
     encoder: &mut Encoder,

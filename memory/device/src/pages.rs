@@ -103,10 +103,10 @@ impl PageReader {
     }
 
     /// Reads page `index` into `out`, and returns how it was stored. Without `touch` an object's
-    /// bytes are in [`object`](Self::object) afterwards, those of a page of a group in
-    /// [`group`](Self::group). With `touch` resets the page's age, and copies a page that is stored
-    /// as it is to `out` alone. For [`Page::Backed`] it reads nothing: [`fetch`](Self::fetch) is
-    /// for threads that may wait.
+    /// bytes are in [`object`](Self::object) afterwards, and those of a page of a group in
+    /// [`group`](Self::group). With `touch` the page's age is reset, and a page that is stored
+    /// uncompressed is copied to `out` alone. For [`Page::Backed`] nothing is read:
+    /// [`fetch`](Self::fetch) is for threads that may wait.
     ///
     /// # Errors
     ///
@@ -239,7 +239,7 @@ impl PageReader {
         &self.object
     }
 
-    /// How many pages the last group was made of.
+    /// The number of pages of which the last group was made.
     pub fn members(&self) -> usize {
         self.decoded
     }

@@ -1,4 +1,4 @@
-//! QAT threads: have pages compressed by a QAT device, with many in flight each.
+//! QAT threads: each compresses pages on a QAT device, with many pages in flight.
 #![expect(unsafe_code, reason = "works on flights of queues")]
 
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::page_io::PageIo;
 use crate::records::MAX_QAT_THREADS;
 use crate::request::PAGE;
 
-/// Options of the use of a QAT device.
+/// Options for the use of a QAT device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadOptions {
     /// Threads, each with an instance of its own, at most 32; fewer if there are fewer instances.
@@ -30,8 +30,8 @@ pub struct OffloadOptions {
 }
 
 impl Default for OffloadOptions {
-    /// One thread for each eight CPUs, because one copies 1 GB/s and more; 128 pages in flight,
-    /// shared load, one output in 64 verified, 100 ms.
+    /// One thread for each eight CPUs, because one thread copies 1 GB/s and more; 128 pages in
+    /// flight; a share of the load in software; one output in 64 verified; a deadline of 100 ms.
     fn default() -> Self {
         let driver = EngineOptions::default();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -46,8 +46,8 @@ impl Default for OffloadOptions {
 }
 
 impl OffloadOptions {
-    /// An engine of the driver that does not look for another instance later, because that would
-    /// allocate.
+    /// Makes an engine of the driver. The engine does not look for another instance later, because
+    /// that would allocate.
     pub(crate) fn engine(&self, qat: &Arc<Qat>, level: i32) -> qat::Engine {
         let options = EngineOptions {
             level: u32::try_from(level).unwrap_or(1),
@@ -76,19 +76,19 @@ pub struct OffloadStats {
 /// A QAT thread, with one instance.
 pub(crate) struct QatThread {
     dispatch: Arc<Dispatch>,
-    /// Its access to the store.
+    /// The thread's access to the store.
     pages: PageIo,
     qat: qat::Engine,
-    /// The invitation that it follows.
+    /// The invitation that the thread follows.
     current: Option<Invitation>,
-    /// Whether it is counted in `on_device`.
+    /// Whether the thread is counted in `on_device`.
     ready: bool,
     /// Bit n is set: notify queue n. There are at most as many queues as the store has workers, 64.
     waiting: u64,
 }
 
 impl QatThread {
-    /// A thread whose engine has an instance.
+    /// Creates a thread whose engine has an instance.
     pub(crate) fn new(dispatch: &Arc<Dispatch>, pages: PageIo, qat: qat::Engine) -> Self {
         dispatch.qat.add_thread(qat.counters());
         Self { dispatch: Arc::clone(dispatch), pages, qat, current: None, ready: false, waiting: 0 }
@@ -117,7 +117,7 @@ impl QatThread {
                 self.pages.slot().begin();
             }
         }
-        // Ending frees memory.
+        // The drop of the thread frees memory, so the guard ends here.
         drop(path);
     }
 
@@ -193,7 +193,7 @@ impl QatThread {
             } else if let Ok(finished) = finished {
                 pages.write_offloaded(index, plain, finished.bytes, finished.crc32)
             } else {
-                // The engine says this only of input that is to be decompressed.
+                // The engine returns this only for input that is to be decompressed.
                 pages.write(index, plain)
             };
             if flight.complete(1, stored) {

@@ -45,7 +45,7 @@ impl DeviceQueue {
     ///
     /// # Errors
     ///
-    /// Those of a request.
+    /// The errors of a request.
     pub fn read_now(&mut self, page: u64, out: &mut [u8]) -> Result<(), Errno> {
         // SAFETY: the bytes are ours until `now` returns, and the request is complete by then.
         let buffer = unsafe { Buffer::new(out.as_mut_ptr(), out.len()) };
@@ -56,7 +56,7 @@ impl DeviceQueue {
     ///
     /// # Errors
     ///
-    /// Those of a request.
+    /// The errors of a request.
     pub fn write_now(&mut self, page: u64, bytes: &[u8]) -> Result<(), Errno> {
         // SAFETY: no thread writes the bytes until `now` returns (the device only reads them, since
         // it is a write), and the request is complete by then.
@@ -68,7 +68,7 @@ impl DeviceQueue {
         self.watched(|queue| queue.do_now(op, page, buffer))
     }
 
-    /// Works on requests with heartbeats, and with the check for allocations.
+    /// Works on requests with heartbeats and with the check for allocations.
     #[inline]
     fn watched<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let _path = IoPath::enter();
@@ -160,7 +160,7 @@ impl DeviceQueue {
     /// Delegates a small read to the fetch threads; `None` if it is under way afterwards.
     fn read_later(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>> {
         let Request { page, pages, ref buffer, .. } = request;
-        // Take a flight only if it will be used: it leaves the idle list.
+        // A flight is taken only if it will be used, since it leaves the idle list.
         let there = self.threads.dispatch.fetchers > 0;
         let Some(number) = there.then(|| self.flight()).flatten() else {
             // All flights are in use, so other requests wait for the device anyway.
@@ -190,7 +190,7 @@ impl DeviceQueue {
         None
     }
 
-    /// Hands a write to the QAT threads; returns whether they have room for it.
+    /// Passes a write to the QAT threads; returns whether they have room for it.
     fn give_to_qat(&mut self, number: u16, tag: u64, request: Request) -> bool {
         let dispatch = &self.threads.dispatch;
         let flight = &dispatch.station(self.number).flights[usize::from(number)];
@@ -311,14 +311,14 @@ impl Queue for DeviceQueue {
     }
 
     fn extent(&mut self, page: u64, most: u64) -> Result<Extent, Errno> {
-        // Without a heartbeat: it may look at all entries of the table, but never waits.
+        // There is no heartbeat: the search may look at all entries of the table, but never waits.
         self.pages.extent(page, most)
     }
 }
 
 impl Drop for DeviceQueue {
     fn drop(&mut self) {
-        // The buffers are the transport's, which frees them after this.
+        // The buffers belong to the transport, which frees them after this.
         while self.under_way > 0 {
             if self.arm() {
                 let _ = poll(&mut [PollFd::new(&self.fd(), PollFlags::IN)], None);

@@ -11,7 +11,7 @@ use crate::dictionaries::Dictionaries;
 use crate::pages::Damage;
 
 /// The number of fetch threads of a device with a backing device, and so of reads in flight: a disk
-/// does several at a time faster than one after another.
+/// does several reads at a time faster than one after another.
 pub const FETCHERS: usize = 4;
 
 /// The most QAT threads; each takes one of the store's workers.

@@ -8,22 +8,22 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Bytes of a block.
+/// The size of a block in bytes.
 pub const PAGE: usize = 4096;
 
-/// A request's operation.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Copy the pages to the buffer.
+    /// Copies the pages to the buffer.
     Read,
-    /// Copy the buffer to the pages.
+    /// Copies the buffer to the pages.
     Write,
-    /// Free the pages; they read as zeros.
+    /// Frees the pages; they read as zeros.
     Discard,
-    /// Zero the pages.
+    /// Zeros the pages.
     WriteZeroes {
-        /// Whether the pages count as stored: [`Queue::extent`] shows zeros and no hole. Takes no
-        /// memory.
+        /// Whether the pages count as stored: [`Queue::extent`] then reports zeros and no hole.
+        /// This takes no memory.
         keep: bool,
     },
     /// Does nothing, because completed writes are stored. Its page range is ignored.
@@ -124,7 +124,8 @@ pub struct Request {
     pub page: u64,
     /// The number of pages; a request of 0 completes at once.
     pub pages: u32,
-    /// For [`Op::Read`] and [`Op::Write`]: exactly that many pages. Ignored for the others.
+    /// For [`Op::Read`] and [`Op::Write`] a buffer of exactly that many pages. Other operations
+    /// ignore it.
     pub buffer: Buffer,
 }
 
@@ -135,11 +136,11 @@ pub enum Errno {
     /// EIO: a page cannot be read.
     #[error("a page cannot be read")]
     Io = 5,
-    /// EINVAL: beyond the end, or a buffer of another length: an error of the transport or of its
-    /// client.
+    /// EINVAL: the request lies beyond the end, or its buffer has another length. The fault is the
+    /// transport's or its client's.
     #[error("the request is not valid")]
     Invalid = 22,
-    /// ENOSPC: no memory for a written page.
+    /// ENOSPC: there is no memory for a written page.
     #[error("no memory left for the page")]
     NoSpace = 28,
 }
@@ -165,9 +166,9 @@ impl Errno {
 pub struct Extent {
     /// Pages in the run, at least 1.
     pub pages: u64,
-    /// Nothing is stored.
+    /// Whether nothing is stored.
     pub hole: bool,
-    /// They read as zeros.
+    /// Whether the pages read as zeros.
     pub zero: bool,
 }
 
@@ -183,7 +184,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// No room for another queue; the kernel's.
+    /// There is no room for another queue; the kernel's error.
     fn open(&self) -> io::Result<Self::Queue>;
 }
 
@@ -196,8 +197,8 @@ pub trait Queue: Send + 'static {
     /// Dropping the queue waits for all requests in flight.
     fn submit(&mut self, tag: u64, request: Request) -> Option<Result<(), Errno>>;
 
-    /// Does a read at once if it needs no wait. `None` if it does, or may: then nothing has
-    /// happened, the buffer is the caller's, and the request can be [submitted](Self::submit).
+    /// Does a read at once if it needs no wait. `None` if the read waits, or may wait: then nothing
+    /// has happened, the buffer is the caller's, and the request can be [submitted](Self::submit).
     fn read_at_once(&mut self, request: Request) -> Option<Result<(), Errno>> {
         let _ = request;
         None
@@ -209,8 +210,8 @@ pub trait Queue: Send + 'static {
     /// The number of requests in flight.
     fn in_flight(&self) -> usize;
 
-    /// Has to be called before each sleep of the thread on [`fd`](Self::fd). Returns `false` if
-    /// there is something to reap already; then nothing will wake the thread.
+    /// Arms the queue. Call it before each sleep of the thread on [`fd`](Self::fd). Returns `false`
+    /// if there is something to reap already; then nothing will wake the thread.
     fn arm(&mut self) -> bool;
 
     /// Whether the caller should start further writes before waiting for one, however small: the

@@ -70,7 +70,8 @@ impl Station {
         self.done.pop()
     }
 
-    /// For the queue, before it sleeps: `false` if a flight has finished, which is in `early` then.
+    /// Arms the queue before it sleeps; called by the queue. Returns `false` if a flight has
+    /// finished, which is in `early` then.
     pub(crate) fn arm(&self, early: &mut VecDeque<u16>) -> bool {
         self.disarm();
         let set = self.set.load(Ordering::Relaxed);
@@ -92,7 +93,7 @@ impl Station {
         early.is_empty()
     }
 
-    /// Disarms the queue, which sleeps no more.
+    /// Disarms the queue after its sleep.
     pub(crate) fn disarm(&self) {
         // An exchange sees whether a worker has cleared it, and exactly that worker sets `wake`. So
         // a queue that was not woken needs no system call to clear `wake`.

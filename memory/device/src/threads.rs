@@ -51,7 +51,7 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.dispatch.stop();
         for thread in std::mem::take(&mut *self.handles()) {
-            // A thread that panicked has shown its panic.
+            // A thread that panicked has reported its panic.
             let _ = thread.join();
         }
     }

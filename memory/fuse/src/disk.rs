@@ -4,19 +4,19 @@
 use device::{Buffer, Errno, Op, Queue, Request, PAGE};
 use rustix::event::{poll, PollFd, PollFlags};
 
-/// A queue and a buffer for its requests.
+/// A queue, and a buffer for its requests.
 pub(crate) struct Disk<Q> {
     queue: Q,
     /// Whole pages for reads, and for writes of unaligned data. The device accepts any alignment.
     bytes: Vec<u8>,
 }
 
-/// The pages that a range of bytes touches: the first, and their number.
+/// The pages that a range of bytes touches: the first page, and the number of pages.
 fn around(offset: u64, len: usize) -> (u64, usize) {
     let page = PAGE as u64;
     let first = offset / page;
     let end = (offset + len as u64).div_ceil(page);
-    // No more than `len` pages and two.
+    // At most `len` pages and two more.
     (first, usize::try_from(end - first).unwrap_or(usize::MAX))
 }
 
@@ -64,7 +64,7 @@ impl<Q: Queue> Disk<Q> {
         Ok(())
     }
 
-    /// Zeroes `len` bytes at `offset`, within the device; whole pages by `op`.
+    /// Zeros `len` bytes at `offset`, within the device; whole pages by `op`.
     pub(crate) fn zero(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Errno> {
         const ZEROS: [u8; PAGE] = [0; PAGE];
         let page = PAGE as u64;

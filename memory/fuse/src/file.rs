@@ -198,7 +198,7 @@ impl<Q: Queue> Filesystem for File<Q> {
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
         let end = offset.checked_add(length).filter(|end| *end <= self.bytes);
-        // Beyond the end there is only a hole already.
+        // Beyond the end there is a hole already.
         let length = match end {
             Some(_) => length,
             None if op == Op::Discard => self.bytes.saturating_sub(offset),
@@ -210,7 +210,7 @@ impl<Q: Queue> Filesystem for File<Q> {
         }
     }
 
-    /// A completed write is already stored.
+    /// Does nothing: a completed write is already stored.
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         reply.ok();
     }

@@ -15,6 +15,7 @@
 //! 7.6 and later; a descriptor per thread needs Linux 4.5).
 //!
 //! # What fails
+//!
 //! A read of a damaged page fails with EIO, a write without memory with ENOSPC. A write at or
 //! beyond the end fails with EFBIG; a write across the end is short. Another file size fails with
 //! EINVAL. After a kill of the process the file fails with ENOTCONN until it is served again. The
@@ -63,7 +64,7 @@ pub enum MountError {
     NotEmpty {
         /// The mount point.
         path: PathBuf,
-        /// Its size.
+        /// The size of the file, bytes.
         bytes: u64,
     },
     /// A dead mount cannot be removed, or the file cannot be created.
@@ -71,18 +72,18 @@ pub enum MountError {
     Prepare {
         /// The mount point.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The device has no more queues.
     #[error("cannot open a queue of the device")]
     Queue(#[source] io::Error),
-    /// The mount fails.
+    /// The mount failed.
     #[error("cannot mount {path} by FUSE (it takes root, or fusermount3, and /dev/fuse)")]
     Mount {
         /// The mount point.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -105,7 +106,7 @@ impl Server {
         let made = prepare(path)?;
         let mounted = Self::mount_on(backend, path, threads);
         if made && mounted.is_err() {
-            // No process has used it; one may have removed it.
+            // No process has used the file; one may have removed it.
             let _ = fs::remove_file(path);
         }
         mounted
@@ -115,7 +116,7 @@ impl Server {
     /// crate, while the caller's may be compiled for size.
     ///
     /// # Errors
-    /// Those of `mount`.
+    /// The errors of `mount`.
     pub fn mount_device(device: &Device, path: &Path, threads: usize) -> Result<Self, MountError> {
         Self::mount(device, path, threads)
     }
@@ -150,14 +151,14 @@ impl Server {
     }
 
     /// Whether serving has ended: the file was unmounted, or its threads have failed.
-    /// [`Server::stop`] tells which.
+    /// [`Server::stop`] tells which of these happened.
     pub fn has_ended(&self) -> bool {
         self.session.guard.is_finished()
     }
 
-    /// Waits until mounts change, at most for `wait`; returns whether the file is still mounted,
+    /// Waits until mounts change, at most for `wait`. Returns whether the file is still mounted,
     /// and true if that cannot be determined. After `umount -l`, processes that have the file open
-    /// are still served; its path is then the empty file beneath it.
+    /// are still served; its path is then the empty file beneath the mount.
     pub fn is_mounted(&mut self, wait: Duration) -> bool {
         match &mut self.mount {
             Some(mount) => mount.is_there(wait),
@@ -202,7 +203,7 @@ impl Server {
     }
 }
 
-/// The result of the session threads without the errors by which the kernel ends a connection.
+/// The result of the session threads, without the errors by which the kernel ends a connection.
 ///
 /// fuser knows ENODEV as that end. A thread that has taken a request from the queue when the
 /// unmount ends the connection gets ECONNABORTED instead (`fuse_dev_do_read`); the kernel has
@@ -214,7 +215,7 @@ fn end_of_connection(joined: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Unmounts `path` even if it is open; without root by fusermount3, which mounted it.
+/// Unmounts `path` even if it is open. Without root, fusermount3 unmounts it, which mounted it.
 fn take_away(path: &Path) -> io::Result<()> {
     match unmount(path, UnmountFlags::DETACH) {
         Err(Errno::PERM) => {
@@ -234,7 +235,7 @@ fn prepare(path: &Path) -> Result<bool, MountError> {
     let failed = |source| MountError::Prepare { path: path.into(), source };
     let found = match fs::metadata(path) {
         Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
-            // The mount of a server that was killed.
+            // The mount is that of a server that was killed.
             take_away(path).map_err(failed)?;
             fs::metadata(path)
         }

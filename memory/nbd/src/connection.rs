@@ -17,8 +17,9 @@
 //! a client need two system calls together. These buffers bound the memory of a connection: a
 //! client that does not read its replies is not read from either.
 //!
-//! If the client is gone, its reads that still wait for the backing device will complete into our
-//! buffers. After a while the server takes them over with their buffers, and the connection ends.
+//! If the client is gone, its reads that still wait for the backing device will complete into the
+//! connection's buffers. After a while the server takes over these reads with their buffers, and
+//! the connection ends.
 //!
 //! The kernel's client supports only simple replies. With these, a read's data must be contiguous,
 //! so a reply starts only when as many of the read's slices as fit at a time (1.5 MiB) are
@@ -73,7 +74,7 @@ pub enum ConnectionError {
     /// A page of a long read is damaged, and a simple reply that has begun cannot report an error.
     #[error("read at byte {offset} failed after its reply had begun")]
     Late {
-        /// The byte of the export.
+        /// The offset of the byte in the export.
         offset: u64,
     },
     /// An error of the socket or of the queue.
@@ -121,8 +122,8 @@ pub(crate) fn serve<Q: Queue>(
     let _path = IoPath::enter();
     let _ = others();
     let result = connection.run();
-    // The device owns slices while their requests are in flight. Writes complete soon, and have to
-    // be waited for: the client may send them again on another connection.
+    // The device owns slices while their requests are in flight. Writes complete soon, and this
+    // thread has to wait for them: the client may send them again on another connection.
     let begun = Instant::now();
     while connection.queue.in_flight() > 0 {
         if begun.elapsed() >= PATIENCE && !connection.is_writing() && leave() {
@@ -154,7 +155,7 @@ struct Connection<'a, Q> {
     /// Pages of which a client reads a part.
     edge: Box<[u8]>,
     current: Option<Current>,
-    /// The client reads no more replies.
+    /// Whether the client reads no more replies.
     deserted: bool,
     /// Waits for requests of other connections that must complete before received requests are
     /// done.
@@ -211,12 +212,12 @@ impl<Q: Queue> Connection<'_, Q> {
         Ok(self.give_out() | reaped | sent)
     }
 
-    /// The client has closed its sending side.
+    /// Handles that the client has closed its sending side.
     fn left(&mut self) -> Result<(), ConnectionError> {
         if self.current.is_some() || self.input.len() > 0 {
             return Err(ConnectionError::Cut);
         }
-        // It may still read the replies; if it does not, that is no error.
+        // The client may still read the replies. If it does not, that is no error.
         match self.finish() {
             Err(ConnectionError::Io(_)) => Ok(()),
             other => other,

@@ -8,9 +8,9 @@ use crate::wire::{
 /// The only export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Its name; the empty name also means this export.
+    /// The export's name; the empty name also means this export.
     pub name: String,
-    /// Its size in bytes.
+    /// The export's size in bytes.
     pub size: u64,
 }
 
@@ -45,24 +45,24 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Flags that the server did not offer, or not fixed newstyle.
+    /// The client sent flags that the server did not offer, or does not speak fixed newstyle.
     #[error("client flags {0:08x}, expected fixed newstyle")]
     Flags(u32),
-    /// An option with a wrong magic number.
+    /// An option has a wrong magic number.
     #[error("option begins with {0:016x}")]
     Magic(u64),
-    /// An option that is too long.
+    /// An option is too long.
     #[error("option {option} of {len} bytes, at most {MAX_OPTION} are allowed")]
     Length {
         /// The option.
         option: u32,
-        /// Its length.
+        /// The option's length, bytes.
         len: u32,
     },
-    /// Too many options.
+    /// There were too many options.
     #[error("more than {MAX_OPTIONS} options")]
     Options,
-    /// An unknown name in `NBD_OPT_EXPORT_NAME`, which has no error reply.
+    /// `NBD_OPT_EXPORT_NAME`, which has no error reply, names an unknown export.
     #[error("no export of that name")]
     Name,
 }
@@ -100,7 +100,7 @@ impl<'a> Handshake<'a> {
     ///
     /// # Errors
     ///
-    /// An error without a reply: close the connection.
+    /// The client violates the protocol in a way that has no error reply: close the connection.
     pub fn advance(
         &mut self,
         input: &[u8],
@@ -200,7 +200,7 @@ impl<'a> Handshake<'a> {
                 break;
             }
         }
-        // Any alignment works; whole pages are best.
+        // Any alignment works. Whole pages are best.
         let mut sizes = [0; 14];
         sizes[..2].copy_from_slice(&INFO_BLOCK_SIZE.to_be_bytes());
         sizes[2..6].copy_from_slice(&1_u32.to_be_bytes());

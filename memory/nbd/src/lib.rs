@@ -7,11 +7,12 @@
 //!                   connection.rs  socket ◄─► device::Queue
 //! ```
 //!
-//! It supports fixed newstyle with structured replies, block status (`base:allocation`), trim,
-//! write-zeroes (no-hole, fast), FUA and flush (both have nothing to do), and multiple connections
-//! with a consistent view (`CAN_MULTI_CONN`). Any alignment works: a partial page is read, changed
-//! and stored in one step ([`device::Queue::patch`]). Clients without structured replies, such as
-//! the kernel's, get simple ones. Not supported: TLS, extended headers, several exports.
+//! The server supports fixed newstyle with structured replies, block status (`base:allocation`),
+//! trim, write-zeroes (no-hole, fast), FUA and flush (both have nothing to do), and multiple
+//! connections with a consistent view (`CAN_MULTI_CONN`). Any alignment works: a partial page is
+//! read, changed and stored in one step ([`device::Queue::patch`]). Clients without structured
+//! replies, such as the kernel's, get simple ones. TLS, extended headers and several exports are
+//! not supported.
 //!
 //! A connection may have many requests in flight. Small ones are done in order, on the connection's
 //! thread, and answered together; large ones are done in slices by the device's workers, and may

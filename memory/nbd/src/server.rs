@@ -119,18 +119,18 @@ impl Server<Device> {
     ///
     /// # Errors
     ///
-    /// Those of `run`.
+    /// The errors of `run`.
     pub fn serve(&self, listener: &UnixListener, notice: fn(&str)) -> io::Result<()> {
         self.run(listener, notice)
     }
 }
 
 impl<B: Backend> Server<B> {
-    /// A server of `backend`.
+    /// Creates a server of `backend`.
     ///
     /// # Errors
     ///
-    /// The kernel's, if it has no eventfd.
+    /// The kernel's error, if it has no eventfd.
     pub fn new(backend: Arc<B>, options: ServerOptions) -> io::Result<Self> {
         let size = backend.pages().saturating_mul(device::PAGE as u64);
         Ok(Self {
@@ -152,7 +152,7 @@ impl<B: Backend> Server<B> {
     ///
     /// # Errors
     ///
-    /// The listener's.
+    /// The listener's error.
     pub fn run(
         &self,
         listener: &UnixListener,
@@ -165,7 +165,7 @@ impl<B: Backend> Server<B> {
             let result = loop {
                 let mut fds =
                     [PollFd::new(&self.stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
-                // They are few, and no event reports their completion.
+                // Stranded reads are few, and no event reports their completion.
                 let soon = Timespec { tv_sec: 1, tv_nsec: 0 };
                 match poll(&mut fds, (self.stranded() > 0).then_some(&soon)) {
                     Ok(_) if !fds[0].revents().is_empty() => break Ok(()),
@@ -230,8 +230,8 @@ impl<B: Backend> Server<B> {
     }
 
     /// The number of connections with simple replies that have ended, or that their client has
-    /// given up with a request in flight. The kernel's client has such connections; its server
-    /// learns here that the kernel has given one up.
+    /// given up with a request in flight. The kernel's client has such connections. Its server
+    /// learns from this number that the kernel has given one up.
     pub fn simple_ended(&self) -> u64 {
         let given_up = self.open().given_up(None).count() as u64;
         self.simple_ended.load(Ordering::Acquire) + given_up
@@ -248,7 +248,7 @@ impl<B: Backend> Server<B> {
         self.places.load(Ordering::Acquire)
     }
 
-    /// Takes a place for such a connection.
+    /// Takes a place for a connection that ends before its reads.
     fn may_strand(&self) -> bool {
         let next = |taken| (taken < STRANDED).then_some(taken + 1);
         self.places.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
@@ -365,8 +365,8 @@ impl<B: Backend> Drop for Server<B> {
     fn drop(&mut self) {
         self.look_at_stranded();
         let all = self.stranded.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Do not wait for a disk that does not answer. Until it does, the buffers belong to the
-        // device.
+        // This does not wait for a disk that does not answer. Until the disk answers, the buffers
+        // belong to the device.
         all.drain(..).for_each(std::mem::forget);
     }
 }

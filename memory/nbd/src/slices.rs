@@ -7,8 +7,9 @@ use device::Buffer;
 
 /// A fixed number of buffers of one size.
 ///
-/// Ownership rule: a lent buffer belongs to the device, and nothing here makes a reference to it;
-/// the others are ours. A buffer that is lent when this is dropped is never freed.
+/// Ownership rule: a lent buffer belongs to the device, and this module makes no reference to it.
+/// The other buffers belong to this module. A buffer that is lent when this value is dropped is
+/// never freed.
 #[derive(Debug)]
 pub(crate) struct Slices {
     memory: Vec<Slice>,

@@ -52,11 +52,11 @@ pub enum Error {
     Io = 5,
     /// The request is invalid.
     Invalid = 22,
-    /// No room, or a write beyond the end.
+    /// There is no room, or a write lies beyond the end.
     NoSpace = 28,
-    /// Too long for one chunk.
+    /// The reply is too long for one chunk.
     Overflow = 75,
-    /// Not supported.
+    /// The request is not supported.
     NotSupported = 95,
 }
 
@@ -73,25 +73,25 @@ impl From<device::Errno> for Error {
 /// A client's command, checked against the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Read.
+    /// Reads bytes.
     Read {
-        /// In a single chunk.
+        /// Whether the reply must be a single chunk.
         whole: bool,
     },
-    /// Write; the bytes follow.
+    /// Writes bytes, which follow.
     Write,
-    /// Flush: nothing to do, because completed writes are stored.
+    /// Flushes: there is nothing to do, because completed writes are stored.
     Flush,
-    /// The bytes are no longer needed.
+    /// Trims: the bytes are no longer needed.
     Trim,
-    /// Write zeros.
+    /// Writes zeros.
     Zero {
-        /// The zeros count as stored.
+        /// Whether the zeros count as stored.
         keep: bool,
     },
-    /// Block status.
+    /// Requests block status.
     Status {
-        /// Only one extent.
+        /// Whether to report only one extent.
         one: bool,
     },
 }
@@ -114,7 +114,7 @@ pub struct Request {
 pub enum Parsed {
     /// A valid request.
     Do(Request),
-    /// Reply with this error, after skipping `skip` bytes of payload.
+    /// The server has to reply with this error, after skipping `skip` bytes of payload.
     Refuse {
         /// The client's id of the request.
         cookie: u64,
@@ -127,7 +127,7 @@ pub enum Parsed {
     },
     /// The client disconnects.
     Disconnect,
-    /// A violation of the protocol: the start of the next request is unknown.
+    /// The client violates the protocol: the start of the next request is unknown.
     Broken(Broken),
 }
 
@@ -135,10 +135,10 @@ pub enum Parsed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Broken {
-    /// A request with a wrong magic number.
+    /// A request has a wrong magic number.
     #[error("request begins with {0:08x}")]
     Magic(u32),
-    /// A write that is too long; its payload is not read in order to be discarded.
+    /// A write is too long. Its payload is not read in order to be discarded.
     #[error("write of {0} bytes, at most {MAX_REQUEST} are allowed")]
     Length(u32),
 }
@@ -218,7 +218,7 @@ impl Session {
     }
 }
 
-/// A simple reply; the bytes of a successful read follow.
+/// Encodes a simple reply. The bytes of a successful read follow it.
 pub(crate) fn simple_reply(cookie: u64, error: Option<Error>) -> [u8; SIMPLE_REPLY] {
     let mut reply = [0; SIMPLE_REPLY];
     reply[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
@@ -227,7 +227,7 @@ pub(crate) fn simple_reply(cookie: u64, error: Option<Error>) -> [u8; SIMPLE_REP
     reply
 }
 
-/// The header of a chunk with `length` bytes of payload.
+/// Encodes the header of a chunk with `length` bytes of payload.
 fn chunk(kind: u16, last: bool, cookie: u64, length: u32) -> [u8; CHUNK] {
     let mut header = [0; CHUNK];
     header[..4].copy_from_slice(&CHUNK_MAGIC.to_be_bytes());
@@ -238,7 +238,7 @@ fn chunk(kind: u16, last: bool, cookie: u64, length: u32) -> [u8; CHUNK] {
     header
 }
 
-/// The header of a chunk with `length` bytes of data at `offset`.
+/// Encodes the header of a chunk with `length` bytes of data at `offset`.
 pub(crate) fn data_chunk(cookie: u64, last: bool, offset: u64, length: u32) -> [u8; DATA_CHUNK] {
     let mut header = [0; DATA_CHUNK];
     header[..CHUNK].copy_from_slice(&chunk(1, last, cookie, length + 8));
@@ -246,12 +246,12 @@ pub(crate) fn data_chunk(cookie: u64, last: bool, offset: u64, length: u32) -> [
     header
 }
 
-/// The reply to a read of no bytes.
+/// Encodes the reply to a read of no bytes.
 pub(crate) fn empty_chunk(cookie: u64) -> [u8; CHUNK] {
     chunk(0, true, cookie, 0)
 }
 
-/// The last chunk of a request that failed.
+/// Encodes the last chunk of a request that failed.
 pub(crate) fn error_chunk(cookie: u64, error: Error) -> [u8; CHUNK + 6] {
     let mut reply = [0; CHUNK + 6];
     reply[..CHUNK].copy_from_slice(&chunk(1 << 15 | 1, true, cookie, 6));
@@ -260,7 +260,7 @@ pub(crate) fn error_chunk(cookie: u64, error: Error) -> [u8; CHUNK + 6] {
     reply
 }
 
-/// The header of a block status reply with `extents` descriptors.
+/// Encodes the header of a block status reply with `extents` descriptors.
 pub(crate) fn status_chunk(cookie: u64, extents: usize) -> [u8; CHUNK + 4] {
     let length = u32::try_from(4 + 8 * extents).expect("a bounded number of extents");
     let mut header = [0; CHUNK + 4];

@@ -86,14 +86,15 @@ pub(crate) enum Over {
 /// The server's end, with buffers of a fixed size that are allocated in advance.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    /// A new one for each training.
+    /// Each training has a new one.
     socket: Option<OwnedFd>,
     round: u64,
     /// The message being sent: bytes `sent..len` of `out` remain.
     out: Box<[u8; MOST]>,
     len: usize,
     sent: usize,
-    /// The answer's header, and how many bytes of it and of what follows have arrived.
+    /// The answer's header, and how many bytes of the header and of the dictionary behind it have
+    /// arrived.
     head: [u8; ANSWER_LEN],
     received: usize,
 }
@@ -190,7 +191,7 @@ impl Channel {
     }
 }
 
-/// Receives what has arrived, if anything.
+/// Receives the bytes that have arrived, if any.
 fn take(socket: &OwnedFd, to: &mut [u8]) -> Result<usize, Over> {
     match recv(socket, to, RecvFlags::DONTWAIT) {
         Ok((0, _)) => Err(Over::Gone),
@@ -200,7 +201,7 @@ fn take(socket: &OwnedFd, to: &mut [u8]) -> Result<usize, Over> {
     }
 }
 
-/// Whether a retry may succeed: there was no room or no memory.
+/// Whether a retry may succeed: the failure was a lack of room or of memory.
 fn passes(error: Errno) -> bool {
     matches!(error, Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM)
 }

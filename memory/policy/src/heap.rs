@@ -4,8 +4,8 @@ use codec::Codec;
 
 use crate::{sweep, training, Settings};
 
-/// The most heap memory of a policy, in bytes, without writeback. `new`: codec and level of new
-/// pages, if there is a trainer. 0 for wrong settings and for a disabled policy.
+/// The most heap memory of a policy, in bytes, without writeback. `new` is the codec and level of
+/// new pages if there is a trainer. Returns 0 for invalid settings and for a disabled policy.
 pub fn memory(settings: &Settings, new: Option<codec::Settings>) -> usize {
     let (true, Ok(codec)) = (settings.enabled, settings.codec()) else { return 0 };
     let training = new.filter(|new| settings.trains() && new.codec() == Codec::Zstd);

@@ -80,7 +80,7 @@ pub fn stalled(text: &[u8]) -> Option<u32> {
     pressure::average(text)
 }
 
-/// The policy without its thread: for callers that decide when and how fast it works, such as
+/// The policy without its thread, for callers that decide when and how fast it works, such as
 /// benchmarks.
 #[derive(Debug)]
 pub struct Passes {
@@ -90,11 +90,11 @@ pub struct Passes {
 }
 
 impl Passes {
-    /// A policy for one thread.
+    /// Creates a policy for one thread.
     ///
     /// # Errors
     ///
-    /// Those of [`Policy::start`].
+    /// The errors of [`Policy::start`].
     pub fn new(store: &Arc<Store>, settings: &Settings) -> Result<Self, StartError> {
         let counters = Arc::new(stats::Counters::default());
         let worker = store.worker().ok_or(StartError::Full)?;

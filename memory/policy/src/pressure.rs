@@ -48,12 +48,12 @@ impl Gauge {
         Self { source: source(settings), until: None, lost: Arc::default() }
     }
 
-    /// A flag that becomes true when a source of pressure information fails.
+    /// A flag that becomes true when the source of pressure information fails.
     pub(crate) fn lost(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.lost)
     }
 
-    /// The source has failed, for example because the cgroup is gone.
+    /// Records that the source has failed, for example because the cgroup is gone.
     fn lose(&mut self) {
         self.source = Source::None;
         self.lost.store(true, Ordering::Release);
@@ -85,7 +85,7 @@ impl Gauge {
                     self.until = Some(Instant::now() + LASTS);
                 }
                 Ok(_) => {}
-                // The read may fail for want of memory: try again later.
+                // The read may fail for lack of memory. It is tried again later.
                 Err(error)
                     if matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::Interrupted) => {}
                 Err(_) => self.lose(),

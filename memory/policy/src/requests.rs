@@ -100,13 +100,13 @@ impl Requests {
 pub struct Outcome {
     /// Pages written back.
     pub pages: u64,
-    /// Whether today's limit ended it.
+    /// Whether today's limit ended the pass.
     pub limited: bool,
-    /// Whether it ended because only `backing_free` bytes are free on the file system.
+    /// Whether the pass ended because only `backing_free` bytes are free on the file system.
     pub no_space: bool,
-    /// Whether it ended because no block was free.
+    /// Whether the pass ended because no block was free.
     pub full: bool,
-    /// Whether a failed write ended it, then or earlier.
+    /// Whether a failed write, then or earlier, ended the pass.
     pub failed: bool,
 }
 
@@ -125,9 +125,9 @@ impl Outcome {
 /// The state of a requested pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// It is waiting or running.
+    /// The pass is waiting or running.
     Waiting,
-    /// It has ended.
+    /// The pass has ended.
     Done(Outcome),
     /// The ticket was never given out, or its outcome is no longer remembered.
     Unknown,

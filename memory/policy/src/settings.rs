@@ -149,10 +149,10 @@ impl Default for Pressure {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// Invalid TOML, an unknown key, or a value of another type.
+    /// The TOML is invalid, a key is unknown, or a value has another type.
     #[error("cannot read the policy's settings")]
     Toml(#[from] toml::de::Error),
-    /// A number out of range.
+    /// A number is out of range.
     #[error("policy: {name} = {value}, expected {expected}")]
     Range {
         /// The key.
@@ -162,13 +162,13 @@ pub enum SettingsError {
         /// The valid range.
         expected: &'static str,
     },
-    /// Neither `auto` nor `off`.
+    /// `dictionary` is neither `auto` nor `off`.
     #[error("policy: dictionary = \"{0}\" is none of auto, off")]
     Dictionary(String),
     /// `backing_dev` is set, but the policy is disabled.
     #[error("policy: backing_dev needs enabled = true")]
     Disabled,
-    /// An unknown codec or level, or a codec that does not compress.
+    /// The codec or level is unknown, or the codec does not compress.
     #[error(
         "policy: codec {codec} at level {level} is none of zstd -5 to 19, zlib 1 to 9, lz4 \
              -63 to 1"
@@ -254,13 +254,13 @@ impl Settings {
         Self::read_over(text, &Self::default())
     }
 
-    /// The same, with `base` for the keys that the text does not have.
+    /// As [`read`](Self::read), with `base` for the keys that the text does not have.
     ///
     /// # Errors
     ///
     /// [`SettingsError`].
     pub fn read_over(text: &str, base: &Self) -> Result<Self, SettingsError> {
-        // The errors of this one name a line.
+        // The errors of this call name a line.
         let _: File = toml::from_str(text)?;
         let mut all = toml::Table::try_from(File { policy: base.clone() })
             .expect("settings are numbers, strings and tables");

@@ -15,14 +15,16 @@ use crate::stats::{add as count, Counters};
 /// Table entries that a step looks at.
 const LOOK_AT: u64 = 4096;
 
-/// Fewer pages are recompressed alone: a group of two or three saves little, and costs a record.
+/// With fewer candidates, pages are recompressed alone: a group of two or three saves little, and
+/// costs a record.
 const FEWEST: usize = 4;
 
-/// The most bytes of a group's pages before: together they are usually a fifth smaller; if not,
-/// some are left out.
+/// The most bytes of a group's pages before compression. Together they usually become a fifth
+/// smaller; if not, some pages are left out.
 const MOST_BYTES: usize = MAX_PAYLOAD * 5 / 4;
 
-/// Pages further apart are not neighbours: a read of one does not predict a read of the other.
+/// Pages further apart than this are not neighbours: a read of one does not predict a read of the
+/// other.
 const NEAR: u64 = 32;
 
 /// The result of a step.
@@ -69,7 +71,7 @@ pub(crate) struct Sweep {
 /// The most heap memory of a sweep, in bytes.
 pub(crate) fn memory(codec: codec::Settings, group: usize) -> usize {
     let buffers = group * (MAX_OBJECT + PAGE) + group * PAGE;
-    // Beside them a reader and a group's payload.
+    // A reader and a group's payload come on top of these.
     Encoder::memory_with_limit(codec, group * PAGE) + buffers + (312 << 10)
 }
 
@@ -191,7 +193,7 @@ impl Sweep {
         if self.cursor.is_some() {
             Step::More
         } else {
-            // Otherwise its slabs would stay half empty until the next pass.
+            // Otherwise the worker's slabs would stay half empty until the next pass.
             self.worker.rest();
             Step::Done
         }
@@ -215,7 +217,7 @@ impl Sweep {
         };
         let before: usize = self.found[..self.count].iter().map(|idle| idle.len).sum();
         let codec = encoded.codec;
-        // The smallest place of an object, and the group's record.
+        // The cost of the smallest place of an object, and of the group's record.
         let pays = (encoded.len + 64) * 100 <= before * (100 - self.gain);
         if matches!(codec, Codec::Raw | Codec::SameFilled) || encoded.len > MAX_PAYLOAD || !pays {
             return (0..self.count).all(|at| self.recompress(at, ALONE));
@@ -306,7 +308,8 @@ impl Sweep {
         true
     }
 
-    /// Takes a page out of its group if it was read, or if most others are gone.
+    /// Takes a page out of its group if the page was read, or if most other pages of the group are
+    /// gone.
     fn tend_group(&mut self, index: u64, age: u8) {
         let Some(members) = self.worker.members(index) else { return };
         let warm = age == 0;

@@ -51,8 +51,8 @@ impl Policy {
     }
 
     /// As [`start`](Self::start), with a [`Trainer`] that starts processes to train dictionaries.
-    /// The device must have memory for dictionaries ([`device::DeviceOptions::dictionaries`]). If
-    /// training is not possible, [`untrained`](Self::untrained) says why; that is no error here.
+    /// The device must have memory for dictionaries ([`device::DeviceOptions::dictionaries`]).
+    /// Training that is not possible is no error: [`untrained`](Self::untrained) returns the cause.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl Policy {
         }
     }
 
-    /// Why no dictionaries are trained, if there is a [`Trainer`] and they cannot be.
+    /// Why no dictionaries are trained although there is a [`Trainer`].
     pub fn untrained(&self) -> Option<&StartError> {
         self.untrained.as_ref()
     }
@@ -158,13 +158,13 @@ impl Drop for Policy {
         // Fails only if the counter is full, and then it is readable.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // Its panic was already printed.
+            // The thread's panic was already printed.
             let _ = thread.join();
         }
     }
 }
 
-/// The thread was ordered to stop.
+/// The error of a thread that was ordered to stop.
 struct Stopped;
 
 struct Turns {
@@ -212,7 +212,7 @@ impl Turns {
         Duration::from_secs(if pressed { period.min(period_pressed) } else { period })
     }
 
-    /// Does some training; returns how long training has nothing to do.
+    /// Does some training. Returns for how long training has nothing to do.
     fn train(&mut self) -> Result<Duration, Stopped> {
         if self.training.is_some() {
             self.paced(|_, _| ())?;
@@ -225,7 +225,7 @@ impl Turns {
         self.requests.as_deref()?.next()
     }
 
-    /// A writeback pass, if one is due.
+    /// Runs a writeback pass, if one is due.
     fn write_back(&mut self) -> Result<(), Stopped> {
         if self.settings.writeback_pressed_only && !self.gauge.is_pressed() {
             return Ok(());
@@ -243,7 +243,7 @@ impl Turns {
         Ok(())
     }
 
-    /// A requested writeback pass, with its outcome.
+    /// Runs a requested writeback pass, and records its outcome.
     fn write_back_asked(&mut self, ticket: u64, what: What) -> Result<(), Stopped> {
         let before = self.counters.stats();
         let done = self.write_back_all(|_| Wanted::Asked(what));

@@ -1,7 +1,8 @@
 //! The trainer process: makes a dictionary from two thirds of the samples, and judges it by the
 //! others.
 //!
-//! It may take tens of MiB, wait for memory, be killed, or hang: the server does not wait for it.
+//! The trainer may take tens of MiB, wait for memory, be killed, or hang. The server does not wait
+//! for it.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -47,12 +48,12 @@ pub(crate) fn pays(gain: u64, before: Duration, after: Duration) -> bool {
 }
 
 /// Answers the one question that comes through `stream`. Call it in a process of its own, at low
-/// priority and with a time limit. It ends when the server ends or gives up the round, but not in
-/// the middle of training.
+/// priority and with a time limit. The call ends when the server ends or gives up the round, but
+/// not in the middle of training.
 ///
 /// # Errors
 ///
-/// An invalid question, or the server's end of the stream.
+/// The question is invalid, or the server has closed its end of the stream.
 pub fn train(stream: &mut (impl Read + Write)) -> io::Result<()> {
     let (question, current, samples) = channel::receive(stream)?;
     let found = best(&samples, &current, &question).filter(|(_, gain)| *gain >= WORTH);

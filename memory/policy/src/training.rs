@@ -44,12 +44,12 @@ pub struct Trainer {
     /// Asks for a process that trains with this socket. If there is none, the callback drops the
     /// socket, which the policy detects.
     pub start: Box<dyn FnMut(OwnedFd) + Send>,
-    /// The last requested process is no longer needed, and may be ended.
+    /// Called when the last requested process is no longer needed, and may be ended.
     pub stop: Box<dyn FnMut() + Send>,
 }
 
-/// The most heap memory of training, in bytes, for new pages of these settings: what a thread for
-/// requests has, a decoder and samples.
+/// The most heap memory of training, in bytes, for new pages of these settings: the memory of a
+/// thread for requests, a decoder and samples.
 pub(crate) fn memory(new: codec::Settings) -> usize {
     device::thread_heap(new) + Dictionary::context_memory(new.level()) + (320 << 10)
 }
@@ -71,7 +71,7 @@ enum State {
         skip: u64,
         full: bool,
     },
-    /// All samples are sent, except what is in the buffer. The trainer's deadline.
+    /// All samples are sent, except for the bytes in the buffer. The trainer's deadline.
     Given(Instant),
     /// A dictionary is being tried: the next held-out page, and the sums so far.
     Trying {
@@ -82,7 +82,7 @@ enum State {
     },
 }
 
-/// The cost of pages without the new dictionary, and with it.
+/// The cost of pages without the new dictionary and with it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Had {
     pages: usize,
@@ -195,7 +195,7 @@ impl Training {
         matches!(self.state, State::Trying { .. })
     }
 
-    /// How long there is nothing to do.
+    /// How long training has nothing to do.
     pub(crate) fn wait(&self) -> Duration {
         match self.state {
             State::Idle => Duration::from_secs(1),
@@ -205,7 +205,7 @@ impl Training {
         }
     }
 
-    /// Does some work, if there is any. `pressed`: memory is short.
+    /// Does some work, if there is any. `pressed` means that memory is short.
     pub(crate) fn step(&mut self, pressed: bool) {
         self.pressed = pressed;
         match std::mem::replace(&mut self.state, State::Idle) {

@@ -1,7 +1,7 @@
 //! A writeback pass: reads the wanted pages, writes them to the backing device in batches, and
 //! frees their memory.
 //!
-//! All memory is allocated when it is made. Only this part of the policy waits for a disk.
+//! All memory is allocated when the pass is created. Only this part of the policy waits for a disk.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ impl WriteBack {
             None => {
                 count(&self.counters.writeback_passes, 1);
                 if matches!(wanted, Wanted::Asked(_)) {
-                    // A request means that the user has mended the failure.
+                    // A request means that the user has removed the cause of the failure.
                     self.worker.store().resume_backing();
                 } else {
                     // If the device cannot be read, the next pass tries again.

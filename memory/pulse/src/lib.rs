@@ -31,11 +31,11 @@ pub const SLOTS: usize = 192;
 /// A thread's activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It has no request.
+    /// The thread has no request.
     Idle,
-    /// It works on requests: its progress must grow.
+    /// The thread works on requests: its progress must grow.
     Busy,
-    /// It waits for a disk, which may take any time.
+    /// The thread waits for a disk, which may take any time.
     Waits,
 }
 
@@ -44,9 +44,9 @@ pub enum State {
 pub struct Look {
     /// The thread's id, as in `/proc/PID/task`; 0 before its first request.
     pub thread: u32,
-    /// Its activity.
+    /// The thread's activity.
     pub state: State,
-    /// Grows with each page and each request; wraps at 2^62.
+    /// The thread's progress: it grows with each page and each request, and wraps at 2^62.
     pub progress: u64,
 }
 
@@ -71,7 +71,7 @@ impl Slot {
         self.thread.store(0, Ordering::Relaxed);
     }
 
-    /// The slot's thread, which is the caller, starts to work on requests.
+    /// Records that the slot's thread, which is the caller, starts to work on requests.
     #[inline]
     pub fn begin(&self) {
         if self.thread.load(Ordering::Relaxed) == 0 {
@@ -86,20 +86,20 @@ impl Slot {
         self.thread.store(thread, Ordering::Relaxed);
     }
 
-    /// Another page or request is done.
+    /// Records that another page or request is done.
     #[inline]
     pub fn advance(&self) {
         let word = self.word.load(Ordering::Relaxed);
         self.word.store(word.wrapping_add(ONE), Ordering::Relaxed);
     }
 
-    /// The thread has no request any more.
+    /// Records that the thread has no request any more.
     #[inline]
     pub fn end(&self) {
         self.set(0);
     }
 
-    /// Marks the time of `wait`, which waits for a disk.
+    /// Marks the time of `wait`, in which the thread waits for a disk.
     #[inline]
     pub fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         let before = self.word.load(Ordering::Relaxed) & STATE;
@@ -140,16 +140,16 @@ enum Memory {
 }
 
 impl Pulse {
-    /// Slots in private memory.
+    /// Creates slots in private memory.
     pub fn private() -> Self {
         Self { slots: Memory::Own((0..SLOTS).map(|_| Slot::default()).collect()) }
     }
 
-    /// Memory for shared slots, as a descriptor to pass on.
+    /// Creates memory for shared slots, as a descriptor to pass on.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn file() -> io::Result<OwnedFd> {
         map::file()
     }
@@ -158,7 +158,7 @@ impl Pulse {
     ///
     /// # Errors
     ///
-    /// A file of another length or without its seals; the kernel's.
+    /// The file has another length or lacks its seals; the kernel's error.
     pub fn open(file: &OwnedFd) -> io::Result<Self> {
         Ok(Self { slots: Memory::Shared(Map::new(file)?) })
     }

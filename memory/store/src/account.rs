@@ -1,4 +1,5 @@
-//! Counts entries that enter the table, and frees what an entry that left the table named.
+//! Counts entries that enter the table, and frees the objects, blocks and groups of entries that
+//! leave it.
 
 use crate::entry::{Object, State, Word, RARE};
 use crate::heap::Claimed;
@@ -8,7 +9,7 @@ use crate::stats::{self, add, sub};
 use crate::worker::Worker;
 
 impl Worker {
-    /// Counts what an entry that we put into the table names.
+    /// Counts the page of an entry that this worker put into the table.
     pub(crate) fn count_word(&self, word: Word) {
         let counters = self.counters();
         add(&counters.pages, 1);
@@ -30,7 +31,8 @@ impl Worker {
         }
     }
 
-    /// Frees what an entry that we removed from the table named.
+    /// Frees the object, block or group reference of an entry that this worker removed from the
+    /// table.
     pub(crate) fn release_word(&self, old: Word) {
         let counters = self.counters();
         if old != Word::ABSENT {
@@ -67,7 +69,7 @@ impl Worker {
         let counters = self.counters();
         sub(&counters.bytes, u64::from(object.len));
         add(&counters.freed, 1);
-        // An entry that names no place is damaged: there is nothing to free.
+        // An entry that names no place is damaged. There is nothing to free.
         if let Some((class, _)) = locate(&self.store().heap.map, object) {
             let Object { slab, index, .. } = *object;
             self.store().heap.release(Claimed { slab, class, index });

@@ -1,4 +1,4 @@
-//! The mapping of a stand-by server: of a store's file that another server has.
+//! The mapping that a stand-by server has of a store's file while another server has the store.
 //!
 //! A server that takes a store over maps all of it, and the kernel allocates page tables: 2 MiB for
 //! each GiB that is stored. A swap server may take over when no memory is free. So the stand-by
@@ -21,7 +21,8 @@ use crate::superblock::{self, Foreign};
 /// [`Store::attach_ahead`]: crate::Store::attach_ahead
 pub struct Ahead {
     pub(crate) map: Map,
-    /// By region: whether its page table exists. It stays when the region's memory is freed.
+    /// By region: whether its page table exists. The page table stays when the region's memory is
+    /// freed.
     tables: Box<[bool]>,
 }
 
@@ -73,7 +74,8 @@ impl Ahead {
             let Some(at) = self.map.next_data(layout.region(number)) else { break };
             region = (at - layout.regions_at) / REGION;
             if region >= self.tables.len() {
-                // The store has grown since it was mapped. Its server has other stand-by servers.
+                // The store has grown since it was mapped. Its server has got other stand-by
+                // servers since.
                 break;
             }
             let number = u32::try_from(region).expect("regions have such numbers");
@@ -94,7 +96,7 @@ impl Ahead {
 ///
 /// # Errors
 ///
-/// Those of [`Ahead::map`].
+/// The errors of [`Ahead::map`].
 pub fn sizes(fd: BorrowedFd<'_>) -> Result<(u64, u64), StoreError> {
     examine(fd).map(|(_, layout)| (layout.pages, layout.capacity))
 }

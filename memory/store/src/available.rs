@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 pub(crate) struct Available(Option<File>);
 
 impl Available {
-    /// Knows nothing if the file cannot be read.
+    /// Opens the file. If it cannot be read, [`look`](Self::look) returns `None`.
     pub(crate) fn new() -> Self {
         let this = Self(File::open("/proc/meminfo").ok());
         // The kernel allocates its buffer at the first read.

@@ -69,7 +69,7 @@ impl std::fmt::Display for Stopped {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackingStats {
-    /// Its name, as given to the store.
+    /// The device's name, as given to the store.
     pub name: String,
     /// Blocks for pages.
     pub blocks: u64,
@@ -78,7 +78,7 @@ pub struct BackingStats {
     /// Blocks that are not used because a server was killed while it wrote them: the kernel may
     /// still complete that write, and nothing tells when.
     pub doubtful: u64,
-    /// Whether it uses direct I/O.
+    /// Whether the device uses direct I/O.
     pub direct: bool,
     /// Blocks read.
     pub bd_reads: u64,
@@ -173,7 +173,7 @@ impl Backing {
         &self.blocks
     }
 
-    /// One entry less names the block.
+    /// Drops the reference of an entry that does not name the block any more.
     pub(crate) fn drop_hold(&self, block: u32) {
         self.blocks.drop_hold(block);
     }
@@ -188,8 +188,8 @@ impl Backing {
         read
     }
 
-    /// After a failed read: whether a retry is worthwhile. Once a disk has failed all reads for
-    /// [`PATIENCE`], later reads fail at once instead of waiting as long again.
+    /// After a failed read, returns whether a retry is worthwhile. Once a disk has failed all reads
+    /// for [`PATIENCE`], later reads fail at once instead of waiting as long again.
     #[cold]
     pub(crate) fn may_recover(&self) -> bool {
         self.failing().get_or_insert_with(Instant::now).elapsed() < PATIENCE
@@ -199,7 +199,7 @@ impl Backing {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A read failed, and not because the page was written meanwhile.
+    /// Counts a failed read, unless the page was written meanwhile.
     #[cold]
     pub(crate) fn count_failed_read(&self) {
         self.failed_reads.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The first block of a backing device, which identifies its owner; and whether a device may become
-//! one.
+//! The first block of a backing device, which identifies the device's owner, and the checks of a
+//! device that is to become one.
 
 use std::io;
 use std::ops::Range;
@@ -49,7 +49,7 @@ pub enum BackingError {
         /// The file.
         name: String,
     },
-    /// It is no backing device, or was overwritten before this store's server was replaced.
+    /// The device is no backing device, or was overwritten before this store's server was replaced.
     #[error("{name} is no backing device: its first word is {got:016x}")]
     Magic {
         /// The device.
@@ -57,7 +57,7 @@ pub enum BackingError {
         /// The value found.
         got: u64,
     },
-    /// Of another version.
+    /// The device is of another version.
     #[error("{name}: backing device of format version {got}, this program has {VERSION}")]
     Version {
         /// The device.
@@ -65,7 +65,7 @@ pub enum BackingError {
         /// The version found.
         got: u64,
     },
-    /// Its header is damaged.
+    /// The device's header is damaged.
     #[error("{name}: checksum of its header is {got:08x}, its bytes have {expected:08x}")]
     Checksum {
         /// The device.
@@ -87,42 +87,42 @@ pub enum BackingError {
         /// The required value, or the largest valid one.
         expected: u64,
     },
-    /// It is another store's.
+    /// The device belongs to another store.
     #[error("{name} belongs to the store {got:016x}, this one is {expected:016x}")]
     Store {
         /// The device.
         name: String,
         /// The store id in the header.
         got: u64,
-        /// This store's.
+        /// This store's id.
         expected: u64,
     },
-    /// A later server than this one has used it.
+    /// A later server than this one has used the device.
     #[error("{name} was last used by server {got} of its store, this is server {most}")]
     Generation {
         /// The device.
         name: String,
         /// The server number in the header.
         got: u64,
-        /// This server's.
+        /// This server's number.
         most: u64,
     },
-    /// It is shorter than its header says.
+    /// The device is shorter than its header says.
     #[error("{name} has {have} blocks of {PAGE} bytes, its header says {need}")]
     Truncated {
         /// The device.
         name: String,
-        /// Blocks it has.
+        /// Blocks of the device.
         have: u64,
-        /// Blocks by the header.
+        /// Blocks that the header states.
         need: u64,
     },
-    /// It has no room for a page.
+    /// The device has no room for a page.
     #[error("{name} has {have} blocks of {PAGE} bytes, a header and one page need 2")]
     Small {
         /// The device.
         name: String,
-        /// Blocks there are.
+        /// Blocks of the device.
         have: u64,
     },
     /// The store has workers already, or a backing device.
@@ -143,8 +143,8 @@ pub enum BackingError {
     },
 }
 
-/// Whether a block is a header of ours with zeros behind it. Another owner may have left it there:
-/// see [`look_for_new_owners`].
+/// Whether a block is a header of this program with zeros behind it. A later owner of the device
+/// may have left it there: see [`look_for_new_owners`].
 pub(crate) fn was_ours(block: &Block) -> bool {
     let words = words(block);
     let rest = &block.0[(WORDS + 1) * 8..];
@@ -152,7 +152,8 @@ pub(crate) fn was_ours(block: &Block) -> bool {
 }
 
 /// Signatures of formats that leave a device's first 4096 bytes unchanged: block, byte, signature.
-/// Behind an intact header of ours, such a signature means that the disk has another owner now.
+/// Behind an intact header of a backing device, such a signature means that the disk has another
+/// owner now.
 const NEW_OWNERS: [(u32, usize, &[u8]); 3] = [
     // Linux's md, metadata 1.2: its magic number.
     (1, 0, &0xa92b_4efc_u32.to_le_bytes()),
@@ -188,7 +189,8 @@ pub(crate) fn look_for_new_owners(disk: &dyn Disk, name: &str) -> Result<(), Bac
 
 /// Refuses a block device that has data where signatures lie.
 pub(crate) fn look_for_others(disk: &dyn Disk, name: &str) -> Result<(), BackingError> {
-    // The size in full: the end of the disk may lie beyond what entries can name.
+    // The size is not capped here: the end of the disk may lie beyond the blocks that entries can
+    // name.
     let have = disk.blocks().map_err(io_error("find the size of", name))?;
     let have = u32::try_from(have).map_err(|_| {
         let error = io::Error::new(io::ErrorKind::Unsupported, "it has 16 TiB or more");

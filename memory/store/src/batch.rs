@@ -31,7 +31,8 @@ pub enum Added {
     Yes,
     /// The batch is full: write it first.
     Full,
-    /// It fits no block (its length is neither 4096 nor at most 4072), or its tag is out of range.
+    /// The page fits no block (its length is neither 4096 nor at most 4072), or its tag is out of
+    /// range.
     Unfit,
 }
 

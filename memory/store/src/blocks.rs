@@ -15,7 +15,7 @@ pub(crate) const MAX_HOLDS: u8 = 33;
 /// references together, so the count never reaches 0.
 const SHUT: u8 = 64;
 
-/// One count a block; that of block 0, the header, is never 0.
+/// One count for each block. The count of block 0, the header, is never 0.
 #[derive(Debug)]
 pub struct Blocks {
     holds: Box<[AtomicU8]>,
@@ -42,8 +42,8 @@ impl Blocks {
     /// Whether the block has no references. Only for the thread that may take it.
     #[must_use]
     pub fn is_free(&self, block: u32) -> bool {
-        // Pairs with the Release in `leave`: a thread that sees the 0 sees that no entry names the
-        // block.
+        // Pairs with the Release in `drop_hold`: a thread that sees the 0 sees that no entry names
+        // the block.
         let acquire = strong(Site::TakeBlockAcquire, Ordering::Acquire);
         self.holds[block as usize].load(acquire) == 0
     }

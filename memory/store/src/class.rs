@@ -57,7 +57,7 @@ pub(crate) fn fitting(len: usize) -> usize {
     }
 }
 
-/// Hash of all classes: a file with another one has another geometry.
+/// Hash of all classes. A file with another hash has another geometry.
 pub(crate) fn fingerprint() -> u64 {
     TABLE.iter().fold(0xcbf2_9ce4_8422_2325, |hash, class| {
         [class.bytes, class.objects, class.pages]

@@ -48,23 +48,23 @@ pub enum DictionaryError {
     /// All places are taken.
     #[error("the store has {DICTIONARIES} dictionaries, and no place for another")]
     Full,
-    /// No memory: the limit is reached, or the kernel has none.
+    /// There is no memory: the limit is reached, or the kernel has none.
     #[error("no memory for a dictionary")]
     Memory,
-    /// No bytes, or more than a place holds.
+    /// The dictionary is empty, or longer than its place.
     #[error("dictionary of {0} bytes, expected 1 to {MAX_DICTIONARY}")]
     Length(usize),
     /// There is no such dictionary.
     #[error("the store has no dictionary {0}")]
     None(usize),
-    /// Its bytes are not those that were installed.
+    /// The dictionary's bytes are not those that were installed.
     #[error("dictionary {place} has checksum {got:08x}, installed with {expected:08x}")]
     Damaged {
-        /// Its place.
+        /// The dictionary's place.
         place: usize,
-        /// The checksum it was installed with.
+        /// The checksum with which it was installed.
         expected: u32,
-        /// The one its bytes have.
+        /// The checksum of its bytes now.
         got: u32,
     },
 }

@@ -17,20 +17,20 @@ impl Block {
     pub const ZERO: Self = Self([0; PAGE]);
 }
 
-/// Where blocks are written to and read from. Implementations do not allocate: errors carry errnos.
+/// Stores and returns blocks. Implementations do not allocate: errors carry errnos.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// The number of blocks it has now.
+    /// The number of blocks that the device has now.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     fn blocks(&self) -> io::Result<u64>;
 
     /// Reads one block. If another thread writes the block meanwhile, any bytes may result.
     ///
     /// # Errors
     ///
-    /// The kernel's; `UnexpectedEof` for a block beyond the end.
+    /// The kernel's error; `UnexpectedEof` for a block beyond the end.
     fn read(&self, block: u32, out: &mut Block) -> io::Result<()>;
 
     /// Writes adjacent blocks. After it returns, the blocks survive a kill of this process, but not
@@ -38,33 +38,33 @@ pub trait Disk: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The kernel's; then some of the blocks may be written.
+    /// The kernel's error; then some of the blocks may be written.
     fn write(&self, block: u32, blocks: &[Block]) -> io::Result<()>;
 
-    /// Bytes free to other users on its file system; `None` if it is not in one.
+    /// Bytes free to other users on the device's file system; `None` if the device is not a file.
     fn free(&self) -> Option<u64> {
         None
     }
 
-    /// Whether it bypasses the page cache.
+    /// Whether the device bypasses the page cache.
     fn is_direct(&self) -> bool {
         true
     }
 
-    /// Whether it was never written to; `None` where only reading all of it could tell.
+    /// Whether the file was never written to; `None` where only reading all of it could tell.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     fn is_hole(&self) -> io::Result<Option<bool>> {
         Ok(None)
     }
 
-    /// Extends it to the configured size, once it is known to be ours.
+    /// Extends the file to the configured size, once it is known to be this store's.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     fn make_room(&self) -> io::Result<()> {
         Ok(())
     }
@@ -81,20 +81,20 @@ pub enum DiskError {
     /// array, or another server has it.
     #[error("it is mounted, swapped to, a part of another device, or another server's")]
     Claimed,
-    /// A directory, a pipe, a character device.
+    /// The path is a directory, a pipe or a character device.
     #[error("it is neither a file nor a block device")]
     Kind,
-    /// There is no such name below /dev: a file created there would be in memory.
+    /// There is no device of this name below /dev: a file created there would be in memory.
     #[error("there is no such device, and no file is made below /dev")]
     NoDevice,
-    /// Its file system is in memory.
+    /// The file's file system is in memory.
     #[error("it is on {0}, which is memory itself")]
     Memory(&'static str),
-    /// Its file system is a network's or another process's, which may report a write as done before
-    /// it is, or never.
+    /// The file's file system is a network's or another process's. It may report a write as done
+    /// before it is, or never.
     #[error("it is on {0}: a network or another process stands between it and a disk")]
     Remote(&'static str),
-    /// Writing to it may need memory, and swap writes to it in order to free memory.
+    /// Writing to the device may need memory, and swap writes to it in order to free memory.
     #[error("it is {0}, which may need memory to be written to: with --swap it must be a disk or a partition")]
     Swap(&'static str),
     /// The kernel refused.
@@ -102,7 +102,7 @@ pub enum DiskError {
     Io(#[from] io::Error),
 }
 
-/// An error's errno; 0 for the end of the file, EIO if there is none.
+/// An error's errno; 0 for the end of the file, `EIO` if the error has none.
 pub(crate) fn number_of(error: &io::Error) -> i32 {
     match error.raw_os_error() {
         Some(errno) => errno,

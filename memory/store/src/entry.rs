@@ -67,11 +67,11 @@ pub(crate) const AGE: u64 = 7 << AGE_SHIFT;
 pub struct Object {
     /// Region (18 bits) and the slab's number in it (9 bits).
     pub slab: u32,
-    /// Its index in the slab, below 64.
+    /// The object's index in the slab, below 64.
     pub index: u32,
     /// Bytes, 1 to [`MAX_OBJECT`].
     pub len: u32,
-    /// How many classes above the smallest that fits, below 4.
+    /// How many classes the object's class is above the smallest that fits, below 4.
     pub bump: u32,
     /// The caller's tag, below [`TAGS`].
     pub tag: u8,
@@ -102,13 +102,13 @@ pub struct Backed {
 pub enum State {
     /// Nothing is stored.
     Absent,
-    /// This 64-bit value, repeated.
+    /// A page filled with this 64-bit value.
     Same(u64),
-    /// An object.
+    /// An object in memory.
     Object(Object),
-    /// In a group.
+    /// A member of a group.
     Member(Member),
-    /// On the backing device.
+    /// An object on the backing device.
     Backed(Backed),
     /// Something was stored, but its entry or object was found damaged.
     Lost,
@@ -221,7 +221,7 @@ impl Word {
         }
     }
 
-    /// Whether it can be pinned: it names an object, or a group.
+    /// Whether the entry can be pinned: it names an object, or a group.
     pub(crate) fn is_object(self) -> bool {
         self.0 & OBJECT != 0
     }

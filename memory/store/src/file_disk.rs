@@ -103,7 +103,7 @@ impl FileDisk {
     fn create(path: &Path) -> Result<File, DiskError> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
-        // Probably a mistyped name of a disk.
+        // The path is probably a mistyped name of a disk.
         if folder.canonicalize()?.starts_with("/dev") {
             return Err(DiskError::NoDevice);
         }
@@ -112,13 +112,13 @@ impl FileDisk {
         Ok(options.read(true).write(true).create_new(true).mode(0o600).open(path)?)
     }
 
-    /// Whether swapped-out pages may be written to it. Not to a file: its file system allocates
-    /// memory for a write (for its tree, its journal, a new block). Not to a loop device, which has
-    /// a file system below it, and not to a network block device.
+    /// Checks that swapped-out pages may be written to the device. A file is refused, because its
+    /// file system allocates memory for a write (for its tree, its journal, a new block). A loop
+    /// device is refused, because it has a file system below it, and so is a network block device.
     ///
     /// # Errors
     ///
-    /// [`DiskError::Swap`] if not.
+    /// [`DiskError::Swap`] if they may not.
     pub fn check_for_swap(&self) -> Result<(), DiskError> {
         if self.in_file_system {
             return Err(DiskError::Swap("a file"));
@@ -239,7 +239,7 @@ impl Disk for FileDisk {
         }
         if !self.direct {
             fdatasync(&self.file)?;
-            // Only advice: if the kernel ignores it, the pages stay in the page cache.
+            // This is only advice: if the kernel ignores it, the pages stay in the page cache.
             let len = std::num::NonZeroU64::new(bytes.len() as u64);
             let _ = fadvise(&self.file, at, len, Advice::DontNeed);
         }

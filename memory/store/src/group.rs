@@ -1,9 +1,9 @@
 //! Groups: pages that are compressed together.
 //!
 //! The caller of `put_group` has read and compressed the pages before, without a pin. So each page
-//! is pinned and compared with what was read before its entry changes. Its bytes are compared, not
-//! its entry: a page that was written twice may have the same entry again. A page that was written
-//! meanwhile does not join.
+//! is pinned and compared with the bytes that were read before its entry changes. The comparison is
+//! of bytes, not of entries: a page that was written twice may have the same entry again. A page
+//! that was written meanwhile does not join.
 //!
 //! A server killed while it makes a group leaves a group with some of its pages or none; the other
 //! pages' entries are unchanged. Recovery frees the objects of a group without pages.
@@ -34,14 +34,14 @@ pub struct Grouped {
     pub had: bool,
 }
 
-/// Why no group was made. Nothing has changed.
+/// Why no group was made. The store has not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
     /// The reserve has nothing to spare, or the limit is reached. A later attempt may succeed.
     #[error("no room to spare for a group of {members} pages, {len} bytes")]
     Full {
-        /// Pages.
+        /// Pages of the group.
         members: usize,
         /// Bytes of the payload.
         len: usize,
@@ -49,11 +49,11 @@ pub enum GroupError {
     /// The caller's pages or payload cannot make a group.
     #[error("group of {members} pages, {len} bytes with tag {tag}, expected 1 to {MAX_MEMBERS} pages in order, at most {MAX_GAP} apart, 1 to {MAX_PAYLOAD} bytes, a tag below {TAGS}")]
     Members {
-        /// Pages.
+        /// Pages of the group.
         members: usize,
         /// Bytes of the payload.
         len: usize,
-        /// The tag.
+        /// The payload's tag.
         tag: u8,
     },
 }
@@ -126,7 +126,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Those of [`put`](Self::put).
+    /// The errors of [`put`](Self::put).
     pub fn replace_unchanged(
         &mut self,
         seen: &Seen<'_>,
@@ -152,7 +152,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Those of [`put`](Self::put).
+    /// The errors of [`put`](Self::put).
     pub fn ungroup(
         &mut self,
         index: u64,
@@ -228,7 +228,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// No such page, and damage.
+    /// There is no such page, or the page or its group is damaged.
     pub fn get_group(
         &self,
         index: u64,
@@ -241,7 +241,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Those of [`get_group`](Self::get_group).
+    /// The errors of [`get_group`](Self::get_group).
     pub fn look_group(
         &self,
         index: u64,

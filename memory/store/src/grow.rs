@@ -17,12 +17,12 @@ use crate::superblock;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrowError {
-    /// It has no room for that many pages.
+    /// The store has no room for that many pages.
     #[error("store of {pages} pages has room for {capacity}, not for {wanted}")]
     Room {
-        /// Its pages.
+        /// The store's pages.
         pages: u64,
-        /// The most that it has room for.
+        /// The most pages that the store has room for.
         capacity: u64,
         /// The pages asked for.
         wanted: u64,
@@ -30,7 +30,7 @@ pub enum GrowError {
     /// A store does not shrink.
     #[error("store of {pages} pages cannot shrink to {wanted}")]
     Smaller {
-        /// Its pages.
+        /// The store's pages.
         pages: u64,
         /// The pages asked for.
         wanted: u64,
@@ -42,11 +42,11 @@ pub enum GrowError {
 
 impl Ahead {
     /// Allocates memory for the table of a store of `options.grow_to` pages, while another server
-    /// has the store; for its present number of pages does nothing.
+    /// has the store. Does nothing for the store's present number of pages.
     ///
     /// # Errors
     ///
-    /// [`GrowError`]. Memory that the store does not use then is freed by the next server.
+    /// [`GrowError`]. The next server frees memory that the store does not use then.
     pub fn grow(&self, options: &Options) -> Result<(), GrowError> {
         let layout = self.map.layout();
         let (pages, wanted) = (layout.pages, options.grow_to);
@@ -70,8 +70,8 @@ pub(crate) fn look_again(map: &mut Map) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Grows the store to `options.grow_to` pages, if it can; otherwise it stays as it is. Frees the
-/// memory behind its table.
+/// Grows the store to `options.grow_to` pages. A store that cannot grow stays as it is. Frees the
+/// memory behind the table.
 ///
 /// # Errors
 ///

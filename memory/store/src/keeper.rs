@@ -8,10 +8,10 @@
 //! goes back at once). It also looks once a second, and then runs compaction if that frees enough.
 //!
 //! While the machine is short of memory, unused ready pages are taken from the processes whose
-//! pages this store holds. The reserve then shrinks, by half in a second, to what writes took in
-//! the last half second, and [`LEAST`] at least. Not at once: the first writes come when memory
-//! runs out, from all CPUs and of all lengths, and the kernel has nothing to give at that moment.
-//! It grows back when memory is free again.
+//! pages this store holds. The reserve then shrinks, by half in a second, to the pages that writes
+//! took in the last half second, and [`LEAST`] at least. It does not shrink at once: the first
+//! writes come when memory runs out, from all CPUs and of all lengths, and the kernel has nothing
+//! to give at that moment. The reserve grows back when memory is free again.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -107,7 +107,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// The kernel's, if it cannot make a thread.
+    /// The kernel's error, if it cannot make a thread.
     pub fn start(store: &Arc<Store>) -> io::Result<Self> {
         Self::start_in(store, || ())
     }
@@ -117,7 +117,7 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// The kernel's, if it cannot make a thread.
+    /// The kernel's error, if it cannot make a thread.
     pub fn start_in<G>(
         store: &Arc<Store>,
         enter: impl FnOnce() -> G + Send + 'static,
@@ -191,14 +191,14 @@ impl Store {
         2 * (reserve + if reserve >= ROOMY { ONE_OF_EACH } else { 0 })
     }
 
-    /// Whether the machine is short of memory, as a [`Keeper`] last saw it: less than a 16th of it
-    /// plus the reserve is available. `false` without a keeper, and if the kernel does not report
-    /// it.
+    /// Whether the machine is short of memory, as a [`Keeper`] last saw it: less than a 16th of the
+    /// machine's memory plus the reserve is available. `false` without a keeper, and if the kernel
+    /// does not report the memory.
     pub fn is_short(&self) -> bool {
         self.heap.short.load(Ordering::Relaxed)
     }
 
-    /// Whether a write of a page that does not compress is to fail: see
+    /// Whether a write of a page that does not compress must fail: see
     /// [`Options::whole_part`](crate::Options::whole_part).
     pub(crate) fn refuses_whole(&self) -> bool {
         let limit = self.heap.regions.limit();
@@ -238,7 +238,7 @@ impl Store {
         self.heap.reserve.store(reserve, Ordering::Relaxed);
     }
 
-    /// Does the work there is; returns whether there is more to do at once.
+    /// Does the pending work. Returns whether there is more to do at once.
     fn tend(&self, memory: &mut Memory) -> bool {
         // Reset before looking: a length that runs low from here on wakes the keeper again.
         self.heap.is_low.store(0, Ordering::Relaxed);

@@ -28,26 +28,26 @@ pub enum Change {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
-    /// It cannot be read.
+    /// The page cannot be read.
     #[error(transparent)]
     Get(#[from] GetError),
-    /// It cannot be stored.
+    /// The page's new form cannot be stored.
     #[error(transparent)]
     Put(#[from] PutError),
-    /// It is in a group, whose bytes do not fit the buffer: call
-    /// [`ungroup`](Worker::ungroup) first.
+    /// The page is in a group, whose bytes do not fit the buffer: call [`ungroup`](Worker::ungroup)
+    /// first.
     #[error("page {index} is a part of a group")]
     Grouped {
         /// The page.
         index: u64,
     },
-    /// It is on the backing device: [bring it back](Worker::bring_back) first.
+    /// The page is on the backing device: [bring it back](Worker::bring_back) first.
     #[error("page {index} is on the backing device")]
     Backed {
         /// The page.
         index: u64,
     },
-    /// The caller's `edit` declined.
+    /// The caller's `edit` declined to change the page.
     #[error("page {index} was left as it is")]
     Left {
         /// The page.
@@ -63,7 +63,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Those of [`get`](Self::get) and [`put`](Self::put); [`ModifyError::Left`] for `None`,
+    /// The errors of [`get`](Self::get) and [`put`](Self::put); [`ModifyError::Left`] for `None`,
     /// [`ModifyError::Grouped`] and [`ModifyError::Backed`].
     pub fn modify(
         &mut self,

@@ -5,21 +5,21 @@ use crate::entry::{MAX_OBJECT, TAGS};
 /// The stored form of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Page {
-    /// Nothing: it reads as zeros.
+    /// Nothing is stored: the page reads as zeros.
     Absent,
-    /// This 64-bit value, repeated.
+    /// The page repeats this 64-bit value.
     Same(u64),
-    /// An object.
+    /// The page is an object.
     Object {
         /// The caller's tag.
         tag: u8,
-        /// Its bytes.
+        /// The object's bytes.
         len: usize,
     },
-    /// In a group: [`Worker::get_group`](crate::Worker::get_group) reads it.
+    /// The page is in a group: [`Worker::get_group`](crate::Worker::get_group) reads it.
     Grouped,
-    /// On the backing device: [`Worker::read_back`](crate::Worker::read_back) reads it, and waits
-    /// for the device.
+    /// The page is on the backing device: [`Worker::read_back`](crate::Worker::read_back) reads it,
+    /// and waits for the device.
     Backed,
 }
 
@@ -40,15 +40,15 @@ pub enum PutError {
     Index {
         /// The page.
         index: u64,
-        /// Pages there are.
+        /// Pages of the store.
         pages: u64,
     },
-    /// An object of no bytes or more than 4096, or a tag that is too large.
+    /// The object has no bytes or more than 4096, or its tag is too large.
     #[error("object of {len} bytes with tag {tag}, expected 1 to {MAX_OBJECT} bytes, a tag below {TAGS}")]
     Object {
-        /// Its length.
+        /// The object's length, bytes.
         len: usize,
-        /// Its tag.
+        /// The object's tag.
         tag: u8,
     },
 }
@@ -62,10 +62,10 @@ pub enum GetError {
     Index {
         /// The page.
         index: u64,
-        /// Pages there are.
+        /// Pages of the store.
         pages: u64,
     },
-    /// The bytes are not those that were stored.
+    /// The object's bytes are not those that were stored.
     #[error(
         "page {index}: object of {len} bytes has checksum {got:08x}, stored with {expected:08x}"
     )]
@@ -74,18 +74,18 @@ pub enum GetError {
         index: u64,
         /// Bytes of its object.
         len: usize,
-        /// The checksum it was stored with.
+        /// The checksum with which the object was stored.
         expected: u32,
-        /// The one its bytes have.
+        /// The checksum of its bytes now.
         got: u32,
     },
-    /// It is on the backing device, and this server has none.
+    /// The page is on the backing device, and this server has none.
     #[error("page {index} is on a backing device that is not there")]
     NoBacking {
         /// The page.
         index: u64,
     },
-    /// The read of its block failed.
+    /// The read of the page's block failed.
     #[error("page {index}: cannot read block {block} of the backing device: {source}", source = crate::disk::name_of(*.errno))]
     Backing {
         /// The page.
@@ -95,7 +95,7 @@ pub enum GetError {
         /// The kernel's errno; 0 if the device ends before the block.
         errno: i32,
     },
-    /// Its block has other bytes than were written.
+    /// The page's block has other bytes than were written.
     #[error(
         "page {index}: block {block} of the backing device has an object with checksum {got:08x}, stored with {expected:08x}"
     )]
@@ -104,12 +104,12 @@ pub enum GetError {
         index: u64,
         /// The block.
         block: u32,
-        /// The checksum it was stored with.
+        /// The checksum with which the object was stored.
         expected: u32,
-        /// The one its bytes have; 0 if the block has no object of this page.
+        /// The checksum of its bytes now; 0 if the block has no object of this page.
         got: u32,
     },
-    /// Its entry is damaged.
+    /// The page's entry is damaged.
     #[error("page {index}: its entry in the slot table is damaged")]
     Lost {
         /// The page.

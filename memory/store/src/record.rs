@@ -27,13 +27,14 @@ const STAMP_SHIFT: u32 = 16;
 /// objects are.
 const TAKEN: u64 = 1 << 63;
 
-/// One record. All zeros is a free one.
+/// One record. A record of zeros is free.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Record {
     /// Taken, stamp (47 bits), parts (16 bits).
     state: AtomicU64,
-    /// In the order of their bytes; the first absent entry ends them.
+    /// The entries of the group's objects, in the order of their bytes. They end with the first
+    /// absent entry.
     pieces: [Slot; PIECES],
 }
 
@@ -62,7 +63,7 @@ impl Record {
         true
     }
 
-    /// Also for recovery, before other threads use the store.
+    /// Sets the record's state. Also for recovery, before other threads use the store.
     pub(crate) fn set(&self, parts: u32, stamp: u64) {
         let state = TAKEN | (stamp << STAMP_SHIFT & !TAKEN) | u64::from(parts) & PARTS;
         self.state.store(state, Ordering::Relaxed);
@@ -77,7 +78,7 @@ impl Record {
         self.state.fetch_sub(1, order) & PARTS == 1
     }
 
-    /// Frees the record. Its entries name nothing any more.
+    /// Frees the record. Its entries must name nothing any more.
     pub fn free(&self) {
         // Pairs with the Acquire in `take`.
         self.state.store(0, strong(Site::FreeRecordRelease, Ordering::Release));

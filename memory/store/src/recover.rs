@@ -67,7 +67,7 @@ pub(crate) fn recover(heap: &Heap) -> io::Result<Found> {
         let surplus = heap.map.resident()? > heap.regions.used();
         heap.regions.adopt_rest(&heap.map, surplus)?;
         inject::step();
-        // A counted slab without memory is named only by a damaged entry.
+        // Only a damaged entry names a counted slab without memory.
         if strict || heap.map.resident()? >= heap.regions.used() {
             return Ok(found);
         }

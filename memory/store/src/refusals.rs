@@ -18,14 +18,14 @@ const LEAST: u64 = 64;
 pub(crate) struct Refusals {
     /// Pages that had no place in the part of the limit for such pages.
     asked: AtomicU64,
-    /// While `asked` is less, they are refused.
+    /// Pages are refused while `asked` is below this number.
     most: AtomicU64,
     /// Pages stored compressed until the last look.
     stored: AtomicU64,
 }
 
 impl Refusals {
-    /// Asks for a refusal: whether there are more of them to have.
+    /// Asks for a refusal. Returns whether another one is allowed.
     pub(crate) fn ask(&self) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed) < self.most.load(Ordering::Relaxed)
     }

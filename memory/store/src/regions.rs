@@ -1,4 +1,4 @@
-//! Memory of slabs: which addresses have some, which of it is free, and the limit.
+//! Memory of slabs: which addresses have memory, which of it is free, and the limit.
 //!
 //! ```text
 //!             type_region                 populate                   take_ready

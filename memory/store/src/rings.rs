@@ -39,7 +39,7 @@ impl Rings {
         free.unwrap_or_else(|| self.0[0].lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// As `pread`; `None` if the ring cannot do it.
+    /// Reads as `pread` does; `None` if the ring cannot do it.
     pub(crate) fn read(&self, fd: RawFd, out: &mut [u8], at: u64) -> Option<io::Result<usize>> {
         let len = u32::try_from(out.len()).ok()?;
         let entry = opcode::Read::new(types::Fd(fd), out.as_mut_ptr(), len).offset(at).build();
@@ -47,7 +47,7 @@ impl Rings {
         unsafe { self.run(&entry) }
     }
 
-    /// As `pwrite`; `None` if the ring cannot do it.
+    /// Writes as `pwrite` does; `None` if the ring cannot do it.
     pub(crate) fn write(&self, fd: RawFd, bytes: &[u8], at: u64) -> Option<io::Result<usize>> {
         let len = u32::try_from(bytes.len()).ok()?;
         let entry = opcode::Write::new(types::Fd(fd), bytes.as_ptr(), len).offset(at).build();

@@ -24,24 +24,24 @@ pub(crate) const MAX_OBJECTS: u32 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
-    /// An address without memory.
+    /// The slab is an address without memory.
     Bare = 0,
-    /// Has memory, and belongs to no class yet.
+    /// The slab has memory, and belongs to no class yet.
     Ready = 1,
-    /// Has free objects and is in its class's list.
+    /// The slab has free objects and is in its class's list.
     Listed = 2,
-    /// A worker's current slab.
+    /// The slab is a worker's current slab.
     Owned = 3,
-    /// Has no free object (or one was just freed).
+    /// The slab has no free object, or one was just freed.
     Full = 4,
-    /// Compaction moves its objects out.
+    /// Compaction is moving the slab's objects out.
     Leaving = 5,
 }
 
 /// The next step of the thread that freed an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
-    /// Nothing.
+    /// Nothing is left to do.
     Done,
     /// Take the class's lock and look at the slab again.
     LookAgain,
@@ -51,7 +51,8 @@ pub enum Freed {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Slab {
-    /// Bit set: in use, or beyond the last object. Pairs with itself: see `claim` and `release`.
+    /// A set bit marks an object in use, or lies beyond the last object. Pairs with itself: see
+    /// `claim` and `release`.
     used: AtomicU64,
     /// Role, class in the upper half. Changed under the class's lock.
     role: AtomicU32,
@@ -74,8 +75,8 @@ impl Slab {
         }
     }
 
-    /// Makes it a slab of `objects` free objects of `class`. Only for the owner, when no object of
-    /// it is in use.
+    /// Makes this a slab of `objects` free objects of `class`. Only for the owner, when no object
+    /// of the slab is in use.
     pub fn reset(&self, role: Role, class: u32, objects: u32) {
         self.used.store(beyond(objects), Ordering::Relaxed);
         self.role.store(role as u32 | class << 16, Ordering::Relaxed);

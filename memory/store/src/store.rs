@@ -87,10 +87,10 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`StoreError::InUse`] while another server has it (the lock of a killed one goes once it has
-    /// been waited for), [`StoreError::Foreign`] for a file that is not a store of a version that
-    /// this program serves, with its sizes; the limit and the kernel as for
-    /// [`create`](Self::create). Then the file is not changed.
+    /// [`StoreError::InUse`] while another server has the store (a killed server has it until its
+    /// parent has waited for it); [`StoreError::Foreign`] for a file that is not a store of a
+    /// version that this program serves, with that version's sizes; errors of the limit and of the
+    /// kernel as for [`create`](Self::create). After an error the file is unchanged.
     pub fn attach(fd: BorrowedFd<'_>, options: Options) -> Result<Arc<Self>, StoreError> {
         Self::attach_ahead(Ahead::map(fd)?, options)
     }
@@ -99,7 +99,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of [`attach`](Self::attach).
+    /// The errors of [`attach`](Self::attach).
     pub fn attach_ahead(ahead: Ahead, options: Options) -> Result<Arc<Self>, StoreError> {
         let Ahead { mut map, .. } = ahead;
         map.take()?;
@@ -143,8 +143,8 @@ impl Store {
         })
     }
 
-    /// The file, for the supervisor. It is valid as long as the store; duplicate it to have it
-    /// longer.
+    /// The file, for the supervisor. The descriptor is valid as long as the store; duplicate it to
+    /// use it longer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.heap.map.fd()
     }
@@ -175,8 +175,8 @@ impl Store {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Changes the limit; 0 for none. Below the memory in use, it refuses further memory until less
-    /// is used.
+    /// Changes the limit; 0 for none. If the limit is below the memory in use, the store gets no
+    /// further memory until less is in use.
     pub fn set_mem_limit(&self, bytes: u64) {
         self.heap.regions.set_limit(in_pages(bytes));
     }
@@ -207,7 +207,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn resident(&self) -> io::Result<u64> {
         Ok(self.heap.map.resident()? * PAGE as u64)
     }

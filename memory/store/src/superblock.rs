@@ -122,7 +122,8 @@ pub(crate) fn record_pages(words: &[AtomicU64], layout: &Layout) -> u64 {
     words[RECORD_PAGES].load(Ordering::Relaxed).min(layout.record_pages())
 }
 
-/// Changes that number: before pages get memory, and after their memory is freed.
+/// Changes the number of [`record_pages`]: before pages get memory, and after their memory is
+/// freed.
 pub(crate) fn set_record_pages(words: &[AtomicU64], pages: u64) {
     words[RECORD_PAGES].store(pages, Ordering::Relaxed);
 }
@@ -135,7 +136,7 @@ pub(crate) fn dictionaries(words: &[AtomicU64]) -> usize {
     count.filter(|&count| count <= DICTIONARIES).unwrap_or(DICTIONARIES)
 }
 
-/// Sets that number, after the last dictionary is completely written.
+/// Sets the number of dictionaries, after the last one is completely written.
 pub(crate) fn set_dictionaries(words: &[AtomicU64], count: usize) {
     words[DICTIONARIES_AT].store(twice(count as u64), Ordering::Release);
 }
@@ -170,7 +171,7 @@ pub(crate) fn written(words: &[AtomicU64], day: u64) -> u64 {
     }
 }
 
-/// Adds to the count. One thread at a time may call it.
+/// Adds to the number of [`written`] blocks. One thread at a time may call it.
 pub(crate) fn add_written(words: &[AtomicU64], day: u64, blocks: u64) {
     let sum = written(words, day).saturating_add(blocks);
     // A server killed between the two stores leaves a count of 0 for today, or one that is too
@@ -191,7 +192,8 @@ pub(crate) fn today() -> u64 {
 ///
 /// # Errors
 ///
-/// All fields are in use, each by a server that was killed while it wrote: their number.
+/// All fields are in use, each by a server that was killed while it wrote. The error is their
+/// number.
 pub(crate) fn note_run(words: &[AtomicU64], run: &Range<u32>) -> Result<usize, u32> {
     debug_assert!(run.start > 0 && !run.is_empty() && run.end - run.start <= MAX_RUN);
     let free = RUNS.into_iter().find(|&at| words[at].load(Ordering::Relaxed) == 0);
@@ -200,7 +202,7 @@ pub(crate) fn note_run(words: &[AtomicU64], run: &Range<u32>) -> Result<usize, u
     Ok(at)
 }
 
-/// Clears the record: the kernel has completed or failed the write.
+/// Clears the record of a run: the kernel has completed or failed the write.
 pub(crate) fn clear_run(words: &[AtomicU64], at: usize) {
     words[at].store(0, Ordering::Release);
 }
@@ -240,13 +242,13 @@ fn sum(words: &[u64; FIXED]) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Foreign {
-    /// Not a store at all, or one whose creation was interrupted.
+    /// The file is no store, or its creation was interrupted.
     #[error("not a store: its first word is {got:016x}")]
     Magic {
         /// The value found.
         got: u64,
     },
-    /// Made by another version.
+    /// Another version made the store.
     #[error("store of format version {got}, this program serves versions {oldest} to {expected}")]
     Version {
         /// The version found.
@@ -264,7 +266,7 @@ pub enum Foreign {
         /// The checksum of its fields.
         expected: u64,
     },
-    /// An impossible number of pages.
+    /// The number of pages is impossible.
     #[error("store of {pages} pages with room for {capacity} is none that can be served")]
     Pages {
         /// The number; 0 if it is damaged.
@@ -272,12 +274,12 @@ pub enum Foreign {
         /// The most pages that the store has room for.
         capacity: u64,
     },
-    /// Another geometry.
+    /// The store has another geometry.
     #[error("store with {name} {got}, this program has {expected}")]
     Geometry {
         /// The size that differs.
         name: &'static str,
-        /// Its value.
+        /// The size's value.
         got: u64,
         /// This version's value.
         expected: u64,

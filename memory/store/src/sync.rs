@@ -35,11 +35,11 @@ weaken::sites! {
         FreeFence,
         /// `Record::take`: the record's last user is done with it.
         TakeAcquire,
-        /// `Record::free`: the record is done with.
+        /// `Record::free`: the last user is done with the record.
         FreeRecordRelease,
-        /// `Record::leave`: every earlier user is done with the group.
+        /// `Record::drop_part`: every earlier user is done with the group.
         DropAcquire,
-        /// `Record::leave`: we are done with the group.
+        /// `Record::drop_part`: this user is done with the group.
         DropRelease,
         /// `Slot::load_backed`: the object's bytes are on the backing device.
         BackedAcquire,
@@ -49,7 +49,7 @@ weaken::sites! {
         WriteRelease,
         /// `Blocks::take`: no entry names the block any more.
         TakeBlockAcquire,
-        /// `Blocks::leave`: the entry does not name the block any more.
+        /// `Blocks::drop_hold`: the entry does not name the block any more.
         DropBlockRelease,
     }
 }
@@ -86,7 +86,7 @@ mod real {
         if *tries < 64 {
             std::hint::spin_loop();
         } else if *tries < 128 {
-            // That thread is not running, or shares our CPU.
+            // The pinning thread is not running, or shares this CPU.
             std::thread::yield_now();
         } else {
             // The yield of a real-time thread lets only threads of its own priority run.

@@ -157,15 +157,15 @@ impl Worker {
 
     /// Stores another form of the same page. `recode` gets the object's tag and verified bytes,
     /// writes the new form to the buffer (`out`) and returns its tag and length, or `None` to
-    /// decline. Returns whether the page was replaced: not if another thread reads it just then, or
-    /// there is no room. The page's age stays.
+    /// decline. Returns whether the page was replaced. It is not replaced if another thread reads
+    /// it at this moment, or if there is no room. The page's age stays.
     ///
     /// The object is pinned while `recode` runs, so no write comes between, and a writer of this
     /// page waits. `recode` must not use the store.
     ///
     /// # Errors
     ///
-    /// Those of [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn replace(
         &mut self,
         index: u64,
@@ -251,7 +251,7 @@ pub(crate) fn slot_of(store: &Store, index: u64) -> Result<&Slot, PutError> {
     slot.ok_or(PutError::Index { index, pages: store.pages() })
 }
 
-/// Unpins on drop.
+/// A pin that is dropped with this value.
 pub(crate) struct Pin<'a>(pub(crate) &'a Slot);
 
 impl Drop for Pin<'_> {

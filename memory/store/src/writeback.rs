@@ -63,10 +63,10 @@ pub struct WrittenBack {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteBackError {
-    /// There is nothing to write to.
+    /// There is no backing device.
     #[error("the store has no backing device")]
     None,
-    /// A write failed, now or earlier: writing has stopped.
+    /// A write failed, now or earlier, and writing has stopped.
     #[error("{0}")]
     Stopped(Stopped),
 }
@@ -208,7 +208,8 @@ impl Worker {
 
     /// Reads page `index` from the backing device to the start of `out`, verified. Returns
     /// [`Page::Object`], or `None` if the page is no longer on the device; then use
-    /// [`get`](Self::get). Waits for the device. The tag of an uncompressed page is [`WHOLE_TAG`].
+    /// [`get`](Self::get). Waits for the device. The tag of an uncompressed page is
+    /// [`WHOLE_TAG`](crate::WHOLE_TAG).
     ///
     /// # Errors
     ///
@@ -271,7 +272,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Those of [`put`](Self::put).
+    /// The errors of [`put`](Self::put).
     pub fn bring_back(
         &mut self,
         index: u64,

@@ -39,9 +39,9 @@ const LABEL: &[u8; 16] = b"platen\0\0\0\0\0\0\0\0\0\0";
 pub struct Use {
     /// Size in KiB.
     pub size_kib: u64,
-    /// KiB swapped out.
+    /// KiB of pages that are swapped out.
     pub used_kib: u64,
-    /// The highest priority of an area. The kernel fills areas of higher priority first.
+    /// The highest priority among the areas. The kernel fills areas of higher priority first.
     pub priority: i64,
 }
 
@@ -62,7 +62,7 @@ pub fn begin(disk: &Path, priority: u16) -> io::Result<usize> {
     }
     let mut file = File::options().read(true).write(true).open(disk)?;
     let size = file.seek(SeekFrom::End(0))?;
-    // Remove the partitions of a helper that was killed.
+    // Removes the partitions of a helper that was killed.
     partition::remove_all(&file);
     let priority = priority.min(0x7fff);
     let number = (size / LEAST_AREA).min(MOST_AREAS).min(u64::from(priority) + 1);
@@ -104,7 +104,7 @@ fn on_all(areas: &[PathBuf], priority: u16) -> io::Result<usize> {
         let below = u16::try_from(nth).unwrap_or(u16::MAX);
         if let Err(error) = on(area, i64::from(priority.saturating_sub(below))) {
             for begun in &areas[..nth] {
-                // Few pages can be in it yet, and they fit back into memory.
+                // Few pages can be in this area yet, and they fit back into memory.
                 let _ = sys::swapoff(begun);
             }
             return Err(error);
@@ -113,14 +113,14 @@ fn on_all(areas: &[PathBuf], priority: u16) -> io::Result<usize> {
     Ok(areas.len())
 }
 
-/// Creates swap areas behind the last one of a disk that has grown, and starts swapping to them;
-/// returns their number: 0 for a disk that is not swapped to, or whose areas reach its end. They
-/// are about as large as the present ones; each has a priority lower by one than the area before
-/// it, 0 at least.
+/// Creates swap areas behind the last one of a disk that has grown, and starts swapping to them.
+/// Returns their number: 0 for a disk that is not swapped to, or whose areas reach its end. The new
+/// areas are about as large as the present ones. Each has a priority lower by one than the area
+/// before it, 0 at least.
 ///
 /// # Errors
 ///
-/// [`can_extend`] refuses; an error of the kernel. Areas added before it remain.
+/// [`can_extend`] refuses, or the kernel does. Areas that were added before the error remain.
 pub fn extend(disk: &Path) -> io::Result<usize> {
     if beyond(disk)? == 0 {
         return Ok(0);
@@ -128,7 +128,7 @@ pub fn extend(disk: &Path) -> io::Result<usize> {
     can_extend(disk)?;
     let areas = areas_of(disk)?;
     let file = File::options().read(true).write(true).open(disk)?;
-    // Remove the partitions of a helper that was killed before it swapped to them.
+    // Removes the partitions of a helper that was killed before it swapped to them.
     partition::remove_all(&file);
     let (size, partitions) = partition::of(disk)?;
     let lowest = areas.iter().map(|(_, used)| used.priority).min().unwrap_or(0);
@@ -147,7 +147,7 @@ pub fn extend(disk: &Path) -> io::Result<usize> {
 ///
 /// # Errors
 ///
-/// The whole disk is one area, or has as many as it can have.
+/// The whole disk is one area, or the disk has as many areas as it can have.
 pub fn can_extend(disk: &Path) -> io::Result<()> {
     let disk = fs::canonicalize(disk)?;
     let areas = areas_of(&disk)?;
@@ -173,8 +173,8 @@ pub fn size(disk: &Path) -> io::Result<u64> {
     partition::of(disk).map(|(size, _)| size)
 }
 
-/// Bytes behind the last swap area of a disk; 0 for a disk that is not swapped to, and for less
-/// than an area needs.
+/// Bytes behind the last swap area of a disk. Returns 0 for a disk that is not swapped to, and if
+/// the rest is too small for an area.
 ///
 /// # Errors
 ///
@@ -238,13 +238,13 @@ fn on(area: &Path, priority: i64) -> io::Result<()> {
 /// [`io::ErrorKind::TimedOut`] at the deadline.
 pub fn off(disk: &Path, deadline: Instant) -> io::Result<()> {
     let mut areas = areas_of(disk)?;
-    // The area of highest priority last: pages that the kernel swaps out meanwhile find free slots
-    // there.
+    // The area of highest priority comes last: pages that the kernel swaps out meanwhile find free
+    // slots there.
     areas.sort_by_key(|(_, used)| used.priority);
     for (nth, (area, _)) in areas.iter().enumerate() {
         if let Err(error) = sys::swapoff_in_child(area, deadline) {
             for (area, used) in &areas[..nth] {
-                // The header is still there.
+                // The header of the area is still there.
                 let _ = on(area, used.priority);
             }
             return Err(error);
@@ -282,7 +282,7 @@ fn areas_of(disk: &Path) -> io::Result<Vec<(PathBuf, Use)>> {
     Ok(find(&swaps, &disk).map(|(name, used)| (PathBuf::from(name), used)).collect())
 }
 
-/// The sum of several areas.
+/// The use of several areas together.
 pub(crate) fn sum(areas: impl Iterator<Item = Use>) -> Option<Use> {
     areas.reduce(|all, one| Use {
         size_kib: all.size_kib + one.size_kib,
@@ -320,7 +320,7 @@ fn write_header(area: &File, size: u64) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Too few pages.
+/// The area has too few pages.
 fn header(size: u64, mut uuid: [u8; 16]) -> io::Result<[u8; PAGE]> {
     let pages = (size / PAGE as u64).min(MOST_PAGES);
     if pages < 10 {

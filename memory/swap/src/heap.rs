@@ -1,9 +1,10 @@
 //! The heap of swap servers: memory that outlives each of them.
 //!
 //! A server that takes over cannot count on free memory, so its heap must be there before. A heap
-//! for the server and as much for its stand-by would double what the device takes from a small
-//! host. So there is one file of memory. The server's allocator uses it; the stand-by server has it
-//! mapped and locked, and gives it to its own allocator once the server has ended.
+//! for the server and another one for its stand-by server would double the memory that the device
+//! takes from a small host. So there is one file of memory. The server's allocator uses it. The
+//! stand-by server has it mapped and locked, and gives it to its own allocator once the server has
+//! ended.
 //!
 //! ```text
 //!  reserve   address space on the C library's heap, without memory and out of use
@@ -12,8 +13,8 @@
 //! ```
 //!
 //! Both places begin at a multiple of 2 MiB, so that the kernel moves whole page tables and
-//! allocates none; the last one, if it is not full, is there for the heap's next page. The former
-//! contents are never used: nothing on the new heap refers to them.
+//! allocates none. The last page table, if it is not full, exists for the heap's next page. The
+//! former contents are never used: nothing on the new heap refers to them.
 #![expect(unsafe_code, reason = "changes the mapping under the allocator's free memory")]
 
 use std::ffi::c_void;
@@ -43,7 +44,7 @@ const HEADER: usize = 2 * size_of::<usize>();
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn file() -> io::Result<OwnedFd> {
     let file = memfd_create("platen-heap", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     // Truncating the file would kill the server.
@@ -56,7 +57,7 @@ pub fn file() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn discard(file: impl AsFd) -> io::Result<()> {
     let len = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
     if len > 0 {
@@ -69,11 +70,11 @@ pub fn discard(file: impl AsFd) -> io::Result<()> {
 /// Reserved addresses on this process's heap, and the file's memory for them.
 #[derive(Debug)]
 pub struct Heap {
-    /// Of the C library, allocated and inaccessible.
+    /// The reserved piece of the C library's heap, allocated and inaccessible.
     reserved: *mut c_void,
-    /// The file, mapped.
+    /// The mapping of the file.
     mapped: Option<*mut c_void>,
-    /// Bytes, a multiple of [`PAGE`].
+    /// Length in bytes, a multiple of [`PAGE`].
     len: usize,
 }
 
@@ -83,8 +84,8 @@ impl Heap {
     ///
     /// # Errors
     ///
-    /// The allocator's, the kernel's; `Unsupported` if the allocator does not place one piece
-    /// behind the other, as the GNU C library does.
+    /// The allocator's error or the kernel's; `Unsupported` if the allocator does not place one
+    /// piece behind the other, as the GNU C library does.
     pub fn reserve(bytes: usize) -> io::Result<Self> {
         let len = bytes.next_multiple_of(PAGE);
         let first = allocate(len + 2 * BLOCK)?;
@@ -112,13 +113,13 @@ impl Heap {
         Ok(this)
     }
 
-    /// Maps the file, extended if it is shorter, and allocates its memory. With
-    /// [`own`](crate::own) the memory is locked. The memory may be another process's heap: it is
+    /// Maps the file, which is extended if it is shorter, and allocates its memory. With
+    /// [`own`](crate::own) the memory is locked. The memory may be another process's heap, so it is
     /// not accessed.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn map(&mut self, file: impl AsFd) -> io::Result<()> {
         let wanted = self.len as u64;
         if u64::try_from(fstat(&file)?.st_size).is_ok_and(|len| len < wanted) {
@@ -149,7 +150,7 @@ impl Heap {
     ///
     /// # Errors
     ///
-    /// The kernel's; the heap is as large as before then.
+    /// The kernel's error; the heap is then as large as before.
     ///
     /// # Safety
     ///

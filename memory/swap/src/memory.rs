@@ -1,9 +1,10 @@
-//! How much memory the cgroups of this process leave it.
+//! The memory limits of the cgroups of this process.
 
 use std::fs;
 use std::path::Path;
 
-/// The least `memory.max` of this process's cgroup and those above it; `None` where there is none.
+/// The least `memory.max` of this process's cgroup and those above it, in bytes; `None` if none has
+/// a limit.
 pub fn memory_limit() -> Option<u64> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
     least(Path::new("/sys/fs/cgroup"), &cgroups)

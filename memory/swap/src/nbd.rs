@@ -39,8 +39,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// The pause before the kernel is asked again whether it has found a connection dead.
 const SOON: Duration = Duration::from_millis(10);
 
-/// How long the kernel may take to find a connection of the dead server dead. A connection that it
-/// has not taken by then is one more than it had.
+/// How long the kernel may take to find that a connection of the dead server is dead. A connection
+/// that it has not taken by then is one more than it had.
 const DEAD: Duration = Duration::from_secs(10);
 
 /// A server's description of its disk.
@@ -70,7 +70,8 @@ pub fn free_disk() -> io::Result<PathBuf> {
 ///
 /// # Errors
 ///
-/// No server, one with an invalid answer, no module `nbd`, a disk in use.
+/// No server answers at `socket`, or its answer is invalid; the module `nbd` is missing; the disk
+/// is in use.
 pub fn attach(socket: &Path, disk: &Path, connections: usize) -> io::Result<()> {
     let (sockets, export) = dial(socket, connections)?;
     let mut netlink = Netlink::open()?;
@@ -90,12 +91,12 @@ fn connect(family: u16, index: u32, export: Export) -> Message {
     message
 }
 
-/// Gives a disk whose server has died connections to the new server at `socket`. Tries until the
-/// kernel has taken them, or until `stop` returns true. `notice` gets the first error. Returns
+/// Gives connections to the new server at `socket` to a disk whose server has died. Tries until the
+/// kernel has taken them all, or until `stop` returns true. `notice` gets the first error. Returns
 /// whether the kernel has taken any: requests of the disk then reach the new server.
 ///
-/// The new server calls this on a thread of its own, and not a process started for it: while there
-/// is no server, memory may be exhausted, and a new process gets none.
+/// The new server calls this on a thread of its own. It starts no process for it: while there is no
+/// server, memory may be exhausted, and a new process gets none.
 pub fn reconnect(
     socket: &Path,
     disk: &Path,
@@ -133,8 +134,8 @@ impl Kernel {
         Ok(Self { index: index(disk)?, netlink: Netlink::open()? })
     }
 
-    /// Offers it a connection in the place of one that it has found dead. Its answer does not tell
-    /// whether it has taken the connection: see [`is_taken`].
+    /// Offers the kernel a connection in the place of one that it has found dead. The answer does
+    /// not tell whether the kernel has taken the connection: see [`is_taken`].
     fn give(&mut self, connection: &UnixStream) -> io::Result<()> {
         let mut message = Message::new(self.netlink.family, RECONFIGURE);
         message.u32(ATTR_INDEX, self.index);
@@ -177,14 +178,14 @@ impl<'a> Reconnection<'a> {
                 None => dial_one(self.socket)?.0,
             };
             let given = give(&pending);
-            // Also after an error, since the answer alone may be lost. A connection that is passed
-            // twice would have two readers.
+            // This is checked after an error too, since the answer alone may be lost. A connection
+            // that is passed twice would have two readers.
             if is_taken(&pending) {
                 self.left -= 1;
                 (self.some, self.since) = (true, Instant::now());
                 continue;
             }
-            // It stays open, since the server would take its end for a lost client.
+            // The connection stays open, since the server would take its end for a lost client.
             self.pending = Some(pending);
             match given {
                 Err(error) if error.raw_os_error() != Some(ENOSPC) => return Err(error),
@@ -200,9 +201,9 @@ impl<'a> Reconnection<'a> {
     }
 }
 
-/// Whether the kernel has taken a connection. It reports success also if it has not, for want of a
-/// dead one to replace (`nbd_genl_reconfigure`). To one that it takes it gives the disk's
-/// [`TIMEOUT`] as the time limit of sends, which nobody else sets.
+/// Whether the kernel has taken a connection. The kernel reports success also if it has not,
+/// because no dead connection was there to replace (`nbd_genl_reconfigure`). When it takes a
+/// connection, it sets the disk's [`TIMEOUT`] as the time limit of sends, which nobody else does.
 fn is_taken(stream: &UnixStream) -> bool {
     matches!(stream.write_timeout(), Ok(Some(_)))
 }
@@ -211,7 +212,7 @@ fn is_taken(stream: &UnixStream) -> bool {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn detach(disk: &Path) -> io::Result<()> {
     let mut netlink = Netlink::open()?;
     let mut message = Message::new(netlink.family, DISCONNECT);
@@ -230,7 +231,7 @@ fn index(disk: &Path) -> io::Result<u32> {
     number.ok_or_else(|| invalid(format!("{} is no disk of the nbd module", disk.display())))
 }
 
-/// Connections to the server, after the handshake.
+/// Connects to the server, and completes the handshake of each connection.
 fn dial(socket: &Path, connections: usize) -> io::Result<(Vec<UnixStream>, Export)> {
     const MULTI_CONN: u16 = 1 << 8;
     let (first, export) = dial_one(socket)?;
@@ -245,7 +246,7 @@ fn dial(socket: &Path, connections: usize) -> io::Result<(Vec<UnixStream>, Expor
     Ok((sockets, export))
 }
 
-/// A connection to the server, after the handshake.
+/// Connects to the server, and completes the handshake.
 fn dial_one(socket: &Path) -> io::Result<(UnixStream, Export)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -260,7 +261,7 @@ fn dial_one(socket: &Path) -> io::Result<(UnixStream, Export)> {
     Ok((stream, export))
 }
 
-/// The fixed newstyle handshake, for the server's default export.
+/// Performs the fixed newstyle handshake for the server's default export.
 fn handshake(stream: &mut (impl Read + Write)) -> io::Result<Export> {
     const OPTION: &[u8; 8] = b"IHAVEOPT";
     const EXPORT_NAME: u32 = 1;
@@ -292,23 +293,23 @@ fn handshake(stream: &mut (impl Read + Write)) -> io::Result<Export> {
 pub mod fuzzing {
     use super::*;
 
-    /// Parses a netlink answer in one datagram: whether it ends the exchange, and the wanted
-    /// attribute.
+    /// Parses a netlink answer in one datagram. Returns whether it ends the exchange, and the
+    /// wanted attribute.
     ///
     /// # Errors
     ///
-    /// A truncated answer, or one that is an error.
+    /// The answer is truncated, or reports an error.
     pub fn answer(bytes: &[u8], wanted: u16) -> io::Result<(bool, Option<Vec<u8>>)> {
         let mut found = None;
         let ended = parse(bytes, wanted, &mut found)?;
         Ok((ended, found))
     }
 
-    /// Parses a server's hello: size and flags of its disk.
+    /// Parses a server's hello. Returns the size and the flags of its disk.
     ///
     /// # Errors
     ///
-    /// One that is truncated or invalid.
+    /// The hello is truncated or invalid.
     pub fn hello(stream: &mut (impl Read + Write)) -> io::Result<(u64, u16)> {
         handshake(stream).map(|export| (export.size, export.flags))
     }

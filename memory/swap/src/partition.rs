@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::sys;
 
-/// The highest number of a partition here.
+/// The highest number of a partition that this module adds.
 pub(crate) const LAST: u32 = 16;
 
 /// A partition of a disk; start and length in bytes.
@@ -34,7 +34,7 @@ pub(crate) fn of(disk: &Path) -> io::Result<(u64, Vec<Partition>)> {
     read(&Path::new("/sys/class/block").join(name))
 }
 
-/// The same, from the disk's folder in sysfs.
+/// Reads size and partitions from the disk's folder in sysfs.
 fn read(folder: &Path) -> io::Result<(u64, Vec<Partition>)> {
     const SECTOR: u64 = 512;
     let number = |path: &Path| -> io::Result<u64> {

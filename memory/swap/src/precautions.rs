@@ -93,19 +93,20 @@ pub(crate) fn can_hibernate(file: &Path) -> bool {
     fs::read_to_string(file).is_ok_and(|ways| !ways.contains("[disabled]"))
 }
 
-/// Closes all descriptors but 0 to 2, for a process that has just started. Otherwise it would hold
+/// Closes all descriptors but 0 to 2, in a process that has just started. Otherwise it would hold
 /// its supervisor's sockets, lock of the name, store and backing device as long as it lives.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn close_inherited() -> Result<(), Untaken> {
     let action = "close what is not its own";
     crate::sys::close_inherited().map_err(|source| Untaken { action, source })
 }
 
-/// Undoes what a trainer inherits from its supervisor and must not have, since it needs memory and
-/// time and no process depends on it. Call it first, with one thread and no descriptors of its own.
+/// Undoes precautions that a trainer inherits from its supervisor. A trainer must not have them,
+/// since it needs memory and time, and no process depends on it. Call this first, with one thread
+/// and no descriptors of its own.
 ///
 /// * no I/O flusher, nice 19, `oom_score_adj` 1000: it waits for memory, and is the first to be
 ///   killed.
@@ -122,7 +123,7 @@ pub fn apart(memory: u64, cpu: u64) -> Vec<Untaken> {
     attempt("close what is not its own", crate::sys::close_inherited());
     let death = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     attempt("end with the supervisor", death.map_err(Into::into));
-    // Only a process with the privilege can be a flusher, so a failure means that this is none.
+    // Only a privileged process can be a flusher, so a failure means that this one is none.
     let _ = configure_io_flusher_behavior(false);
     attempt("be nice", rustix::process::setpriority_process(None, 19).map_err(Into::into));
     attempt("set oom_score_adj", fs::write("/proc/self/oom_score_adj", "1000"));
@@ -158,7 +159,8 @@ fn own_mounts() -> io::Result<()> {
 ///
 /// No thread can be started.
 pub fn warm(heap: usize, threads: usize) -> io::Result<()> {
-    // In pieces, as in real use. Each is written to, so that it has memory even without mlockall.
+    // The memory is allocated in pieces, as in real use. Each piece is written to, so that it has
+    // memory even without mlockall.
     const PIECE: usize = 64 << 10;
     let pieces: Vec<Vec<u8>> = (0..heap.div_ceil(PIECE)).map(|_| vec![0x5a; PIECE]).collect();
     drop(std::hint::black_box(pieces));
@@ -170,7 +172,7 @@ pub fn warm(heap: usize, threads: usize) -> io::Result<()> {
         })
         .collect();
     if let Some(error) = started.iter().find_map(|started| started.as_ref().err()) {
-        // The threads that wait end with the process, which this error ends.
+        // The waiting threads end with the process, which this error ends.
         return Err(io::Error::new(error.kind(), error.to_string()));
     }
     together.wait();

@@ -65,7 +65,7 @@ pub use step::step;
 /// always started.
 pub const CLIENT_LOST: u8 = 75;
 
-/// Duplicates a descriptor, given by its number, that this process inherited: for a socket, which
+/// Duplicates a descriptor, given by its number, that this process inherited. For a socket, which
 /// has no path by which it could be opened again.
 ///
 /// # Errors
@@ -75,8 +75,8 @@ pub fn descriptor(number: i32) -> io::Result<OwnedFd> {
     crate::sys::copy_of(number)
 }
 
-/// As [`descriptor`], but also closes `number`. For a program that a process has just executed
-/// (`execve`) to take over, before anything in it uses the number.
+/// As [`descriptor`], but also closes `number`. For a program that was just executed (`execve`),
+/// before anything in it uses the number.
 ///
 /// # Errors
 ///
@@ -96,12 +96,12 @@ pub fn supervise(service: &mut dyn Service, stop: BorrowedFd<'_>) -> Result<(), 
     run::Supervisor::new(service).run(stop)
 }
 
-/// As [`supervise`], for the program that a supervisor's process has executed: continues the
+/// As [`supervise`], for the program that a supervisor's process has executed. Continues the
 /// hand-over that [`Service::hand_over`] started.
 ///
 /// # Errors
 ///
-/// Those of [`supervise`].
+/// The errors of [`supervise`].
 pub fn resume_hand_over(
     service: &mut dyn Service,
     stop: BorrowedFd<'_>,

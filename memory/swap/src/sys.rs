@@ -35,7 +35,7 @@ pub(crate) fn swapoff(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Those of [`in_child`].
+/// The errors of [`in_child`].
 pub(crate) fn swapoff_in_child(path: &Path, deadline: Instant) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     in_child(deadline, || {
@@ -96,11 +96,12 @@ fn in_child(deadline: Instant, work: impl FnOnce() -> io::Result<()>) -> io::Res
     }
 }
 
-/// Has the kernel kill this process when the parent's thread ends. `parent`: the parent's number.
+/// Makes the kernel kill this process when the parent's thread ends. `parent` is the parent's
+/// number.
 fn end_with_parent(parent: u32) -> io::Result<()> {
     // SAFETY: takes numbers.
     checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) })?;
-    // The parent may have ended before.
+    // The parent may have ended before this call.
     // SAFETY: takes nothing.
     let now = unsafe { libc::getppid() };
     if u32::try_from(now) == Ok(parent) {

@@ -1,4 +1,4 @@
-//! The buffers between which and the kernel requests' bytes are copied: all buffers of a device in
+//! The buffers to and from which the kernel copies requests' bytes. All buffers of a device are in
 //! one memfd, allocated and locked before the first request.
 //!
 //! A memfd, so that the supervisor, which has a copy of the descriptor, can pass the same memory to
@@ -43,7 +43,7 @@ impl Buffers {
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn new(geometry: &Geometry) -> io::Result<Self> {
         Self::adopt(Self::file(geometry)?, geometry)
     }
@@ -52,7 +52,7 @@ impl Buffers {
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn file(geometry: &Geometry) -> io::Result<OwnedFd> {
         let fd = memfd_create("platen-buffers", MemfdFlags::CLOEXEC)?;
         ftruncate(&fd, Self::len_of(geometry))?;
@@ -63,7 +63,7 @@ impl Buffers {
     ///
     /// # Errors
     ///
-    /// A file that is too short; the kernel's.
+    /// The file is too short; the kernel's error.
     pub fn adopt(fd: OwnedFd, geometry: &Geometry) -> io::Result<Self> {
         let (found, wanted) = (rustix::fs::fstat(&fd)?.st_size, Self::len_of(geometry));
         // A file for more queues than the driver then granted is longer.

@@ -112,7 +112,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's error.
     pub fn add(&mut self, geometry: &Geometry) -> Result<Info, ControlError> {
         let ask = DeviceInfo {
             queues: geometry.queues,
@@ -145,7 +145,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's error.
     pub fn set_parameters(&mut self, id: u32, geometry: &Geometry) -> Result<(), ControlError> {
         let parameters = parameters(geometry);
         let mut payload = Payload::of_parameters(&parameters);
@@ -162,9 +162,9 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's error.
     pub fn size(&mut self, id: u32) -> Result<u64, ControlError> {
-        // The length of the buffer's struct goes in with it.
+        // The length of the struct in the buffer is sent with it.
         let asked = Parameters { len: 64, ..Parameters::default() };
         let mut payload = Payload::of_parameters(&asked);
         self.run(Command::GetParameters, "asking for its size", id.into(), 64, &mut payload, 0)?;
@@ -175,7 +175,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The driver's; [`io::ErrorKind::Unsupported`] from one that cannot.
+    /// The driver's error; [`io::ErrorKind::Unsupported`] if the driver cannot change a size.
     pub fn set_size(&mut self, id: u32, size: u64) -> Result<(), ControlError> {
         const ACTION: &str = "changing its size";
         if !self.changes_sizes() {
@@ -201,7 +201,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's error.
     pub fn start(&mut self, id: u32) -> Result<(), ControlError> {
         let mut payload = Payload::new();
         let pid = u64::from(pid().unsigned_abs());
@@ -212,7 +212,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's error.
     pub fn stop(&mut self, id: u32) -> Result<(), ControlError> {
         self.run(Command::Stop, "stopping", id.into(), 0, &mut Payload::new(), 0).map(drop)
     }
@@ -221,7 +221,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's error.
     pub fn delete(&mut self, id: u32) -> Result<(), ControlError> {
         self.run(Command::Delete, "deleting", id.into(), 0, &mut Payload::new(), 0).map(drop)
     }
@@ -232,7 +232,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The driver's; EBUSY if the old server is not gone within the time limit.
+    /// The driver's error; EBUSY if the old server is not gone within the time limit.
     pub fn start_recovery(&mut self, id: u32) -> Result<(), ControlError> {
         let begin = Instant::now();
         loop {
@@ -251,7 +251,7 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The driver's.
+    /// The driver's error.
     pub fn end_recovery(&mut self, id: u32) -> Result<(), ControlError> {
         let mut payload = Payload::new();
         let pid = u64::from(pid().unsigned_abs());

@@ -18,11 +18,11 @@ pub struct Geometry {
 /// The state of a device's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskState {
-    /// It was not started, or is stopped.
+    /// The disk was not started, or is stopped.
     Dead,
-    /// It has a server.
+    /// The disk has a server.
     Live,
-    /// Its server is gone; requests wait for the next one.
+    /// The disk's server is gone; requests wait for the next one.
     Quiesced,
     /// A state of later kernels.
     Other(u16),
@@ -31,7 +31,7 @@ pub enum DiskState {
 /// The driver's description of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// Its number: `/dev/ublkb0` is 0.
+    /// The device's number: `/dev/ublkb0` is 0.
     pub id: u32,
     /// The number of queues that the driver has made, at most as many as requested.
     pub queues: u16,
@@ -39,9 +39,9 @@ pub struct Info {
     pub depth: u16,
     /// The most bytes of a request.
     pub max_io: u32,
-    /// The state of its disk.
+    /// The state of the device's disk.
     pub state: DiskState,
-    /// The process id of its server.
+    /// The process id of the device's server.
     pub pid: i32,
 }
 
@@ -62,8 +62,8 @@ impl From<DeviceInfo> for Info {
 pub(crate) fn parameters(geometry: &Geometry) -> Parameters {
     const PAGE_SHIFT: u8 = 12;
     let sectors = geometry.size / sys::SECTOR;
-    // A discard has no data and costs little a page, but a discard of the whole disk must not hold
-    // a tag for seconds. 256 MiB.
+    // A discard has no data and costs little for each page. But a discard of the whole disk must
+    // not occupy a tag for seconds, so it is limited to 256 MiB.
     let discard = u32::try_from(sectors).unwrap_or(u32::MAX).min(1 << 19);
     Parameters {
         len: 64,

@@ -1,4 +1,4 @@
-//! The queues of a device: a thread serves each of them.
+//! The queues of a device, each of which is served by a thread.
 
 use std::fs::File;
 use std::io;
@@ -113,8 +113,8 @@ impl Thread {
     }
 }
 
-/// Opens the device's character device, which appears a moment after the device is created, and
-/// which only one server at a time may open.
+/// Opens the device's character device. It appears a moment after the device is created, and only
+/// one server at a time may open it.
 fn open_device(id: u32) -> Result<File, ServeError> {
     let path = format!("/dev/ublkc{id}");
     let deadline = Instant::now() + Duration::from_secs(5);

@@ -55,7 +55,8 @@ pub(crate) struct KernelRing {
 const BACKEND: u64 = u64::MAX;
 
 impl KernelRing {
-    /// A queue's ring. Make it on the queue's thread: only that thread may then use the tags.
+    /// Creates a queue's ring. Call this on the queue's thread: only that thread may then use the
+    /// tags.
     pub(crate) fn new(
         device: File,
         geometry: &Geometry,

@@ -27,9 +27,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// For a backend of `pages` pages. The default number of queues is that of CPUs, at most 8. A
-    /// queue has up to 64 requests of up to 512 KiB (a page-out of 128 pages) in flight; both are
-    /// reduced until all buffers together take at most `buffers` bytes, down to 16 of 16 KiB.
+    /// The options for a backend of `pages` pages. The default number of queues is that of CPUs, at
+    /// most 8. A queue has up to 64 requests of up to 512 KiB (a page-out of 128 pages) in flight.
+    /// Both numbers are reduced until all buffers together take at most `buffers` bytes, down to 16
+    /// requests of 16 KiB.
     pub fn new(pages: u64, queues: Option<u16>, buffers: u64) -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let cpus = u16::try_from(cpus).unwrap_or(u16::MAX);
@@ -71,7 +72,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// There is no driver, or it refuses; the kernel's. Then no device is left.
+    /// There is no driver, or it refuses; the kernel's error. Then no device is left.
     pub fn create(
         backend: &Device,
         buffers: Option<OwnedFd>,
@@ -112,9 +113,8 @@ impl Server {
     /// new device.
     ///
     /// # Errors
-    ///
-    /// Those of [`create`](Self::create); a device of another geometry. Then the device is not
-    /// changed.
+    /// The errors of [`create`](Self::create); or the device has another geometry. Then the device
+    /// is not changed.
     pub fn recover(
         id: u32,
         backend: &Device,
@@ -146,7 +146,8 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// The driver's, as [`Control::set_size`]: then the disk has its former size, and is served.
+    /// The driver's error, as [`Control::set_size`]: then the disk has its former size, and is
+    /// served.
     pub fn grow(&mut self) -> Result<(), ControlError> {
         if self.control.size(self.id)? < self.size {
             self.control.set_size(self.id, self.size)?;
@@ -159,7 +160,7 @@ impl Server {
         self.id
     }
 
-    /// The disk.
+    /// The path of the disk.
     pub fn disk(&self) -> PathBuf {
         disk(self.id)
     }
@@ -179,7 +180,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// The driver's; then the device may still exist.
+    /// The driver's error; then the device may still exist.
     pub fn stop(mut self) -> Result<(), ControlError> {
         self.control.stop(self.id)?;
         for thread in self.threads.drain(..) {
@@ -202,7 +203,7 @@ impl Queues {
 ///
 /// # Errors
 ///
-/// The driver's.
+/// The driver's error.
 pub fn abandon(id: u32, timeout: Duration) -> Result<(), ControlError> {
     let mut control = Control::open(timeout)?;
     control.stop(id)?;
@@ -217,7 +218,7 @@ fn notice_deaths(id: u32) {
     let _ = std::fs::write(format!("/sys/block/ublkb{id}/queue/io_timeout"), "2000");
 }
 
-/// The disk of device `id`.
+/// The path of the disk of device `id`.
 pub fn disk(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{id}"))
 }

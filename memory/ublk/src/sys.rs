@@ -1,7 +1,7 @@
 //! The driver's ABI: numbers and structs of `linux/ublk_cmd.h`, written from the kernel's
 //! documentation, and compared with the header by a test where the header is installed.
 //!
-//! Only what is used is here. Numbers newer than Linux 6.1 say so.
+//! This module has only the parts that are used. Numbers newer than Linux 6.1 are marked.
 
 use std::mem::{offset_of, size_of};
 

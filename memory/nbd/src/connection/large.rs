@@ -116,7 +116,7 @@ impl<Q: Queue> Connection<'_, Q> {
         any
     }
 
-    /// The device no longer uses a slice.
+    /// Records that the device no longer uses a slice.
     pub(super) fn over(&mut self, slice: usize, done: Result<(), Errno>) {
         self.slices.give_back(slice);
         let used = self.uses[slice].as_mut().expect("it was submitted");
@@ -170,8 +170,8 @@ impl<Q: Queue> Connection<'_, Q> {
         })
     }
 
-    /// Whether the reply to a read may begin. A simple reply must end before any other, so it waits
-    /// for as much of the read as there are slices for.
+    /// Whether the reply to a read may begin. A simple reply must end before any other reply, so it
+    /// waits for as much of the read as there are slices for.
     pub(super) fn may_begin(&self, large: usize) -> bool {
         if self.session.structured {
             return true;

@@ -51,7 +51,7 @@ impl<Q: Queue> Connection<'_, Q> {
 
     pub(super) fn read(&mut self) -> Result<bool, ConnectionError> {
         let stream = &mut &*self.stream;
-        // Directly to its place, if that is known.
+        // The bytes go directly to their place, if the place is known.
         if let Some(Current::Write { large, offset, left, slice: Some((slice, filled)) }) =
             self.current
         {

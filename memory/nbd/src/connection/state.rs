@@ -9,7 +9,7 @@ pub(super) struct Large {
     pub(super) write: bool,
     /// Slices in flight.
     pub(super) slices: usize,
-    /// The last slice is in flight or done.
+    /// Whether the last slice is in flight or done.
     pub(super) complete: bool,
     pub(super) error: Option<Error>,
 }
@@ -20,7 +20,7 @@ pub(super) struct Waiting {
     pub(super) cookie: u64,
     pub(super) offset: u64,
     pub(super) left: usize,
-    /// Its place in `larges`, once a slice of it was submitted.
+    /// The read's place in `larges`, once a slice of it was submitted.
     pub(super) large: Option<usize>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Waiting {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
     pub(super) large: usize,
-    /// The byte of the export.
+    /// The offset of the slice's first byte in the export.
     pub(super) offset: u64,
     /// The bytes in use, from `start`.
     pub(super) start: usize,

@@ -18,7 +18,7 @@ pub(super) struct Open {
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) stream: UnixStream,
-    /// Whether it is served with simple replies only.
+    /// Whether the connection is served with simple replies only.
     pub(super) simple: bool,
 }
 

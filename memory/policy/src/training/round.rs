@@ -1,4 +1,4 @@
-//! A round of training begins when it is due, and ends with a result or in vain.
+//! The rounds of training: each begins when it is due, and ends with a result or in vain.
 
 use std::time::{Duration, Instant};
 
@@ -23,13 +23,13 @@ impl Training {
         }
         let store = self.worker.store();
         let (held, freed) = (held(store), store.objects_freed());
-        // Train again only on other pages: most were written since the last round, or there are
+        // A new training needs other pages: most were written since the last round, or there are
         // many more.
         let others = self.last.is_none_or(|(then, before)| {
             freed.saturating_sub(before) >= then || held >= then.saturating_mul(4)
         });
         if held < self.least || !others {
-            // That changes slowly.
+            // The number of held pages changes slowly.
             self.next = Instant::now() + Duration::from_secs(1);
             return;
         }
@@ -57,7 +57,7 @@ impl Training {
         }
     }
 
-    /// The trainer is gone, or its data is invalid.
+    /// Ends the round, because the trainer is gone or its data is invalid.
     pub(super) fn over(&mut self, over: Over) {
         match over {
             Over::Gone => self.late(),
@@ -65,19 +65,20 @@ impl Training {
         }
     }
 
-    /// The trainer did not answer in time: it was killed, hangs, or was never started.
+    /// Ends the round, because the trainer did not answer in time: it was killed, hangs, or was
+    /// never started.
     pub(super) fn late(&mut self) {
         count(&self.counters.dictionary_late, 1);
         self.give_up();
     }
 
-    /// The trainer's data is invalid.
+    /// Ends the round, because the trainer's data is invalid.
     pub(super) fn lied(&mut self) {
         count(&self.counters.dictionary_refused, 1);
         self.give_up();
     }
 
-    /// Memory is short, and a trainer may use some.
+    /// Ends the round, because memory is short and a trainer may use some.
     pub(super) fn make_room(&mut self) {
         count(&self.counters.dictionary_pressed, 1);
         self.give_up();

@@ -1,4 +1,4 @@
-//! Samples for the trainer are eligible pages, spread over the table, a few at a time.
+//! Sends samples to the trainer: eligible pages, spread over the table, a few at a time.
 
 use std::time::Instant;
 
@@ -58,7 +58,7 @@ impl Training {
         }
     }
 
-    /// After the last sample: too few are not worth a dictionary.
+    /// Handles the end of the samples: too few are not worth a dictionary.
     fn end_samples(&mut self, until: Instant) -> State {
         if self.found / 3 < FEWEST {
             self.fail();

@@ -1,4 +1,4 @@
-//! A worker reads the objects of pages, verified, and says how a page is stored.
+//! Reads the objects of pages, verified, and returns how a page is stored.
 
 use super::Worker;
 use crate::entry::{Object, State, Word, MAX_OBJECT, RARE};
@@ -19,12 +19,12 @@ impl Worker {
         self.read(index, true, |_| out)
     }
 
-    /// As [`get`](Self::get), but copies the object of a page that is stored as it is, of 4096
-    /// bytes, to `whole`: one copy less than by way of `out`.
+    /// As [`get`](Self::get), but copies the object of a page that is stored uncompressed, as 4096
+    /// bytes, to `whole`. That is one copy less than by way of `out`.
     ///
     /// # Errors
     ///
-    /// Those of [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     #[inline]
     pub fn get_page(
         &self,
@@ -39,12 +39,12 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Those of [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn look(&self, index: u64, out: &mut [u8; MAX_OBJECT]) -> Result<Page, GetError> {
         self.read(index, false, |_| out)
     }
 
-    /// `buffer`: where to copy an object.
+    /// Reads page `index`. `buffer` returns the memory to which an object is copied.
     #[inline]
     fn read<'a>(
         &self,
@@ -127,7 +127,7 @@ impl Worker {
         }
     }
 
-    /// The stored form of page `index`, without reading it, and its age: calls of
+    /// The stored form of page `index`, without reading it, and the page's age: the calls of
     /// [`grow_older`](Self::grow_older) since it was written or read.
     ///
     /// # Errors

@@ -33,8 +33,8 @@ impl Eyes {
         text.parse().map_err(|_| format!("queue/{name} of {} is {text:?}", disk.display()))
     }
 
-    /// The disk accepts discards, and the kernel issues some. Only the kernel's log shows whether
-    /// `swapon` asked for them; no file does.
+    /// Checks that the disk accepts discards and that the kernel issues some. Only the kernel's log
+    /// shows whether `swapon` asked for discards; no file does.
     pub(super) fn discards(&self, disk: &Path) -> Found {
         let max = self.queue_number(disk, "discard_max_bytes")?;
         let granularity = self.queue_number(disk, "discard_granularity")?;
@@ -81,7 +81,8 @@ impl Eyes {
         Ok("not rotational, blocks of 4096 bytes".into())
     }
 
-    /// A disk with a volatile cache gets flushes, which are useless here.
+    /// Checks that the disk has no volatile cache: the kernel sends flushes to such a disk, which
+    /// are useless here.
     pub(super) fn disk_cache(&self, disk: &Path) -> Found {
         let cache = self.queue(disk, "write_cache")?;
         let fua = self.queue(disk, "fua")?;
@@ -93,7 +94,8 @@ impl Eyes {
         Ok("nothing to flush".into())
     }
 
-    /// A process that has called `own` keeps the kernel from it.
+    /// Checks that the kernel does not hibernate. A process that has called `own` keeps it from
+    /// doing so.
     pub(super) fn hibernation(&self) -> Found {
         if crate::precautions::can_hibernate(&self.root.join("sys/power/disk")) {
             return Err(

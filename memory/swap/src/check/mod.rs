@@ -1,5 +1,5 @@
-//! The check of the precautions: the state of running processes as the kernel reports it, and not
-//! their intentions.
+//! The check of the precautions. It reports the state of running processes according to the kernel,
+//! not their intentions.
 //!
 //! Everything is read from `/proc`, `/sys` and the kernel's log, so that one process can check any
 //! other. A precaution that cannot be read there is [unseen](State::Unseen), not met.
@@ -29,24 +29,24 @@ pub enum Weight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// It is taken.
+    /// The precaution is taken.
     Met,
-    /// It is not taken.
+    /// The precaution is not taken.
     NotMet,
-    /// It cannot be observed from outside the process.
+    /// The precaution cannot be observed from outside the process.
     Unseen,
 }
 
 /// The result of checking one precaution.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Item {
-    /// The precaution's name.
+    /// The name of the precaution.
     pub name: &'static str,
-    /// Whether it is taken.
+    /// Whether the precaution is taken.
     pub state: State,
-    /// How important it is.
+    /// The importance of the precaution.
     pub weight: Weight,
-    /// The evidence, and the remedy if it is not met.
+    /// The evidence, and the remedy if the precaution is not taken.
     pub found: String,
 }
 
@@ -76,7 +76,7 @@ pub struct Subject<'a> {
     pub disk: Option<&'a Path>,
     /// The name of the server's thread that allocates memory ahead of need.
     pub keeper: &'a str,
-    /// The store's memory according to its server, if it was asked.
+    /// The memory of the store according to its server; `None` if the server was not asked.
     pub memory: Option<Memory>,
 }
 
@@ -89,10 +89,11 @@ pub struct Memory {
     pub limit: u64,
 }
 
-/// The result of one check: the evidence if it is met, or why it is not met or unseen.
+/// The result of one check: the evidence that the precaution is taken, or the reason why it is not
+/// taken or unseen.
 type Found = Result<String, Not>;
 
-/// Not met, or unseen, with the reason.
+/// The precaution is not taken, or unseen, with the reason.
 #[derive(Debug)]
 enum Not {
     Met(String),
@@ -111,7 +112,7 @@ pub fn check(subject: &Subject<'_>) -> Vec<Item> {
     Eyes { root: PathBuf::from("/"), flusher, log: disk::kernel_log() }.check(subject)
 }
 
-/// The source of facts: the running system's files, or a test's.
+/// The source of facts: the files of the running system, or those of a test.
 struct Eyes {
     /// The folder that has `proc` and `sys`.
     root: PathBuf,

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use super::{Eyes, Found, Memory, Not};
 
 impl Eyes {
-    /// Every thread is an I/O flusher. The kernel shows that in the task's flags, whose bits are
-    /// not part of its API: `flusher_bits` finds them by turning the setting off and on in a thread
-    /// of this process.
+    /// Checks that every thread is an I/O flusher. The kernel shows that in the task's flags, whose
+    /// bits are not part of its API. `flusher_bits` finds these bits by turning the setting off and
+    /// on in a thread of this process.
     pub(super) fn flushers(&self, pids: &[u32]) -> Found {
         let bits = self.flusher.as_ref().map_err(|why| Not::Seen(format!("cannot tell: {why}")))?;
         let mut threads = 0;
@@ -45,8 +45,9 @@ impl Eyes {
         self.read(&format!("proc/{pid}/{file}"))
     }
 
-    /// Every mapping is locked, except those of the kernel or a driver that are never swapped. The
-    /// evidence is the memory in locked mappings: `VmLck` would count address space without memory.
+    /// Checks that every mapping is locked, except those of the kernel or of a driver that are
+    /// never swapped. The evidence is the memory in locked mappings: `VmLck` would count address
+    /// space without memory.
     pub(super) fn locked(&self, pids: &[u32]) -> Found {
         let one = |&pid: &u32| {
             let Mappings { unlocked, locked_kib } = Mappings::of(&self.of(pid, "smaps")?);
@@ -76,7 +77,8 @@ impl Eyes {
         Ok("any amount of memory may be locked".into())
     }
 
-    /// The server's thread that allocates memory ahead of need may use the kernel's reserve.
+    /// Checks that the server's thread that allocates memory ahead of need may use the kernel's
+    /// reserve.
     pub(super) fn keeper(&self, pids: &[u32], name: &str, memory: Option<Memory>) -> Found {
         const FIFO_OR_ROUND_ROBIN: [u64; 2] = [1, 2];
         let server = *pids.first().ok_or_else(|| "no server".to_owned())?;
@@ -122,9 +124,9 @@ impl Eyes {
         Ok("the kernel does not kill it for memory".into())
     }
 
-    /// No core dump: a limit below one page writes none to a file, and a limit of one byte none to
-    /// a pipe handler, because the kernel takes such a process for the handler itself. A limit of 0
-    /// does not stop a pipe handler.
+    /// Checks that no core dump is written. With a limit below one page the kernel writes none to a
+    /// file. With a limit of one byte it writes none to a pipe handler, because it takes such a
+    /// process for the handler itself. A limit of 0 does not stop a pipe handler.
     pub(super) fn cores(&self, pids: &[u32]) -> Found {
         // A kernel without core dumps has no such file.
         let pattern = self.read("proc/sys/kernel/core_pattern").unwrap_or_default();
@@ -150,8 +152,8 @@ impl Eyes {
         Ok("none is written, to no file and no program".into())
     }
 
-    /// Each process's cgroup, or one above it, has swap turned off, and none of these has a memory
-    /// limit.
+    /// Checks that swap is turned off in each process's cgroup or in one above it, and that none of
+    /// these cgroups has a memory limit.
     pub(super) fn cgroup(&self, pids: &[u32]) -> Found {
         let base = Path::new("sys/fs/cgroup");
         for &pid in pids {

@@ -27,7 +27,7 @@ pub(super) fn own_cgroup(root: &Path) -> io::Result<()> {
     let made =
         set(&own.join("memory.swap.max"), "0").and_then(|()| set(&own.join("cgroup.procs"), "0"));
     if made.is_err() {
-        // It is empty.
+        // The folder is empty.
         let _ = fs::remove_dir(&own);
     }
     made

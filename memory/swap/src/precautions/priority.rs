@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 
 use super::untaken::Untaken;
 
-/// Gives the threads of this process that are called `name`, or `name` and a number (`fetch-3`),
-/// real-time priority: the kernel lets real-time threads use half of its emergency reserve of
-/// memory. It is for threads that allocate memory for swapped-out pages, and for those that read
-/// such pages from a disk, whose requests need some. If they waited for memory like all others,
-/// nothing would be swapped out, and all would wait for ever.
+/// Gives real-time priority to the threads of this process that are called `name`, or `name` and a
+/// number (`fetch-3`). The kernel lets real-time threads use half of its emergency reserve of
+/// memory. The priority is for threads that allocate memory for swapped-out pages, and for threads
+/// that read such pages from a disk, whose requests need some memory. If they waited for memory
+/// like all others, nothing would be swapped out, and all would wait for ever.
 ///
 /// The caller must be the process's first thread and have started the threads, or know that they
 /// run.
 ///
 /// # Errors
 ///
-/// The kernel's; no thread has the name; or one has not run within 10 s, so that its name is
-/// unknown.
+/// The kernel's error; no thread has the name; or a thread has not run within 10 s, so that its
+/// name is unknown.
 pub fn prefer(name: &str) -> Result<(), Untaken> {
     // A thread sets its name when it first runs, which may take a while if memory is short. Until
     // then it has the name of the first thread, which started it.
@@ -56,7 +56,7 @@ pub fn prefer(name: &str) -> Result<(), Untaken> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn prefer_this() -> Result<(), Untaken> {
     crate::sys::real_time(0, true).map_err(|source| Untaken { action: "prefer a thread", source })
 }
@@ -67,7 +67,7 @@ pub fn prefer_this() -> Result<(), Untaken> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn prefer_alone() -> Result<(), Untaken> {
     crate::sys::real_time(0, false).map_err(|source| Untaken { action: "prefer a thread", source })
 }

@@ -1,4 +1,4 @@
-//! Signals that must not stop or end a process of a device, and those that are read from a
+//! Signals that must not stop or end a process of a device, and signals that are read from a
 //! descriptor.
 
 use std::io;
@@ -7,12 +7,12 @@ use std::os::fd::OwnedFd;
 use super::untaken::Untaken;
 
 /// Ignores the signals with which a terminal or a service manager ends all processes at once: only
-/// the supervisor knows the order. For servers until they get a handler of their own, and for
-/// helpers.
+/// the supervisor knows the order in which they must end. For servers until they install a handler
+/// of their own, and for helpers.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn ignore_signals() -> Result<(), Untaken> {
     crate::sys::ignore_signals().map_err(|source| Untaken { action: "ignore signals", source })
 }
@@ -24,7 +24,7 @@ pub fn ignore_signals() -> Result<(), Untaken> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn ignore_terminal() -> Result<(), Untaken> {
     let action = "ignore the terminal's signals";
     crate::sys::ignore_terminal().map_err(|source| Untaken { action, source })
@@ -39,7 +39,7 @@ pub fn ignore_terminal() -> Result<(), Untaken> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn ignore_faults() -> Result<(), Untaken> {
     let action = "ignore the signals of faults";
     crate::sys::ignore_faults().map_err(|source| Untaken { action, source })
@@ -50,7 +50,7 @@ pub fn ignore_faults() -> Result<(), Untaken> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn resume_signal() -> io::Result<OwnedFd> {
     crate::sys::signal_descriptor(&[libc::SIGUSR1])
 }
@@ -61,7 +61,7 @@ pub fn resume_signal() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn end_signals() -> io::Result<OwnedFd> {
     crate::sys::signal_descriptor(&crate::sys::END)
 }
@@ -71,7 +71,7 @@ pub fn end_signals() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn unblock_end_signals() -> Result<(), Untaken> {
     let action = "unblock signals";
     crate::sys::unblock(&crate::sys::END).map_err(|source| Untaken { action, source })
@@ -83,7 +83,7 @@ pub fn unblock_end_signals() -> Result<(), Untaken> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn ignore_size_signal() -> Result<(), Untaken> {
     let action = "ignore the signal for files that are too long";
     crate::sys::ignore_size_signal().map_err(|source| Untaken { action, source })

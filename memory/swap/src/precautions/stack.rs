@@ -1,4 +1,4 @@
-//! The main thread's stack, of which only a part is to be locked.
+//! The main thread's stack, only a part of which is to be locked.
 //!
 //! The kernel gives a program 128 KiB below what it uses at its start, and locking all memory fills
 //! them. The mapping grows downwards by itself, so a part that is unmapped comes back, locked, if
@@ -18,8 +18,8 @@ const KEPT: usize = 32 << 10;
 
 const PAGE: usize = 4096;
 
-/// Unmaps the unused end of this thread's stack if it is the main thread's, which is the one that
-/// grows; else does nothing.
+/// Unmaps the unused end of this thread's stack. Does nothing unless the thread is the main thread,
+/// whose stack alone grows.
 pub(super) fn shorten() -> io::Result<()> {
     let here = 0_u8;
     let used = (&raw const here).addr();

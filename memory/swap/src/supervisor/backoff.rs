@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// The pause before the next server: none after a single death, longer the more servers die soon
-/// after their start. There is always a next one: the stored contents are worth more than the CPU
-/// time.
+/// The pause before the next server: none after a single death, and longer the more servers die
+/// soon after their start. There is always a next server: the stored contents are worth more than
+/// the CPU time.
 #[derive(Debug, Default)]
 pub struct Backoff {
     crashes: u32,
@@ -20,7 +20,8 @@ impl Backoff {
     /// The longest pause, after ten deaths in a row: a host that swaps waits for as long.
     const LONGEST: Duration = Duration::from_secs(10);
 
-    /// Records the death of a server that had been ready for this long; returns the pause.
+    /// Records the death of a server that had been ready for this long. Returns the pause before
+    /// the next server.
     pub fn died(&mut self, ready: Duration) -> Duration {
         if ready + self.pause >= Self::STEADY {
             self.crashes = 0;

@@ -17,24 +17,24 @@ use super::process::Process;
 
 pub(super) struct Server {
     pub(super) child: Process,
-    /// Its `/proc` stat file, opened and read once while there is memory: reading it again needs
-    /// none, and the supervisor must not wait for memory.
+    /// The process's `/proc` stat file. It was opened and read once while there was memory. Reading
+    /// it again needs none, and the supervisor must not wait for memory.
     stat: Option<File>,
     pub(super) channel: UnixStream,
     pub(super) line: Vec<u8>,
     /// The descriptor received with the last message.
     pub(super) sent: Option<OwnedFd>,
     pub(super) ready: Option<Instant>,
-    /// Whether requests reach it, once it has reported the client's connections.
+    /// Whether requests reach the server, once it has reported the client's connections.
     pub(super) connected: Option<bool>,
-    /// Deadline for it to be ready, or to exit.
+    /// Deadline for the server to be ready, or to exit.
     pub(super) deadline: Option<Instant>,
-    /// It missed that deadline and was killed.
+    /// Whether the server missed that deadline and was killed.
     pub(super) killed: bool,
 }
 
 impl Server {
-    /// The letter of its state in `/proc/PID/stat`: T if stopped.
+    /// The letter of the process's state in `/proc/PID/stat`: T if stopped.
     pub(super) fn state(&self) -> Option<u8> {
         let mut bytes = [0; 1024];
         let got = self.stat.as_ref()?.read_at(&mut bytes, 0).ok()?;
@@ -122,7 +122,7 @@ pub(super) struct Helper {
 }
 
 impl Helper {
-    /// Kills it, without waiting for its end.
+    /// Kills the process without waiting for its end.
     pub(super) fn dismiss(&mut self) {
         self.deadline = None;
         self.child.kill();

@@ -27,7 +27,7 @@ pub enum SuperviseError {
     Stuck {
         /// How long the supervisor waited.
         limit: Duration,
-        /// Whether it has exited since.
+        /// Whether the server has exited since.
         gone: bool,
     },
 }

@@ -10,8 +10,8 @@ pub struct Notify {
 }
 
 impl Notify {
-    /// For the socket that `NOTIFY_SOCKET` names in systemd's format: a path, or an abstract name
-    /// after `@`. Any other name means none.
+    /// Takes the socket that `NOTIFY_SOCKET` names in systemd's format: a path, or an abstract name
+    /// after `@`. Any other name means that there is no manager.
     pub fn new(name: Option<&str>) -> Self {
         let socket = name.and_then(|name| {
             let address = match name.strip_prefix('@') {
@@ -25,7 +25,7 @@ impl Notify {
         Self { socket }
     }
 
-    /// Sends the message, without blocking on a manager that does not read.
+    /// Sends a message. Does not wait for a manager that does not read.
     pub fn say(&self, state: &str) {
         if let Some((socket, address)) = &self.socket {
             let _ = socket.send_to_addr(state.as_bytes(), address);

@@ -13,7 +13,7 @@ pub(super) struct OomKills {
 }
 
 impl OomKills {
-    /// For the cgroup in a text like `/proc/self/cgroup`, below `root`.
+    /// Counts the kills in the cgroup that a text like `/proc/self/cgroup` names, below `root`.
     pub(super) fn new(root: &Path, cgroups: &str) -> Self {
         let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
         let cgroup = path.map(|path| root.join(path.trim_start_matches('/')));
@@ -22,7 +22,7 @@ impl OomKills {
         this
     }
 
-    /// For this process's cgroup.
+    /// Counts the kills in this process's cgroup.
     pub(super) fn own() -> Self {
         let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Self::new(Path::new("/sys/fs/cgroup"), &cgroups)
@@ -35,7 +35,7 @@ impl OomKills {
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// A message, if there was a kill since the last call.
+    /// Returns a message if there was a kill since the last call.
     pub(super) fn since(&mut self) -> Option<String> {
         let now = self.count();
         let before = std::mem::replace(&mut self.killed, now);

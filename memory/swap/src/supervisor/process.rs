@@ -1,5 +1,5 @@
-//! A child process, addressed by its pidfd. This program started it, or the program that this
-//! process ran before `execve`.
+//! A child process, addressed by its pidfd. This program started it, or a program that ran in this
+//! process before `execve` did.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -41,7 +41,7 @@ impl Process {
         self.pidfd.as_fd()
     }
 
-    /// Kills it, without waiting for its end.
+    /// Kills the process without waiting for its end.
     pub(super) fn kill(&self) {
         // A process that has exited needs no signal.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);

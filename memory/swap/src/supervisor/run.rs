@@ -24,7 +24,7 @@ use super::words;
 /// The pause before a retry of a failed start or helper.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How long a server that was killed at the end is waited for.
+/// How long the supervisor waits for a server that was killed at the end.
 const GONE: Duration = Duration::from_secs(10);
 
 pub(super) struct Supervisor<'a> {
@@ -34,7 +34,7 @@ pub(super) struct Supervisor<'a> {
     standby: Option<Server>,
     /// A server that is to replace the present one, and is allocating its memory.
     successor: Option<Server>,
-    /// The present server is a successor that does not serve yet.
+    /// Whether the present server is a successor that does not serve yet.
     renewing: bool,
     /// At most one of each task.
     helpers: Vec<Helper>,
@@ -54,7 +54,7 @@ pub(super) struct Supervisor<'a> {
     stand_by: Option<Instant>,
     /// When to retry the failed helper after a later server's start.
     up_again: Option<Instant>,
-    /// The helper after the first start was begun.
+    /// Whether the helper after the first start was begun.
     up_begun: bool,
     started: u32,
     /// Consecutive servers that were killed because they were not ready in time.
@@ -63,9 +63,9 @@ pub(super) struct Supervisor<'a> {
     been_up: bool,
     /// The helper after the first start failed with this status: everything is taken down.
     up_failed: Option<ExitStatus>,
-    /// The supervisor was asked to end.
+    /// Whether the supervisor was asked to end.
     stopping: bool,
-    /// The server was ordered to end.
+    /// Whether the server was ordered to end.
     ending: bool,
 }
 
@@ -112,20 +112,21 @@ impl<'a> Supervisor<'a> {
     pub(super) fn run(&mut self, stop: BorrowedFd<'_>) -> Result<(), SuperviseError> {
         loop {
             if self.ending && self.server.is_none() {
-                // Asked to end between two servers: nothing more will use what the dead one left.
+                // The supervisor was asked to end between two servers: nothing more will use what
+                // the dead one left.
                 self.service.abandon();
                 return self.outcome();
             }
             self.begin_what_is_due()?;
             let woken = self.wait(stop)?;
-            // First the messages that have arrived: a server that has just reported ready is shut
-            // down in the proper order.
+            // The messages that have arrived are handled first: a server that has just reported
+            // ready is shut down in the proper order.
             if woken.said {
                 self.listen()?;
             }
             if woken.stop {
-                // Level-triggered: accept the bytes written. A signalfd gives 128 bytes for a
-                // signal.
+                // The descriptor is level-triggered, so the bytes written to it are read. A
+                // signalfd returns 128 bytes for a signal.
                 let _ = rustix::io::read(stop, &mut [0; 128]);
                 self.stop();
             }
@@ -177,7 +178,7 @@ impl<'a> Supervisor<'a> {
                 self.server = Some(standby);
                 return Ok(());
             }
-            // It has died too.
+            // The stand-by server has died too.
             self.dismiss(standby.child);
         }
         let command = self.service.server(replaces);
@@ -249,7 +250,7 @@ impl<'a> Supervisor<'a> {
             .collect();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // No memory now; retry.
+            // There is no memory now: retry.
             Err(rustix::io::Errno::NOMEM | rustix::io::Errno::AGAIN) => {
                 std::thread::sleep(Duration::from_millis(10));
             }

@@ -10,7 +10,7 @@ use pulse::Pulse;
 /// A server, as passed to the program that this process executes.
 #[derive(Debug)]
 pub struct Handed<'a> {
-    /// Its process ID. It is a child of this process.
+    /// The server's process ID. The server is a child of this process.
     pub pid: u32,
     /// The supervisor's end of the socket between the two.
     pub channel: BorrowedFd<'a>,
@@ -27,7 +27,7 @@ pub struct HandOver<'a> {
     pub dismissed: Vec<u32>,
 }
 
-/// The state that such a program has received.
+/// The state that the executed program has received.
 #[derive(Debug)]
 pub struct Adopted {
     /// The server that serves, and the supervisor's end of its socket.
@@ -58,8 +58,9 @@ pub trait Service {
     /// Handles a line from the server other than "ready".
     fn handle_line(&mut self, line: &str);
 
-    /// The helper to run when the server `pid` is ready: the first one, or a replacement. For a
-    /// replacement it is retried until it succeeds, because the disk's users wait for it.
+    /// The helper to run when the server `pid` is ready. `replaces` tells whether there was a
+    /// server before. The helper of a replacement is retried until it succeeds, because the disk's
+    /// users wait for it.
     fn up(&mut self, replaces: bool, pid: u32) -> Option<Command>;
 
     /// The helper to run before the server may end.
@@ -75,7 +76,7 @@ pub trait Service {
         Duration::from_secs(60)
     }
 
-    /// Longest time in which a server ends when it is ordered to.
+    /// How long a server may take to end when it is ordered to.
     fn end_limit(&self) -> Duration {
         Duration::from_secs(30)
     }
@@ -114,10 +115,10 @@ pub trait Service {
         None
     }
 
-    /// Whether requests reach a replacement server only some time after it is ready: it then sends
-    /// [`words::CONNECTED`](super::words::CONNECTED) or
-    /// [`words::UNCONNECTED`](super::words::UNCONNECTED). The outcome of a request for another
-    /// server waits for that word.
+    /// Whether requests reach a replacement server only some time after it is ready. The server
+    /// then sends [`words::CONNECTED`](super::words::CONNECTED) or
+    /// [`words::UNCONNECTED`](super::words::UNCONNECTED), and the outcome of a request for another
+    /// server waits for that message.
     fn is_connected_later(&self) -> bool {
         false
     }
@@ -134,7 +135,7 @@ pub trait Service {
     }
 
     /// Reports the outcome of a request for another server: requests reach it, or the reason why
-    /// not. After an error the next server must have the former settings.
+    /// they do not. After an error the next server must have the former settings.
     fn renewed(&mut self, _outcome: Result<(), String>) {}
 
     /// The service manager's socket (`NOTIFY_SOCKET`).

@@ -1,9 +1,9 @@
 //! Steps of a hand-over at which tests kill the supervisor or a server. A release build does
 //! nothing here.
 
-/// Passes the step `name`. In a debug build a process with `PLATEN_KILL_AT=name` in its environment
-/// kills itself here; with `PLATEN_KILL_AT=name:PATH` only if it can create the file `PATH`, so
-/// once.
+/// Marks the step `name`. In a debug build a process with `PLATEN_KILL_AT=name` in its environment
+/// kills itself here. With `PLATEN_KILL_AT=name:PATH` it does so only if it can create the file
+/// `PATH`, and thus once.
 pub fn step(name: &str) {
     if cfg!(debug_assertions) {
         kill_at(name, std::env::var("PLATEN_KILL_AT").ok().as_deref());

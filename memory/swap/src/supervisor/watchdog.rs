@@ -34,7 +34,7 @@ const STOPPED: u32 = 5;
 /// After this many looks at a thread asleep in the same place it counts as hung.
 const ASLEEP: u32 = 4;
 
-/// The most CPU time of a page, however slow codec and machine are.
+/// The most CPU time that a page takes, however slow codec and machine are.
 const SPENT: Duration = Duration::from_millis(1500);
 
 /// After this many looks a thread counts as hung whatever it does, unless it gets no CPU.
@@ -43,16 +43,16 @@ const SLOW: u32 = 60;
 /// The kernel's facts about a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Evidence {
-    /// The letter of its state.
+    /// The letter of the thread's state.
     pub(super) state: u8,
-    /// The CPU time it has used.
+    /// The CPU time that the thread has used.
     pub(super) ran: Duration,
-    /// How often it was scheduled.
+    /// How often the thread was scheduled.
     pub(super) times: u64,
 }
 
 impl Evidence {
-    /// Whether it waits for a CPU, and has not had one since `before`.
+    /// Whether the thread waits for a CPU, and has not had one since `before`.
     fn starved_since(&self, before: &Self) -> bool {
         self.state == b'R' && self.times == before.times && self.ran == before.ran
     }
@@ -67,7 +67,7 @@ pub(super) trait Witness {
     fn threads(&mut self, process: u32) -> Vec<u32>;
 }
 
-/// The watchdog's record of one slot.
+/// The watchdog's record of one heartbeat slot.
 #[derive(Clone, Copy, Debug)]
 struct Suspicion {
     look: Look,

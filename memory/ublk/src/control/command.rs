@@ -1,4 +1,4 @@
-//! One control command goes to the driver, and its answer is waited for, up to a time limit.
+//! Sends one control command to the driver, and waits for its answer up to a time limit.
 //!
 //! After the limit the memory that the kernel may still write to is leaked.
 #![expect(unsafe_code, reason = "pushes entries that name memory to the kernel")]
@@ -71,7 +71,8 @@ impl Control {
     }
 }
 
-/// Submits the command and waits for its completion; `None` if there is none in time.
+/// Submits the command and waits for its completion. Returns `None` if it does not complete in
+/// time.
 fn wait(
     ring: &mut IoUring<squeue::Entry128, cqueue::Entry>,
     timeout: Duration,

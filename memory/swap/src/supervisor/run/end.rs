@@ -20,7 +20,8 @@ impl Supervisor<'_> {
     /// Ends the pause before the next server, if there is one.
     pub(super) fn resume(&mut self) {
         if let Some(resume) = self.service.resume() {
-            // Level-triggered: consume the bytes written. A signalfd returns 128 bytes a signal.
+            // The descriptor is level-triggered, so the bytes written to it are read. A signalfd
+            // returns 128 bytes for a signal.
             let _ = rustix::io::read(resume, &mut [0; 128]);
         }
         if let Some(at) = &mut self.restart {
@@ -67,12 +68,13 @@ impl Supervisor<'_> {
         let late = |server: &&mut Server| server.deadline.is_some_and(|at| at <= Instant::now());
         let Some(server) = self.server.as_mut().filter(late) else { return Ok(()) };
         if server.killed {
-            // No longer swapped to, so nothing it waits for is needed.
+            // The disk is no longer swapped to, so nothing for which the server waits is needed.
             self.service.abandon();
             let limit = self.service.end_limit();
             return Err(SuperviseError::Stuck { limit, gone: false });
         }
-        // Its exit is then handled like any other; at the final stop the wait for it is bounded.
+        // The server's exit is then handled like any other. At the final stop the wait for it is
+        // bounded.
         server.child.kill();
         server.killed = true;
         server.deadline = self.ending.then(|| Instant::now() + GONE);
@@ -92,15 +94,15 @@ impl Supervisor<'_> {
         }
         self.stopping = true;
         self.notify.say("STOPPING=1");
-        // swapoff needs memory and a server.
+        // swapoff needs memory and a server, so the trainer ends.
         self.end_training();
         self.refuse_renewal("the device ends");
         self.resume();
         self.go_down();
     }
 
-    /// Starts taking down, unless the helper after a start still runs: then swapping could begin on
-    /// a disk that is about to go.
+    /// Starts to take the device down, unless the helper after a start still runs: then swapping
+    /// could begin on a disk that is about to go.
     pub(super) fn go_down(&mut self) {
         if self.helpers.iter().any(|helper| matches!(helper.task, Task::Up { .. } | Task::Down)) {
             return;
@@ -130,7 +132,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Ends the server without a replacement, by SIGKILL if it does not obey.
+    /// Ends the server without a replacement. Kills it if it does not obey.
     pub(super) fn end_server(&mut self) {
         self.tell_to_end();
         let Some(server) = self.server.take() else { return };

@@ -35,7 +35,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// The helper after a server's start has succeeded.
+    /// Records that the helper after a server's start has succeeded.
     pub(super) fn up_ended(&mut self, first: bool) {
         if first && !self.been_up {
             self.notify.say("READY=1");
