@@ -1,4 +1,4 @@
-//! Plain bytes to a stream.
+//! Compresses plain bytes to a stream.
 
 use std::io::{Read, Write};
 
@@ -10,7 +10,7 @@ use crate::error::io_error;
 use crate::ordered::Ordered;
 use crate::{gzip, zstd, FilterError, Format, Totals};
 
-/// How to compress.
+/// How to compress a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The stream's format.
@@ -22,7 +22,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Low levels, since the VM is stopped while it is saved.
+    /// The default level is low, since the VM is stopped while it is saved.
     pub fn new(format: Format, threads: usize) -> Self {
         Self { format, level: 1, threads }
     }
@@ -61,7 +61,7 @@ impl Job for Pack {
     }
 }
 
-/// Compresses `input` to `output`, frame by frame. An empty input is one empty frame.
+/// Compresses `input` to `output`, frame by frame. An empty input gives one empty frame.
 ///
 /// # Errors
 ///
@@ -92,7 +92,7 @@ pub fn compress(
     let mut spare: Vec<Pack> = Vec::new();
     let mut ended = false;
     loop {
-        // Before there is more input, whatever is ready.
+        // Whatever is ready is written before more input is read.
         while let Some(done) = units.pop(ended || units.is_full()) {
             let done = done.map_err(codec)?;
             output.write_all(&done.frame).map_err(io_error("write"))?;

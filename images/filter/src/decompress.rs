@@ -1,4 +1,4 @@
-//! A stream to plain bytes.
+//! Decompresses a stream to plain bytes.
 
 use std::io::{Read, Write};
 
@@ -46,8 +46,8 @@ impl Job for Unpack {
 ///
 /// # Errors
 ///
-/// [`FilterError`]; `output` then has the plain bytes before the frame at fault, and more only of
-/// a frame of more than 16 MiB.
+/// [`FilterError`]. Then `output` has the plain bytes before the frame at fault. Of that frame it
+/// has bytes only if the frame is longer than 16 MiB.
 pub fn decompress(
     format: Format,
     threads: usize,
@@ -74,8 +74,8 @@ pub fn decompress(
     Ok(this.totals)
 }
 
-/// An output that holds the plain bytes of a frame back until the frame is verified, or until there
-/// are more than memory is to hold.
+/// An output that withholds the plain bytes of a frame until the frame is verified, or until they
+/// exceed the memory for them.
 struct Held<'a> {
     output: &'a mut dyn Write,
     held: Option<Vec<u8>>,
@@ -115,7 +115,7 @@ struct Decompress<'a> {
 }
 
 impl Decompress<'_> {
-    /// Gives the next frame to a worker, or decodes it here; returns whether there was one.
+    /// Passes the next frame to a worker, or decodes it here. Returns whether there was a frame.
     fn next(&mut self) -> Result<bool, FilterError> {
         self.write(false)?;
         let (number, offset) = (self.totals.frames, self.source.offset);
@@ -173,7 +173,7 @@ impl Decompress<'_> {
         }
     }
 
-    /// Reads until the next frame is in memory, and returns its length and that of its plain bytes;
+    /// Reads until the next frame is in memory. Returns the frame's length and its plain length;
     /// `None` if no worker can decode it.
     fn whole_frame(&mut self) -> Result<Option<(usize, usize)>, FilterError> {
         let mut wanted = 1;

@@ -6,7 +6,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FilterError {
-    /// Reading, writing, or starting threads.
+    /// Reading, writing or the start of threads failed.
     #[error("cannot {what}")]
     Io {
         /// The operation that failed.
@@ -15,7 +15,7 @@ pub enum FilterError {
         #[source]
         source: io::Error,
     },
-    /// A level that the format does not have.
+    /// The format has no such level.
     #[error("{format} has no level {level}: it has {least} to {most}")]
     Level {
         /// The format's name.
@@ -27,7 +27,7 @@ pub enum FilterError {
         /// The highest level.
         most: i32,
     },
-    /// A frame that is damaged, of another format, or cut.
+    /// A frame is damaged, of another format, or truncated.
     #[error("frame {number} at byte {offset} of the {format} stream: {reason}")]
     Frame {
         /// The format's name.
@@ -49,7 +49,7 @@ pub enum FilterError {
     },
 }
 
-/// Adds to an I/O error what failed.
+/// Adds the operation that failed to an I/O error.
 pub(crate) fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> FilterError {
     move |source| FilterError::Io { what, source }
 }

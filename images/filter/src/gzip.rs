@@ -1,7 +1,7 @@
 //! gzip members.
 //!
-//! A member that this writes states its own length in an extra field (RFC 1952, 2.3.1.1), as those
-//! of BGZF do. Other programs skip the field.
+//! A member that this module writes states its own length in an extra field (RFC 1952, 2.3.1.1), as
+//! members of BGZF do. Other programs skip the field.
 
 use std::io::Write;
 
@@ -10,10 +10,10 @@ use libdeflater::{CompressionLvl, Compressor, Crc, Decompressor};
 use crate::source::Source;
 use crate::zstd::{copy, StreamError};
 
-/// Levels that this writes.
+/// The levels that this module writes.
 pub(crate) const LEVELS: (i32, i32) = (1, 12);
 
-/// Many times deflate's window.
+/// Plain bytes of a member: many times deflate's window.
 pub(crate) const UNIT: usize = 1 << 20;
 
 /// Magic number, deflate, FEXTRA; no time; no extra flags; Unix; 8 bytes of extra fields.
@@ -24,7 +24,7 @@ const HEAD_LEN: usize = HEAD.len() + FIELD.len() + 4;
 /// CRC and plain length.
 const TAIL_LEN: usize = 8;
 
-/// A context that compresses.
+/// Creates a context that compresses.
 pub(crate) fn packer(level: i32) -> Compressor {
     Compressor::new(CompressionLvl::new(level).unwrap_or_default())
 }

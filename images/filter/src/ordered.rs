@@ -36,7 +36,7 @@ impl<J: Job> Ordered<J> {
         threads: usize,
         context: impl FnMut(usize) -> J::Context,
     ) -> io::Result<Self> {
-        // Units take milliseconds: one that waits is enough.
+        // A unit takes milliseconds, so one waiting job is enough.
         let config = PoolConfig { threads, ring_capacity: 2, name };
         let workers = Pool::new(config, context)?;
         let most = 3 * threads;
@@ -50,7 +50,7 @@ impl<J: Job> Ordered<J> {
         })
     }
 
-    /// Whether the next job has to wait for an output to be taken.
+    /// Whether an output has to be taken before the next job can start.
     pub(crate) fn is_full(&self) -> bool {
         self.next - self.returned == self.most
     }

@@ -26,8 +26,7 @@ impl<'a> Source<'a> {
         &self.buffer[self.start..]
     }
 
-    /// Reads until `wanted` bytes are in memory; returns whether they are. `false`: the stream
-    /// ends before.
+    /// Reads until `wanted` bytes are in memory. Returns `false` if the stream ends before.
     pub(crate) fn want(&mut self, wanted: usize) -> io::Result<bool> {
         while self.held().len() < wanted && !self.ended {
             if self.start > 0 {

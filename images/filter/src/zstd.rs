@@ -11,13 +11,14 @@ use crate::error::io_error;
 use crate::source::Source;
 use crate::FilterError;
 
-/// Levels that this writes.
+/// The levels that this module writes.
 pub(crate) const LEVELS: (i32, i32) = (1, 19);
 
-/// Frames as long as the windows of low levels: shorter ones cost ratio.
+/// Plain bytes of a frame: as long as the windows of low levels. Shorter frames cost compression
+/// ratio.
 pub(crate) const UNIT: usize = 2 << 20;
 
-/// A context that compresses.
+/// Creates a context that compresses.
 pub(crate) fn packer(level: i32) -> Result<CCtx<'static>, String> {
     let mut context = CCtx::create();
     for parameter in [
@@ -42,15 +43,15 @@ pub(crate) fn pack(
     Ok(())
 }
 
-/// Length of the frame that `bytes` begin with, and of its plain bytes; `None` if the frame is not
-/// complete, or does not state both.
+/// The length of the frame with which `bytes` begin, and the length of its plain bytes; `None` if
+/// the frame is not complete, or does not state both.
 pub(crate) fn measure(bytes: &[u8]) -> Option<(usize, u64)> {
     let len = find_frame_compressed_size(bytes).ok()?;
     let plain = get_frame_content_size(bytes).ok()??;
     Some((len, plain))
 }
 
-/// Whether the frame that `bytes` begin with states at most `most` plain bytes.
+/// Whether the frame with which `bytes` begin states at most `most` plain bytes.
 pub(crate) fn states_at_most(bytes: &[u8], most: u64) -> bool {
     get_frame_content_size(bytes).is_ok_and(|plain| plain.is_some_and(|plain| plain <= most))
 }
@@ -110,7 +111,7 @@ impl From<String> for StreamError {
     }
 }
 
-/// Writes all that `from` gives to `output`.
+/// Writes all bytes of `from` to `output`; returns their number.
 pub(crate) fn copy(from: &mut dyn Read, output: &mut dyn Write) -> Result<u64, StreamError> {
     let mut plain = vec![0; 256 << 10];
     let mut written = 0;

@@ -19,7 +19,7 @@ pub(crate) struct Adapt {
 }
 
 impl Adapt {
-    /// Begins with `floor`, which is also the lowest level.
+    /// Begins with the level of `floor`, which is also the lowest level.
     pub(crate) fn new(floor: Settings, threads: usize, depth: usize) -> Self {
         let (threads, depth) = (threads as u64, depth as u64);
         Self { floor, now: floor, threads, depth, rest: depth }
@@ -31,7 +31,7 @@ impl Adapt {
             self.rest -= 1;
             return self.now;
         }
-        // Below the number of threads, one of them had nothing to do.
+        // With fewer waiting units than threads, one of the threads had nothing to do.
         let step = if waiting < self.threads {
             1
         } else if waiting > self.depth / 2 {

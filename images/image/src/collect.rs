@@ -1,4 +1,4 @@
-//! Removes packs that no save names, and rewrites saves of which much lies in packs that are mostly
+//! Removes packs that no save names. Rewrites saves that lie largely in packs of which much is
 //! unused.
 
 use std::collections::HashSet;
@@ -46,8 +46,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// A save that cannot be read, whose packs are therefore not known: nothing is removed. Errors
-    /// of the file system.
+    /// A save cannot be read. Its packs are then not known, and nothing is removed. Errors of the
+    /// file system.
     pub fn collect(&self, options: Options) -> Result<Collected, WriteError> {
         let mut done = Collected::default();
         if !self.remove_unused(&mut done)? {
@@ -64,7 +64,7 @@ impl Store {
                 Rewrite::Done => done.rewritten.push(name),
                 Rewrite::InUse => done.in_use.push(name),
                 Rewrite::Left(why) => {
-                    // The save goes on naming its packs: nothing is gained by rewriting others.
+                    // The save goes on naming its packs, so rewriting others gains nothing.
                     packs.iter().for_each(|id| {
                         sparse.remove(id);
                     });
@@ -83,7 +83,7 @@ impl Store {
             done.busy = true;
             return Ok(false);
         };
-        // A save that is renamed meanwhile may be missed under both names.
+        // A save that is renamed meanwhile may be missed under both of its names.
         let named = loop {
             let names = self.names()?;
             let mut named = HashSet::new();
@@ -100,7 +100,7 @@ impl Store {
         // A save that was removed must not come back after its packs are gone.
         disk::sync_folder(&self.folder).map_err(|source| error(&self.folder, source))?;
         if fs::symlink_metadata(&packs).is_ok_and(|packs| packs.is_symlink()) {
-            // Of another store, whose saves name its packs.
+            // The link leads to the packs of another store, whose saves name them.
             return Err(error(&packs, io::Error::other("it is a symbolic link, not a folder")));
         }
         for folder in [&self.folder, &packs] {

@@ -24,7 +24,7 @@ pub(crate) struct Encode {
     pub(crate) plain_len: usize,
     /// Buffer for the stored bytes.
     pub(crate) stored: Slot,
-    /// Codec and level; those of the threads, but for the level of zstd.
+    /// Codec and level: those of the threads, except for the level of zstd.
     pub(crate) settings: Settings,
 }
 
@@ -47,7 +47,8 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// With a device and codec qatzip, the thread claims an instance.
+    /// Creates the state of a thread. With a device and codec qatzip, the thread claims an
+    /// instance.
     pub(crate) fn new(
         settings: Settings,
         unit_bytes: usize,
@@ -130,7 +131,7 @@ impl Carry for InFlight {
 
 impl InFlight {
     /// Stores the device's streams if they are shorter than the pages. If they do not decode to the
-    /// pages, `encoder` does the unit in software.
+    /// pages, `encoder` encodes the unit in software.
     fn finish(
         self,
         streams: Option<&Streams<'_>>,

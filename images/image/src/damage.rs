@@ -31,7 +31,7 @@ pub enum Damage {
         /// The version in the header or trailer.
         version: u32,
     },
-    /// Page or unit size outside the format's limits.
+    /// The page size or the unit size is outside the format's limits.
     #[error("pages of {page_size} bytes in units of {unit_bytes}: images have pages of 4096 to 65536 bytes in units of 65536 to 524288")]
     Shape {
         /// Page size, bytes.

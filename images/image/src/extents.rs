@@ -32,7 +32,8 @@ pub struct Extent {
     pub content: Content,
 }
 
-/// Appends pages, in ascending order, to `extents`; extends the last extent where they continue it.
+/// Appends pages, in ascending order, to `extents`. Extends the last extent if the pages continue
+/// it.
 pub(crate) fn join(extents: &mut Vec<Extent>, first: u64, pages: u64, content: Content) {
     if let Some(last) = extents.last_mut() {
         if last.first + last.pages == first && last.content.plus(last.pages) == content {

@@ -54,7 +54,8 @@ impl NewFile {
             }
             Err(errno) => return Err(errno.into()),
         };
-        // Before anything that can fail: a file that is dropped takes its temporary name with it.
+        // Created before anything that can fail: a file that is dropped takes its temporary name
+        // with it.
         let new = Self { file: File::from(fd), folder: folder.to_owned(), partial };
         make_private(&new.file)?;
         Ok(new)
@@ -74,13 +75,14 @@ impl NewFile {
     ///
     /// # Errors
     ///
-    /// `PermissionDenied`: this process may not give the file that owner.
+    /// `PermissionDenied` if this process may not give the file that owner.
     pub(crate) fn take_access(&self, former: &File) -> io::Result<()> {
         let (is, was) = (self.file.metadata()?, former.metadata()?);
         if (is.uid(), is.gid()) != (was.uid(), was.gid()) {
             fchown(&self.file, Some(was.uid()), Some(was.gid()))?;
         }
-        // The list first: without it, the mode's bits for the list's mask would be the group's.
+        // The list is set first: without it, the mode's bits for the list's mask would be the
+        // group's.
         let mut list = vec![0; MAX_ACL];
         match fgetxattr(former, ACL, &mut list) {
             Ok(len) => fsetxattr(&self.file, ACL, &list[..len], XattrFlags::empty())?,
@@ -141,12 +143,12 @@ impl NewFile {
 }
 
 /// Removes the access control list that `file`, which was created with mode 0600, has from the
-/// default list of its folder. Such a list gives nobody access at first. But a later `chmod` that
-/// permits the group to read would permit it to everyone on the list.
+/// default list of its folder. Such a list gives no user access at first. But a later `chmod` that
+/// permits the group to read would permit it to every user on the list.
 ///
 /// # Errors
 ///
-/// Errors of the file system. One without POSIX lists is no error.
+/// Errors of the file system. A file system without POSIX lists is no error.
 pub fn make_private(file: &File) -> io::Result<()> {
     match fremovexattr(file, ACL) {
         Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => Ok(()),

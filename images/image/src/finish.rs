@@ -1,4 +1,4 @@
-//! The end of a save: numbers that the units get, tables of packs, and the files that are linked.
+//! The end of a save: the final numbers of units, tables of packs, and the files that are linked.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -20,9 +20,9 @@ use crate::{Block, RamBlock, Summary, UnitEntry, WriteError};
 /// number there.
 pub(crate) type Place = (usize, u64);
 
-/// How the slots of files that are being written get their final numbers.
+/// The final numbers of the slots of files that are being written.
 pub(crate) struct OwnSlots {
-    /// The first of them.
+    /// The first of these slots.
     pub(crate) first: u64,
     /// Final place of each unit, in the order in which their filling began.
     pub(crate) places: Vec<Place>,
@@ -30,7 +30,7 @@ pub(crate) struct OwnSlots {
 }
 
 impl OwnSlots {
-    /// The file of a slot and its final number there; `None` for a slot that the store had.
+    /// The file of a slot, and the slot's final number in it; `None` for a slot that the store had.
     pub(crate) fn place(&self, slot: u64) -> Option<(usize, u64)> {
         let slot = slot.checked_sub(self.first)?;
         let unit = usize::try_from(slot / self.unit_pages).expect("a unit in memory");
@@ -39,10 +39,10 @@ impl OwnSlots {
     }
 }
 
-/// A table of packs that is a part of those that a save shares with.
+/// A table of packs: the save's own packs, and some of the packs with which it shares pages.
 pub(crate) struct Table {
     pub(crate) refs: Vec<PackRef>,
-    /// First slot of each pack in the table, by its number among those shared with.
+    /// First slot of each pack in the table, by the pack's number among the shared ones.
     first: HashMap<usize, u64>,
     /// First slot of each of the save's own packs.
     own: Vec<u64>,
@@ -74,19 +74,19 @@ impl Table {
         this
     }
 
-    /// Number in the table of a slot of the save's own pack `nth`.
+    /// The number in the table of a slot of the save's own pack `nth`.
     pub(crate) fn own_slot(&self, (nth, slot): (usize, u64)) -> u64 {
         self.own[nth] + slot
     }
 
-    /// Number in the table of a slot of a pack that is shared with.
+    /// The number in the table of a slot of a shared pack.
     pub(crate) fn slot(&self, sharing: &Sharing, slot: u64) -> u64 {
         let pack = sharing.pack_of(slot);
         self.first[&pack] + slot - sharing.first_slot(pack)
     }
 }
 
-/// The packs that hold the pages of `blocks`, and the base pages of those stored as differences.
+/// The shared packs that hold pages of `blocks`, or base pages of those stored as differences.
 pub(crate) fn used(
     sharing: &Sharing,
     blocks: &[(RamBlock, PageMap)],
@@ -175,7 +175,7 @@ impl NewPack {
         Ok(Self { of, bytes: trailer.file_len, base_packs, new })
     }
 
-    /// The file, and the path that it is to get.
+    /// The file, and the path that it will get.
     pub(crate) fn named(self, store: &Store) -> (NewFile, PathBuf) {
         (self.new, pack_path(store.folder(), self.of.id))
     }
@@ -187,16 +187,16 @@ pub struct Finished {
     /// The files in the order in which they are linked; the image or the save is the last one.
     pub(crate) files: Vec<(NewFile, PathBuf)>,
     pub(crate) summary: Summary,
-    /// The store's lock: until the save is linked, no save names its packs.
+    /// The store's lock. Until the save is linked, no save names its packs.
     pub(crate) _lock: Option<File>,
 }
 
 impl Finished {
-    /// Links the image to its path, durably.
+    /// Links the image to its path, and makes the link durable.
     ///
     /// # Errors
     ///
-    /// Errors of the file system; a file that has appeared at the path meanwhile.
+    /// The file system fails, or a file has appeared at the path meanwhile.
     pub fn link(self) -> Result<Summary, WriteError> {
         for (new, path) in self.files {
             new.link(&path).map_err(|source| name(&path, source))?;
@@ -204,12 +204,12 @@ impl Finished {
         Ok(self.summary)
     }
 
-    /// Gives all files owner and mode of the file that the save is to replace.
+    /// Gives all files the owner and mode of the file that the save will replace.
     pub(crate) fn take_access(&self, former: &File) -> io::Result<()> {
         self.files.iter().try_for_each(|(new, _)| new.take_access(former))
     }
 
-    /// Puts the save in the place of the file that has its name, durably.
+    /// Puts the save in the place of the file that has its name, and makes that durable.
     pub(crate) fn replace(mut self) -> Result<Summary, WriteError> {
         let save = self.files.pop();
         for (new, path) in self.files {

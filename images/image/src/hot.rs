@@ -53,14 +53,14 @@ impl HotSet {
         parent_of(image).join(file_name(&name))
     }
 
-    /// Reads the hot set of `image`, which lies at `path`. There is an empty one without a file.
+    /// Reads the hot set of `image`, which lies at `path`. Without a file the set is empty.
     ///
     /// # Errors
     ///
-    /// A file that is damaged, or of another image; errors of the file system.
+    /// The file is damaged, or of another image; errors of the file system.
     pub fn read(path: &Path, image: &Image) -> Result<Self, Damage> {
         let io = |error| Damage::io("the hot set", error);
-        // Not blocking: another file of this name may be a pipe.
+        // The open does not block: another file of this name may be a pipe.
         let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("a flag of open");
         let file = match File::options().read(true).custom_flags(flags).open(Self::path(path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
@@ -78,7 +78,7 @@ impl HotSet {
     ///
     /// # Errors
     ///
-    /// A file that is damaged, or of another image; errors of the other host.
+    /// The file is damaged, or of another image; errors of the other host.
     pub fn read_remote(file: &ImageFile, image: &Image) -> Result<Self, Damage> {
         let len = file.len().map_err(|error| Damage::io("the hot set", error))?;
         // One byte more than is allowed is refused below.
@@ -88,7 +88,7 @@ impl HotSet {
         Self::from_bytes(&bytes, image)
     }
 
-    /// Writes the hot set of `image`, which lies at `path`, in the place of the one before.
+    /// Writes the hot set of `image`, which lies at `path`, in the place of the earlier one.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl HotSet {
         let new = NewFile::create_in(parent_of(path), &name).map_err(error)?;
         new.write(&self.to_bytes(image.identity())).map_err(error)?;
         match new.take_access(file) {
-            // The set stays this user's: others restore without it.
+            // The set stays this user's. Other users restore without it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => new.sync(),
             set => set,
         }
@@ -121,12 +121,12 @@ impl HotSet {
         &self.pages
     }
 
-    /// Adds the requests of a restore; of all pages, the earliest [`HotSet::MAX`] stay. Returns
+    /// Adds the requests of a restore. Of all pages, the earliest [`HotSet::MAX`] stay. Returns
     /// whether the set has changed.
     pub fn add(&mut self, requests: &[HotPage]) -> bool {
         let before = self.pages.clone();
         self.pages.extend_from_slice(requests);
-        // Stable: of equal times, the earlier set's come first.
+        // The sort is stable: of equal times, the earlier set's come first.
         self.pages.sort_by_key(|page| page.at);
         let mut seen = HashSet::new();
         self.pages.retain(|page| seen.insert((page.block, page.page)));
@@ -204,7 +204,7 @@ pub(crate) fn file_name(image: &str) -> String {
     format!(".{image}{SUFFIX}")
 }
 
-/// Name of the image that the hot set with the name `name` is of; `None` if it is no hot set.
+/// The name of the image to which the hot set `name` belongs; `None` if `name` is no hot set's.
 pub(crate) fn image_name(name: &str) -> Option<&str> {
     name.strip_prefix('.')?.strip_suffix(SUFFIX)
 }

@@ -19,7 +19,7 @@ pub trait RemoteFile: Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The file ends before, the other host cannot read it, or cannot be reached.
+    /// The file ends before; or the other host cannot read it or cannot be reached.
     fn read_exact_at(&self, out: &mut [u8], at: u64) -> io::Result<()>;
 }
 

@@ -12,12 +12,12 @@ use crate::{Damage, Shape};
 /// Place and checksum of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitEntry {
-    /// Number of its file: 0 for an image in one file, else the number of the pack in the save's
-    /// table.
+    /// The number of the unit's file: 0 for an image in one file, else the number of the pack in
+    /// the save's table.
     pub file: u32,
     /// Pages in the unit.
     pub pages: u32,
-    /// Offset of its first byte in the file.
+    /// Offset of the unit's first byte in the file.
     pub offset: u64,
     /// Stored length of header and payload, bytes.
     pub len: u32,
@@ -34,7 +34,7 @@ pub struct Block {
     pub pages: u64,
     /// Host page size of the block, bytes; 0 if the stream did not state it.
     pub host_page: u64,
-    /// Extents that cover all of its pages, in order and without gaps.
+    /// Extents that cover all pages of the block, in order and without gaps.
     pub extents: Vec<Extent>,
 }
 
@@ -245,7 +245,7 @@ impl<'a> Cursor<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Number of bytes that are not read yet: a bound for any count of what they hold.
+    /// The number of bytes that are not read yet. It bounds any count of elements in them.
     pub(crate) fn left(&self) -> usize {
         self.bytes.len() - self.at
     }

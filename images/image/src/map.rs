@@ -89,7 +89,7 @@ impl PageMap {
         self.pages - self.chunks.iter().flatten().map(|chunk| sent(chunk)).sum::<u64>()
     }
 
-    /// All pages as extents; `number` gives the final number of a slot.
+    /// All pages as extents. `number` returns the final number of a slot.
     pub(crate) fn extents(&self, number: impl Fn(u64) -> u64) -> Vec<Extent> {
         let mut extents = Vec::new();
         let mut first = 0;

@@ -55,7 +55,7 @@ pub enum WriteError {
     /// The codec could not be set up.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// Page or unit size outside the format's limits.
+    /// The page size or the unit size is outside the format's limits.
     #[error(transparent)]
     Shape(#[from] crate::Damage),
     /// A unit does not decode to its pages: this host's memory or a codec is faulty.
@@ -74,7 +74,7 @@ pub enum WriteError {
         /// The defect.
         source: crate::Damage,
     },
-    /// A save of the store is damaged. As long as it is there, no pack is removed.
+    /// A save of the store is damaged. While it exists, no pack is removed.
     #[error("save {name}: repair or remove it first")]
     Save {
         /// Name of the save.
@@ -82,13 +82,13 @@ pub enum WriteError {
         /// The defect.
         source: crate::Damage,
     },
-    /// A name that no save may have.
+    /// No save may have this name.
     #[error("'{}' cannot be the name of a save: give it at most 200 bytes of UTF-8, no / and no dot at the beginning, and neither packs nor platen-store", name.escape_default())]
     Name {
         /// The name.
         name: String,
     },
-    /// A RAM block outside the format's limits.
+    /// A RAM block is outside the format's limits.
     #[error("RAM block '{name}' of {len} bytes: {what}")]
     Blocks {
         /// Name of the block.
@@ -121,7 +121,7 @@ pub struct Summary {
     pub filled: u64,
     /// Pages never received; 0 until the image is finished.
     pub unsent: u64,
-    /// Pages that are equal to one in the store or to an earlier one of the save, each version
+    /// Pages that are equal to a page in the store or to an earlier page of the save, each version
     /// counted.
     pub shared: u64,
     /// Pages of `slots` that are stored as differences from pages that the store had.

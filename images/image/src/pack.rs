@@ -16,7 +16,7 @@ use varint::{unzigzag, zigzag};
 /// Keyed hash of a page; two pages with one hash are equal.
 pub(crate) type PageHash = [u8; 16];
 
-/// Length of an entry of a table of packs is at least this many bytes.
+/// The least length of an entry of a table of packs, bytes.
 const REF_LEN: usize = 17;
 
 /// A pack in a table of packs.
@@ -24,11 +24,11 @@ const REF_LEN: usize = 17;
 pub struct PackRef {
     /// The hash over the pack's file, which is its name.
     pub id: u128,
-    /// Number of its units.
+    /// The number of the pack's units.
     pub units: u64,
 }
 
-/// The page that a difference is from, and the checksum of the page that results.
+/// The base page of a difference, and the checksum of the resulting page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     pub(crate) slot: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Base {
 /// The index of a pack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PackIndex {
-    /// Random: no two packs have the same name.
+    /// Random bytes, so that no two packs have the same name.
     pub(crate) nonce: [u8; 16],
     /// Packs of the base pages. Slots of base pages count through these packs.
     pub(crate) bases: Vec<PackRef>,
@@ -176,7 +176,7 @@ pub(crate) fn open_pack(store: &Path, id: u128) -> std::io::Result<ImageFile> {
 pub(crate) const PACKS: &str = "packs";
 
 impl Pack {
-    /// Opens a pack that is to have the name `id`.
+    /// Opens a pack whose name has to be `id`.
     pub(crate) fn over(file: ImageFile, id: u128) -> Result<Self, Damage> {
         let named = |damage| Damage::Pack { id, damage: Box::new(damage) };
         let pack = Self::read(file).map_err(named)?;

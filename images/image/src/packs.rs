@@ -1,4 +1,4 @@
-//! Several packs, whose units have one numbering.
+//! Several packs, whose units share one numbering.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ pub(crate) struct OpenPack {
     pub(crate) units: u64,
 }
 
-/// Packs in ascending order of their names. Their units are counted through.
+/// Packs in ascending order of their names. Their units are numbered through all packs.
 #[derive(Debug, Default)]
 pub(crate) struct Packs {
     pub(crate) packs: Vec<OpenPack>,
@@ -29,12 +29,12 @@ pub(crate) struct Packs {
     pub(crate) differences: HashMap<u64, Option<Box<[Base]>>>,
 }
 
-/// The packs of a table: begin and end of their slots there, and their first slot here, if they are
-/// here.
+/// The packs of a table: begin and end of their slots in the table, and their first slot in
+/// [`Packs`] if they are there.
 pub(crate) struct Places(Vec<(u64, u64, Option<u64>)>);
 
 impl Places {
-    /// Number here of a slot of the table.
+    /// The number in [`Packs`] of a slot of the table.
     pub(crate) fn slot(&self, slot: u64) -> Option<u64> {
         let at = self.0.partition_point(|(_, end, _)| *end <= slot);
         let (begin, _, first) = self.0.get(at)?;
@@ -43,7 +43,7 @@ impl Places {
 }
 
 impl Packs {
-    /// Gives the units of `packs`, which are in ascending order of their names, one numbering.
+    /// Numbers the units of `packs`, which are in ascending order of their names.
     pub(crate) fn new(packs: Vec<(u128, Pack)>, shape: Shape) -> Self {
         let mut this = Self::default();
         let mut differences = Vec::new();
@@ -75,7 +75,7 @@ impl Packs {
         this
     }
 
-    /// The places here of the slots of another table of packs.
+    /// The places in these packs of the slots of another table.
     pub(crate) fn places(&self, refs: &[PackRef], shape: Shape) -> Places {
         let size = shape.unit_pages();
         let (mut end, mut packs) = (0u64, Vec::with_capacity(refs.len()));

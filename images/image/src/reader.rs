@@ -43,15 +43,15 @@ impl Image {
             let file = File::open(path).map_err(|error| Damage::io("the image", error))?;
             let opened = file.try_clone().map_err(|error| Damage::io("the image", error))?;
             match Self::with_packs(file, &mut |id| open_pack(folder, id)) {
-                // The collection of the store has put another file in its place, and removed packs
-                // that only the old one named.
+                // The collection of the store has put another file in its place, and has removed
+                // packs that only the former file named.
                 Err(Damage::Pack { .. }) if is_replaced(&opened, path) => {}
                 image => return image,
             }
         }
     }
 
-    /// Reads an open file, which is no save.
+    /// Reads an open file of an image that is not a save.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl Image {
         Self::with_packs(file, &mut |_| Err(io::ErrorKind::NotFound.into()))
     }
 
-    /// Reads an open file. `open` opens the pack of a name.
+    /// Reads an open file. `open` opens the pack of the given name.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl Image {
         Ok(Self { file, form, shape, trailer, state, identity, index, packs, nth: nth() })
     }
 
-    /// Packs alone, without a save. `file` is any of their store's.
+    /// Wraps packs without a save. `file` is any file of their store.
     pub(crate) fn of_packs(file: ImageFile, shape: Shape, mut packs: Packs) -> Self {
         let none = Part { offset: 0, len: 0, checksum: 0 };
         let trailer = Trailer { first: none, index: none, file_len: 0, hash: 0 };
@@ -118,8 +118,8 @@ impl Image {
         pages * self.shape.page_size() as u64
     }
 
-    /// Identifies the saved VM: the hash over the file as the trailer of an image states it, or the
-    /// identity of a save. Two images with one identity hold the same VM.
+    /// Identifies the saved VM: the hash over the file, as the trailer of an image states it, or
+    /// the identity of a save. Two images with one identity hold the same VM.
     pub fn identity(&self) -> u128 {
         self.identity
     }
@@ -157,7 +157,7 @@ impl Image {
 
     /// The base pages of a unit that holds differences.
     pub(crate) fn bases(&self, unit: u64) -> Option<&Option<Box<[Base]>>> {
-        // An image in one file has none: no look-up.
+        // An image in one file has no base pages, so there is no look-up.
         if self.packs.differences.is_empty() {
             return None;
         }

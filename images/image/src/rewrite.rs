@@ -1,4 +1,4 @@
-//! Writes a save again, without packs of which saves use little.
+//! Rewrites a save without packs of which saves use little.
 
 use std::collections::HashSet;
 use std::fs::{read_dir, File, Metadata};
@@ -14,7 +14,7 @@ use crate::store::{is_at, Store};
 use crate::{Content, Damage, Image, Options, RamBlock, Units, WriteError, Writer};
 
 impl Store {
-    /// Writes the save again, without the packs `sparse`.
+    /// Rewrites the save without the packs `sparse`.
     pub(crate) fn rewrite(
         &self,
         name: &str,
@@ -25,7 +25,7 @@ impl Store {
         let io = |source| WriteError::Io { what: "rewrite", path: path.clone(), source };
         let damaged = |source| WriteError::Save { name: name.to_owned(), source };
         let file = match File::options().read(true).write(true).open(&path) {
-            // Another user's save, which has to stay as it is.
+            // The save is another user's, and has to stay as it is.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Ok(Rewrite::Left(format!("cannot be opened to lock it: {error}")));
             }
@@ -40,7 +40,8 @@ impl Store {
         };
         // The copy takes long, and needs no lock: the save names its packs.
         flock(&file, FlockOperation::Unlock).map_err(|errno| io(errno.into()))?;
-        // The copy costs time and disk space, in vain if it cannot have the owner of the save.
+        // The copy costs time and disk space, which would be wasted if it could not have the owner
+        // of the save.
         let probe = NewFile::create_in(&self.folder, name).map_err(io)?;
         if let Some(left) = cannot_keep(probe.take_access(&file)).map_err(io)? {
             return Ok(left);
@@ -56,7 +57,7 @@ impl Store {
             copied => copied?,
         }
         let finished = writer.finish(image.state())?;
-        // Its owner may have changed meanwhile.
+        // The owner of the save may have changed meanwhile.
         if let Some(left) = cannot_keep(finished.take_access(&file)).map_err(io)? {
             return Ok(left);
         }
@@ -95,13 +96,14 @@ impl Store {
 /// Outcome for a save that was to be rewritten.
 pub(crate) enum Rewrite {
     Done,
-    /// It is being restored, or another process has replaced or removed it.
+    /// The save is being restored, or another process has replaced or removed it.
     InUse,
-    /// It stays as it is, for this reason.
+    /// The save stays as it is, for this reason.
     Left(String),
 }
 
-/// Why the save has to stay, if this process cannot give its owner and mode to another file.
+/// The reason why the save has to stay, if this process cannot give its owner and mode to another
+/// file.
 fn cannot_keep(taken: io::Result<()>) -> io::Result<Option<Rewrite>> {
     match taken {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -144,7 +146,7 @@ fn copy(
     Ok(())
 }
 
-/// Reads pages one by one. Neighbours mostly lie in one unit.
+/// Reads pages one by one. Neighbouring pages mostly lie in one unit.
 pub(crate) struct Pages<'a> {
     image: &'a Image,
     units: Units,

@@ -10,9 +10,9 @@ use crate::{Damage, ImageFile, Index, Shape, State};
 /// The index of a save.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SaveIndex {
-    /// Identifies the saved VM. A save that is written again keeps it.
+    /// Identifies the saved VM. A save that is rewritten keeps its identity.
     pub(crate) identity: u128,
-    /// The packs that hold its pages, and the base pages of those stored as differences.
+    /// The packs that hold the save's pages, and the base pages of those stored as differences.
     pub(crate) packs: Vec<PackRef>,
     pub(crate) blocks: Vec<Block>,
 }
@@ -56,7 +56,7 @@ impl Parts {
         let mut head = [0; HEADER_LEN];
         let begin = usize::try_from(len).map_or(HEADER_LEN, |len| len.min(HEADER_LEN));
         read_at(file, &mut head[..begin], 0, "the header")?;
-        // A short file that is no image is reported as no image, not as cut off.
+        // A short file that is no image is reported as no image, not as truncated.
         if begin < HEADER_LEN && !head.starts_with(b"PLATENVM") {
             return Err(Damage::NoImage);
         }

@@ -15,8 +15,8 @@ use crate::{Block, Content, Damage, Image, RamBlock, Shape, Units};
 
 /// Maximum number of packs that a save shares pages with: a restore opens all of them.
 const MAX_PACKS: usize = 200;
-/// Maximum number of pages of the store that a save finds by their hash, and of its own: 56 GiB of
-/// each. As many fill a hash table of 16 Mi buckets, which takes 400 MiB.
+/// The most pages of the store that a save finds by their hash, and the most of its own pages: 56
+/// GiB each. As many fill a hash table of 16 Mi buckets, which takes 400 MiB.
 const MAX_PAGES: u64 = (16 << 20) / 8 * 7;
 /// A page is stored as a difference while at most one in this many of its words has changed. Crate
 /// `delta` measures the same limit.
@@ -33,7 +33,7 @@ pub(crate) struct Sharing {
     /// The slots of the save's own pages, by hash, and their maximum number.
     own: HashMap<PageHash, u64>,
     max_own: u64,
-    /// Whether the stored bytes of each unit match their checksum; `None` until they are read.
+    /// Whether the stored bytes of each unit match their checksum; `None` until the unit was read.
     sound: Vec<Option<bool>>,
     units: Units,
     parent: Option<Parent>,
@@ -41,7 +41,7 @@ pub(crate) struct Sharing {
     pub(crate) damaged: u64,
 }
 
-/// The save that pages are compared with.
+/// The save with which pages are compared.
 struct Parent {
     places: Places,
     blocks: HashMap<String, Block>,
@@ -50,8 +50,8 @@ struct Parent {
 }
 
 impl Sharing {
-    /// Reads what the store in `folder` holds in units of `shape`, except packs in `without`.
-    /// `parent` is the name of the save that pages are compared with.
+    /// Reads the packs of the store in `folder` with units of `shape`, except the packs in
+    /// `without`. `parent` is the name of the save with which pages are compared.
     pub(crate) fn new(
         folder: &Path,
         key: [u8; 32],
@@ -64,7 +64,7 @@ impl Sharing {
         // Without its parent a save is complete, but larger.
         let parent = parent.and_then(|name| {
             let parts = parent_parts(&folder.join(name)).inspect_err(|_| damaged += 1).ok()?;
-            // The slots of a save with units of another shape mean other pages.
+            // The slots of a save with units of another shape stand for other pages.
             (parts.shape == shape).then_some(parts)
         });
         let named: HashSet<u128> =
@@ -77,7 +77,7 @@ impl Sharing {
                 largest.push((entry.metadata().map_or(0, |metadata| metadata.len()), id));
             }
         }
-        // Those of the parent save most, and then the largest.
+        // The packs of the parent save are taken first, and then the largest.
         largest.sort_unstable_by_key(|pack| (!named.contains(&pack.1), std::cmp::Reverse(*pack)));
         largest.truncate(MAX_PACKS);
         let mut packs = Vec::new();
@@ -127,7 +127,7 @@ impl Sharing {
         Ok(Self { key, packs, refs, stored, own, max_own, sound, units, parent, damaged })
     }
 
-    /// Number of units in the packs.
+    /// The number of units in the packs.
     pub(crate) fn units(&self) -> u64 {
         self.sound.len() as u64
     }
@@ -155,7 +155,7 @@ impl Sharing {
         bases.into_iter().flatten().map(|base| base.slot)
     }
 
-    /// Names the blocks of the VM that is saved.
+    /// Sets the names of the blocks of the VM that is saved.
     pub(crate) fn blocks(&mut self, blocks: &[RamBlock]) {
         let Some(parent) = &mut self.parent else { return };
         let known =
@@ -279,7 +279,7 @@ pub(crate) fn page_hash(key: &[u8; 32], page: &[u8]) -> PageHash {
     context.finish().as_ref()[..16].try_into().expect("16 of 32 bytes")
 }
 
-/// The pack that a file's name is of.
+/// The id of the pack that a file's name states; `None` if the name is no pack's.
 pub(crate) fn pack_id(name: &std::ffi::OsStr) -> Option<u128> {
     let name = name.to_str().filter(|name| name.len() == 32)?;
     let is_hex = name.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));

@@ -1,4 +1,4 @@
-//! Finds the packs of a store of which saves use little.
+//! Finds the packs of a store of which its saves use little.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,16 +9,16 @@ use crate::{Content, Image, WriteError};
 /// rewritten if at least one in this many of its own bytes is.
 const UNUSED: u64 = 4;
 
-/// The use that the saves of a store make of its packs.
+/// How the saves of a store use its packs.
 pub(crate) struct Sparse {
-    /// The packs that are to be rewritten.
+    /// The packs to be rewritten.
     pub(crate) packs: HashSet<u128>,
     /// The saves that cannot be read, each with the reason.
     pub(crate) unreadable: Vec<(String, String)>,
 }
 
 impl Store {
-    /// Finds the packs that are to be rewritten.
+    /// Finds the packs to be rewritten.
     pub(crate) fn sparse(&self) -> Result<Sparse, WriteError> {
         let mut packs: HashMap<u128, Used> = HashMap::new();
         let (mut needed, mut unreadable) = (HashSet::new(), Vec::new());
@@ -26,8 +26,8 @@ impl Store {
             match Image::open(&self.folder.join(&name)) {
                 Ok(image) if image.is_save() => mark(&image, &mut packs),
                 Ok(_) => {}
-                // The save stays as it is, for whoever can still repair the disk, and so do all of
-                // its packs.
+                // The save stays as it is, for a user who can still repair the disk, and so do all
+                // of its packs.
                 Err(damage) => {
                     needed.extend(self.read(&name)?);
                     if !self.is_gone(&name) {
@@ -48,7 +48,7 @@ impl Store {
     }
 }
 
-/// The slots of a pack that saves use.
+/// The use of one pack's slots by saves.
 #[derive(Default)]
 struct Used {
     /// Stored bytes of its units.
@@ -58,7 +58,7 @@ struct Used {
 }
 
 impl Used {
-    /// Bytes that no save uses. A unit counts by its pages.
+    /// Bytes that no save uses. The unused part of a unit is that of its pages.
     fn unused(&self) -> u64 {
         let of = |(len, pages, used): &(u32, u32, u128)| {
             let unused = u64::from(*pages).saturating_sub(used.count_ones().into());

@@ -26,7 +26,7 @@ pub struct State {
 const MAX_FACTS: usize = 64 << 10;
 
 impl State {
-    /// Machine type in the configuration section, if there is one.
+    /// The machine type in the configuration section, if the section states one.
     pub fn machine(&self) -> Option<&str> {
         // Magic and version, then tag 7, length and name.
         let rest = self.configuration.get(8..)?.strip_prefix(&[7])?;

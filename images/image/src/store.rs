@@ -35,7 +35,7 @@ use crate::{Damage, HotSet, Shape, State, WriteError};
 pub const STORE_FILE: &str = "platen-store";
 const MAGIC: &[u8; 8] = b"PLATENST";
 const FILE_LEN: usize = 64;
-/// Longest wait for another process to end the removal of packs.
+/// The longest wait for another process that is removing packs.
 const LOCKED: Duration = Duration::from_secs(120);
 
 /// An open store.
@@ -56,7 +56,8 @@ pub struct SaveInfo {
     pub ram_bytes: u64,
     /// Length of the save's file, bytes.
     pub file_len: u64,
-    /// The packs that hold its pages. An image in one file, which may lie in a store, has none.
+    /// The packs that hold the save's pages. An image in one file, which may lie in a store, has
+    /// none.
     pub packs: Vec<PackRef>,
     /// Time of the file's last change.
     pub modified: SystemTime,
@@ -67,7 +68,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// The folder is a store; errors of the file system.
+    /// The folder is a store already; errors of the file system.
     pub fn create(folder: &Path) -> Result<Self, WriteError> {
         let error = |source| WriteError::Io { what: "create", path: folder.to_owned(), source };
         let make = |path: &Path| match create_dir(path) {
@@ -127,11 +128,11 @@ impl Store {
         Ok(Some(Self { folder: folder.to_owned(), key }))
     }
 
-    /// The store that `path` is or would be a save of, and the save's name.
+    /// The store of which `path` is or would be a save, and the save's name.
     ///
     /// # Errors
     ///
-    /// As [`Store::open`].
+    /// The errors of [`Store::open`].
     pub fn of(path: &Path) -> Result<Option<(Self, String)>, WriteError> {
         let Some(store) = Self::open(parent_of(path))? else { return Ok(None) };
         let name = path.file_name().unwrap_or_default();
@@ -154,7 +155,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// A name that no save may have.
+    /// No save may have this name.
     pub fn path(&self, name: &str) -> Result<PathBuf, WriteError> {
         let path = self.folder.join(name);
         let is_plain = Path::new(name).file_name().is_some_and(|file| file == name);
@@ -225,8 +226,8 @@ impl Store {
         }
     }
 
-    /// Whether another process has removed the save. Any other reason that no such file is found
-    /// may be the disk's, or a name that is not UTF-8: the save may exist.
+    /// Whether another process has removed the save. If the file is not found for any other reason
+    /// (the disk's, or a name that is not UTF-8), the save may exist.
     pub(crate) fn is_gone(&self, name: &str) -> bool {
         let found = self.folder.join(name).symlink_metadata();
         !name.contains(char::REPLACEMENT_CHARACTER)
@@ -274,7 +275,7 @@ impl Store {
 /// There is no such file; errors of the file system.
 pub fn remove_image(path: &Path) -> Result<(), WriteError> {
     let removed = disk::unlink(path).and_then(|()| {
-        // One that stays costs nothing: no other image uses it.
+        // A hot set that stays costs nothing: no other image uses it.
         let _ = disk::unlink(&HotSet::path(path));
         disk::sync_folder(parent_of(path))
     });

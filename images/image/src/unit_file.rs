@@ -115,7 +115,7 @@ impl UnitFile {
         Ok(number - self.before)
     }
 
-    /// Calls `take` until it gives a slot; collects units in between.
+    /// Calls `take` until it returns a slot; collects units in between.
     fn free(&mut self, take: impl Fn(&Self) -> Option<Slot>) -> Result<Slot, WriteError> {
         loop {
             match take(self) {
@@ -149,8 +149,8 @@ impl UnitFile {
         Ok(())
     }
 
-    /// Waits for all units of this file and goes on with the file `new`; returns the units and the
-    /// file that they are in.
+    /// Waits for all units of this file and continues with the file `new`. Returns the units and
+    /// the file that holds them.
     pub(crate) fn next(&mut self, new: NewFile) -> Result<(Vec<UnitEntry>, Sealing), WriteError> {
         self.wait()?;
         self.before = self.submitted;

@@ -21,14 +21,14 @@ pub(crate) const MAX_BASE_UNITS: usize = 8;
 pub struct Units {
     decoder: Decoder,
     stored: Vec<u8>,
-    /// Number of the image that `cache` is of.
+    /// The number of the image to which `cache` belongs.
     of: u64,
     /// Decoded units with base pages, the newest last.
     cache: VecDeque<(u64, Box<[u8]>)>,
 }
 
 impl Units {
-    /// A reader without buffers; they are allocated when needed.
+    /// Creates a reader without buffers. Buffers are allocated when they are needed.
     ///
     /// # Panics
     ///
@@ -53,8 +53,8 @@ impl Units {
         let offset = entry.offset;
         let (file, nth, pack) = image.place(unit, entry.file);
         if file.read_exact_at(&mut self.stored, offset).is_err() {
-            // Read again for the error's text. Building that text here keeps it off the path that
-            // succeeds.
+            // The bytes are read again for the error's text. Building that text here keeps it off
+            // the path that succeeds.
             read_at(file, &mut self.stored, offset, &format!("unit {nth}"))
                 .map_err(|damage| in_pack(pack, damage))?;
         }
@@ -157,7 +157,7 @@ impl Units {
     }
 }
 
-/// Names the pack that a defect is in.
+/// Adds the name of the pack to a defect in it.
 fn in_pack(pack: Option<&OpenPack>, damage: Damage) -> Damage {
     match pack {
         Some(pack) => Damage::Pack { id: pack.id, damage: Box::new(damage) },

@@ -25,8 +25,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Maximum number of damaged units in the list. One disk error may damage more units than
-    /// anybody reads.
+    /// The most damaged units in the list. One disk error may damage more units than a person
+    /// reads.
     pub const MOST: usize = 100;
 }
 
@@ -56,8 +56,8 @@ pub fn verify(path: &Path) -> Report {
     verify_but(path, &mut HashSet::new())
 }
 
-/// As [`verify`], except for the packs `sound`, to which packs without damage are added: the saves
-/// of a store share packs.
+/// As [`verify`], but skips the packs in `sound`, and adds packs without damage to it: the saves of
+/// a store share packs.
 pub fn verify_but(path: &Path, sound: &mut HashSet<u128>) -> Report {
     let image = match Image::open(path) {
         Ok(image) => image,
@@ -88,7 +88,7 @@ pub fn verify_but(path: &Path, sound: &mut HashSet<u128>) -> Report {
             let pages = usize::try_from(image.index().unit_pages(unit)).unwrap_or(usize::MAX);
             let expected: Vec<_> = hashes.by_ref().take(pages).collect();
             let read = match image.bases(unit) {
-                // A unit that the save does not use, since it lacks its base pages.
+                // The save does not use this unit, since it lacks its base pages.
                 Some(None) => {
                     whole = false;
                     units.decode(&image, unit, &mut plain).map(|_| ())
@@ -138,7 +138,7 @@ impl Report {
     }
 }
 
-/// The key of the store that the save at `path` lies in.
+/// The key of the store in which the save at `path` lies.
 fn key_of(path: &Path) -> Result<[u8; 32], Damage> {
     match Store::of(path) {
         Ok(Some((store, _))) => Ok(*store.key()),
@@ -167,8 +167,8 @@ fn compare(
     Ok(())
 }
 
-/// Compares the checksums of the stored bytes of all units, on `threads` threads; of a save, of the
-/// units that it uses. Unlike [`verify`] it decodes nothing, and ends at the first damaged unit.
+/// Compares the checksums of the stored bytes of all units, or of those that a save uses, on
+/// `threads` threads. Unlike [`verify`] it decodes nothing, and ends at the first damaged unit.
 ///
 /// # Errors
 ///
@@ -198,7 +198,7 @@ pub fn check_units(image: &Image, threads: usize) -> Result<(), Damage> {
     })
 }
 
-/// The units with pages of the image, and with the base pages of those.
+/// The units that hold pages of the image or base pages of those.
 fn used_units(image: &Image) -> Vec<u64> {
     let per = image.shape().unit_pages();
     if !image.is_save() {

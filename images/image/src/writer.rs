@@ -50,14 +50,14 @@ struct Target {
     pages: PackPages,
     /// Maximum number of pages in a pack.
     pack_pages: usize,
-    /// Keeps packs that this save may refer to from being removed.
+    /// Prevents the removal of packs that this save may refer to.
     lock: File,
 }
 
 /// A unit that is being filled.
 struct Fill {
     slot: Slot,
-    /// Bytes in it.
+    /// Bytes of the unit that are filled.
     filled: usize,
     /// Index of its final place.
     number: usize,
@@ -82,7 +82,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// As [`Writer::create`]; a name that no save may have; a store that cannot be read.
+    /// The errors of [`Writer::create`]; or no save may have the name, or the store cannot be read.
     pub fn create_in(
         store: &Store,
         name: &str,
@@ -95,7 +95,8 @@ impl Writer {
         Self::into_store(store, &path, parent, HashSet::new(), options)
     }
 
-    /// As [`Writer::create_in`], without looking at `path`, and without sharing some packs.
+    /// As [`Writer::create_in`], without checking `path`, and without sharing the packs in
+    /// `without`.
     pub(crate) fn into_store(
         store: &Store,
         path: &Path,
@@ -118,7 +119,7 @@ impl Writer {
         Self::over(new, path, options, Some(target))
     }
 
-    /// Makes this save another file of the VM of `image`.
+    /// Gives this save the identity of `image`: both hold the same VM.
     pub(crate) fn keep_identity(&mut self, image: &Image) {
         self.target.as_mut().expect("a save of a store").identity = image.identity();
     }
@@ -155,7 +156,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// Sizes or blocks outside the format's limits; errors of the file system.
+    /// Sizes or blocks are outside the format's limits; errors of the file system.
     ///
     /// # Panics
     ///
@@ -270,7 +271,7 @@ impl Writer {
         &mut self.target.as_mut().expect("a save of a store").sharing
     }
 
-    /// The slot that the units of this file begin at. Slots below it are the store's.
+    /// The slot at which the units of this file begin. Slots below it are the store's.
     fn own(&self) -> u64 {
         let units = self.target.as_ref().map_or(0, |target| target.sharing.units());
         units * self.shape.unit_pages()
@@ -364,7 +365,7 @@ impl Writer {
     /// Errors of the file system; units that do not decode; a state or an index beyond the limits.
     pub fn finish(mut self, state: &State) -> Result<Finished, WriteError> {
         if self.blocks.is_none() {
-            // A VM without RAM. `blocks` writes the header.
+            // The VM has no RAM. `blocks` writes the header.
             self.blocks(self.shape.page_size(), &[])?;
         }
         self.submit(PAGES)?;

@@ -1,4 +1,4 @@
-//! The calls of a migration's destination.
+//! The calls to the destination of a migration.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ const POSTCOPY_RESUME: u32 = 1 << 19;
 
 /// Time limit for libvirt to start a QEMU, with all of its disks and networks.
 const STARTS: Duration = Duration::from_secs(300);
-/// Time limit for libvirt to tell a QEMU that runs to wait for a new player.
+/// Time limit for libvirt to make a QEMU that runs wait for a new player.
 const RESUMES: Duration = Duration::from_secs(60);
 /// Time limit for answers that need no QEMU.
 const ANSWERS: Duration = Duration::from_secs(30);
 /// Time limit for libvirt to end a QEMU.
 const ENDS: Duration = Duration::from_secs(120);
 
-/// How the VM comes to its QEMU.
+/// How a VM is handed over to its QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handover {
-    /// It runs before its RAM is loaded.
+    /// The VM runs before its RAM is loaded.
     AtOnce,
-    /// It runs already, and a new player sends the pages that the last one has not sent.
+    /// The VM runs already, and a new player sends the pages that the last one has not sent.
     Resumed,
-    /// It runs once everything is loaded.
+    /// The VM runs once everything is loaded.
     Whole {
-        /// It stays paused.
+        /// Whether the VM stays paused.
         paused: bool,
     },
 }
@@ -55,12 +55,12 @@ pub enum State {
     Running(Why),
     /// Its CPUs are stopped.
     Paused(Why),
-    /// Anything else, with libvirt's number.
+    /// Any other state, by libvirt's number.
     Other(i32),
 }
 
 impl State {
-    /// Why, of a domain that runs or is paused.
+    /// The reason, for a domain that runs or is paused.
     #[must_use]
     pub fn why(self) -> Option<Why> {
         match self {
@@ -70,15 +70,15 @@ impl State {
     }
 }
 
-/// Why a domain runs or is paused.
+/// The reason why a domain runs or is paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
     /// Its RAM is being loaded.
     Postcopy,
-    /// Its RAM was being loaded, and its player is gone.
+    /// Its RAM was being loaded, and its player has gone.
     PostcopyFailed,
-    /// Anything else.
+    /// Any other reason.
     Other,
 }
 
@@ -92,11 +92,12 @@ pub struct Owner {
 }
 
 impl Connection {
-    /// User and group of the QEMUs that libvirt starts; `None` if libvirt does not say.
+    /// Returns user and group of the QEMUs that libvirt starts; `None` if libvirt does not report
+    /// them.
     ///
     /// # Errors
     ///
-    /// The daemon's, and an answer that is no XML.
+    /// The daemon's error; [`LibvirtError::Answer`] for an answer that is not XML.
     pub fn owner(&mut self) -> Result<Option<Owner>, LibvirtError> {
         let capabilities =
             self.call(CAPABILITIES, &Arguments::default(), Some(ANSWERS), |results| {
@@ -109,8 +110,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// libvirt's: a domain with this name or UUID runs, its QEMU does not start, or cannot do
-    /// postcopy.
+    /// libvirt's error: a domain with this name or UUID runs, or its QEMU does not start or cannot
+    /// do postcopy.
     pub fn prepare(
         &mut self,
         domain: &Domain,
@@ -129,22 +130,22 @@ impl Connection {
         })
     }
 
-    /// Has libvirt take the VM over. It starts the CPUs once the devices are loaded, and answers
-    /// once everything is: there is no time limit.
+    /// Makes libvirt take the VM over. libvirt starts the CPUs once the devices are loaded, and
+    /// answers once everything is loaded. There is no time limit.
     ///
     /// # Errors
     ///
-    /// libvirt's. A VM that has not run is ended then. One that has run stays, and waits for a new
-    /// player.
+    /// libvirt's error. libvirt has then ended a VM that has not run. A VM that has run stays, and
+    /// waits for a new player.
     pub fn finish(&mut self, domain: &Domain, handover: Handover) -> Result<(), LibvirtError> {
         self.call(FINISH, &ending(domain, handover, false), None, |_| Ok(()))
     }
 
-    /// Has libvirt end the QEMU of [`Connection::prepare`], in which the VM has not run.
+    /// Makes libvirt end the QEMU of [`Connection::prepare`], in which the VM has not run.
     ///
     /// # Errors
     ///
-    /// libvirt's.
+    /// libvirt's error.
     pub fn cancel(&mut self, domain: &Domain, handover: Handover) -> Result<(), LibvirtError> {
         match self.call(FINISH, &ending(domain, handover, true), Some(ENDS), |_| Ok(())) {
             Err(error) if error.is(LibvirtError::CANCELLED) => Ok(()),
@@ -152,11 +153,11 @@ impl Connection {
         }
     }
 
-    /// The state of a domain; `None` if libvirt does not know it.
+    /// Returns the state of a domain; `None` if libvirt does not know the domain.
     ///
     /// # Errors
     ///
-    /// libvirt's.
+    /// libvirt's error.
     pub fn state(&mut self, domain: &Domain) -> Result<Option<State>, LibvirtError> {
         let arguments = Arguments::default()
             .opaque(domain.name().as_bytes())
@@ -194,7 +195,7 @@ fn state_of(state: i32, reason: i32) -> State {
     }
 }
 
-/// The label that libvirt's security model `dac` gives to QEMUs: `+USER:+GROUP`.
+/// Reads the label that libvirt's security model `dac` gives to QEMUs: `+USER:+GROUP`.
 fn owner(capabilities: &str) -> Result<Option<Owner>, LibvirtError> {
     let (mut is_dac, mut found) = (false, None);
     visit(capabilities, |open| {

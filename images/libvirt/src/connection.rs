@@ -10,7 +10,7 @@ use crate::LibvirtError;
 
 /// The largest message, bytes, with its head.
 const MAX_MESSAGE: usize = 8 << 20;
-/// Length of the head behind the length itself: six numbers.
+/// Length of the head after the length field: six numbers.
 const HEAD: usize = 24;
 /// The daemon's program for calls about domains, and its version.
 const PROGRAM: u32 = 0x2000_8086;
@@ -46,7 +46,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// No daemon there, one that wants a login, or one without that driver.
+    /// No daemon listens there, or it requires a login, or it lacks that driver.
     pub fn open(path: &Path, uri: &str) -> Result<Self, LibvirtError> {
         let stream = UnixStream::connect(path)
             .map_err(|source| LibvirtError::Connect { path: path.to_owned(), source })?;
@@ -57,11 +57,12 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// As [`Connection::open`].
+    /// The errors of [`Connection::open`].
     pub fn over(stream: UnixStream, uri: &str) -> Result<Self, LibvirtError> {
         stream.set_write_timeout(Some(TAKES)).map_err(LibvirtError::write)?;
         let mut connection = Self { stream, serial: 0 };
-        // For root the daemon drops a login that it wants of others, as it answers this call.
+        // For root the daemon waives the login that it requires of other users when it answers this
+        // call.
         let none = connection.call(LOGINS, &Arguments::default(), Some(GREETS), |results| {
             let mut none = false;
             for _ in 0..results.number()?.min(32) {
@@ -77,7 +78,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Makes a call, and takes its results. `limit`: time limit for the answer.
+    /// Makes a call, and passes its results to `results`. `limit` is the time limit for the answer.
     pub(crate) fn call<T>(
         &mut self,
         procedure: u32,
@@ -99,7 +100,7 @@ impl Connection {
             let mut number = || rest.number();
             let [program, _, called, kind, serial, status] =
                 [number()?, number()?, number()?, number()?, number()?, number()?];
-            // Events, and messages of other programs, as that which asks whether we live.
+            // Skips events, and messages of other programs such as the keep-alive query.
             if program != PROGRAM || kind != ANSWER {
                 continue;
             }
@@ -114,7 +115,7 @@ impl Connection {
         }
     }
 
-    /// Reads a message behind its length. Memory grows with what arrives.
+    /// Reads a message after its length. Memory grows with the bytes that arrive.
     fn message(&mut self, until: Option<(Duration, Instant)>) -> Result<Vec<u8>, LibvirtError> {
         let mut len = Vec::new();
         self.read(4, &mut len, until)?;
@@ -158,7 +159,7 @@ impl Connection {
     }
 }
 
-/// The daemon's error: number, origin, message, and more that is not needed.
+/// Reads the daemon's error: number, origin, message, and further fields that are not needed.
 fn said(results: &mut Results<'_>) -> Result<LibvirtError, LibvirtError> {
     let (code, _) = (results.signed()?, results.signed()?);
     let message = results.optional()?.unwrap_or("an error without a message");

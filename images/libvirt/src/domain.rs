@@ -3,7 +3,7 @@
 use crate::xml::{encoded, visit};
 use crate::XmlError;
 
-/// The longest XML that libvirt takes, bytes.
+/// The longest XML that libvirt accepts, bytes.
 const MAX_XML: usize = 4 << 20;
 
 /// A domain that is to run.
@@ -16,11 +16,11 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// Reads a domain's XML. libvirt reads it again, and has the last word.
+    /// Reads a domain's XML. libvirt reads the XML again, and decides.
     ///
     /// # Errors
     ///
-    /// A text that is no XML, too long, or without a name and a UUID.
+    /// The text is not XML, is too long, or lacks a name or a UUID.
     pub fn parse(xml: &str) -> Result<Self, XmlError> {
         if xml.len() > MAX_XML {
             return Err(XmlError::Long(xml.len()));
@@ -57,7 +57,7 @@ impl Domain {
         [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
     }
 
-    /// The machine type, if the XML has one. It may be an alias, as `q35` is.
+    /// The machine type, if the XML has one. It may be an alias such as `q35`.
     #[must_use]
     pub fn machine(&self) -> Option<&str> {
         self.machine.as_deref()
@@ -85,10 +85,10 @@ impl Domain {
     }
 }
 
-/// UUID of the host that the VM seems to come from. libvirt refuses that of its own host.
+/// UUID of the host that the VM seems to come from. libvirt refuses the UUID of its own host.
 const SOURCE: &str = "706c6174-656e-4d73-8a76-65642d766d73";
 
-/// A UUID with or without hyphens, as libvirt reads it.
+/// Parses a UUID with or without hyphens, as libvirt does.
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let text = text.trim();
     let digits: Vec<u32> = text

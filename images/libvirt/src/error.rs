@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibvirtError {
-    /// The daemon's socket cannot be connected to.
+    /// The connection to the daemon's socket failed.
     #[error("cannot connect to libvirt at {path}: does libvirtd or virtqemud run, and may this user open its socket?", path = path.display())]
     Connect {
         /// The socket.
@@ -26,7 +26,7 @@ pub enum LibvirtError {
     /// The daemon closed the connection: it has ended, or refuses this user.
     #[error("libvirt's daemon has closed the connection: see its log")]
     Closed,
-    /// No answer in time.
+    /// The daemon did not answer in time.
     #[error("libvirt has not answered for {seconds} s")]
     Silent {
         /// The time limit.
@@ -35,15 +35,15 @@ pub enum LibvirtError {
     /// The daemon's own error.
     #[error("libvirt says: {message}")]
     Said {
-        /// libvirt's number of the error.
+        /// libvirt's number for the error.
         code: i32,
-        /// Its message, in which control characters are replaced.
+        /// The daemon's message, in which control characters are replaced.
         message: String,
     },
-    /// The daemon wants this user to authenticate.
+    /// The daemon requires this user to authenticate.
     #[error("libvirt wants a login at this socket: run this command as root")]
     Login,
-    /// An answer that is none of the protocol's.
+    /// An answer that violates the protocol.
     #[error("libvirt's answer: {0}")]
     Answer(&'static str),
 }
@@ -54,7 +54,7 @@ impl LibvirtError {
     /// libvirt's number for "the migration is cancelled, as you wanted".
     pub const CANCELLED: i32 = 93;
 
-    /// Whether the daemon itself has refused with this number.
+    /// Whether the daemon has refused the call with this number.
     #[must_use]
     pub fn is(&self, number: i32) -> bool {
         matches!(self, Self::Said { code, .. } if *code == number)
@@ -81,23 +81,23 @@ impl LibvirtError {
     }
 }
 
-/// Why a domain's XML cannot be used.
+/// The reason why a domain's XML cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum XmlError {
-    /// Longer than libvirt takes.
+    /// The text is longer than libvirt accepts.
     #[error("it has {0} bytes, and libvirt takes 4 MiB")]
     Long(usize),
-    /// No XML, at this byte.
+    /// The text is not XML, from this byte on.
     #[error("it is no XML at byte {0}")]
     Syntax(usize),
-    /// Elements in elements in elements.
+    /// The elements are nested too deep.
     #[error("its elements are nested more than 256 deep")]
     Deep,
-    /// An element that a domain must have.
+    /// The domain lacks this element, which it must have.
     #[error("it has no <{0}> in <domain>: take the XML of virsh dumpxml --migratable, or of virsh save-image-dumpxml")]
     Lacks(&'static str),
-    /// A UUID that is none.
+    /// The text of the UUID is not a UUID.
     #[error("its <uuid> is no UUID")]
     Uuid,
 }

@@ -1,8 +1,8 @@
 //! A client of libvirt's daemon, with the calls that start a saved VM as an incoming migration.
 //!
-//! libvirt's own migration has three parties: the client (`virsh migrate`) asks the daemon of the
-//! destination to prepare, the source's QEMU connects and sends, and the client asks the
-//! destination to finish. Here is no source: platen is the client, and its player sends.
+//! libvirt's own migration has three parties. The client (`virsh migrate`) asks the daemon of the
+//! destination to prepare; the source's QEMU connects and sends; and the client asks the
+//! destination to finish. There is no source here: platen is the client, and its player sends.
 //!
 //! ```text
 //!  platen ── prepare(domain, socket) ──► libvirtd ── starts QEMU, which listens at the socket
@@ -22,8 +22,9 @@
 //!
 //! # Limits
 //!
-//! A message of at most 8 MiB, an XML of at most 4 MiB (libvirt's own limit) with 256 levels. Only
-//! unix sockets, and no authentication but that of the socket: the daemon asks root for none.
+//! A message has at most 8 MiB, an XML at most 4 MiB (libvirt's own limit) and 256 levels. The
+//! client uses only unix sockets, and no authentication but that of the socket: the daemon requires
+//! none of root.
 
 mod calls;
 mod connection;

@@ -17,14 +17,14 @@ impl Arguments {
         self
     }
 
-    /// Bytes of a known length, a multiple of 4.
+    /// Appends bytes of a known length, which is a multiple of 4.
     pub(crate) fn fixed(mut self, bytes: &[u8; 16]) -> Self {
         self.0.extend(bytes);
         self
     }
 
     pub(crate) fn opaque(mut self, bytes: &[u8]) -> Self {
-        // The daemon refuses what is longer; a domain's XML is measured before.
+        // The daemon refuses longer values; the length of a domain's XML is checked before.
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         self = self.number(len);
         self.0.extend(bytes);
@@ -39,7 +39,7 @@ impl Arguments {
         }
     }
 
-    /// A list of typed parameters, all of them texts.
+    /// Appends a list of typed parameters, all of them strings.
     pub(crate) fn parameters(self, all: &[(&str, &str)]) -> Self {
         let count = u32::try_from(all.len()).unwrap_or(u32::MAX);
         all.iter().fold(self.number(count), |arguments, (name, text)| {

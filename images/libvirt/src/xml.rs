@@ -1,4 +1,4 @@
-//! Reads elements of an XML document. It knows what libvirt and its users write: elements,
+//! Reads elements of an XML document. It supports what libvirt and its users write: elements,
 //! attributes, text, comments, CDATA and the named and numbered characters. A document type is
 //! refused.
 
@@ -86,12 +86,12 @@ pub(crate) fn visit<'a>(xml: &'a str, mut on: impl FnMut(&[Element<'a>])) -> Res
     open.is_empty().then_some(()).ok_or(XmlError::Syntax(xml.len()))
 }
 
-/// The parts before and behind the first `mark`.
+/// The parts before and after the first `mark`.
 fn behind<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
     text.split_once(mark)
 }
 
-/// Offset of the `>` that ends a tag; one may stand in an attribute's value, too.
+/// Offset of the `>` that ends a tag. An attribute's value may contain a `>`, too.
 fn end_of_tag(tag: &str) -> Option<usize> {
     let mut quote = None;
     tag.bytes().position(|byte| {
@@ -104,7 +104,7 @@ fn end_of_tag(tag: &str) -> Option<usize> {
     })
 }
 
-/// Text with its named and numbered characters replaced. Unknown ones stay.
+/// Replaces named and numbered characters in a text. Unknown ones stay.
 fn decoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -141,7 +141,7 @@ fn named(name: &str) -> Option<char> {
     }
 }
 
-/// Text in which the characters that mean something in XML are replaced.
+/// Replaces the characters that have a meaning in XML.
 pub(crate) fn encoded(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -9,7 +9,8 @@ use image::Units;
 use crate::cache::{Unit, UnitCache, Waited};
 use crate::PlayError;
 
-/// One player's way through all units: those that anybody decodes, then the others in order.
+/// One player's way through all units: first the units that any player decodes, then the others in
+/// order.
 pub(crate) struct Ahead {
     cache: Arc<UnitCache>,
     units: Units,
@@ -60,7 +61,8 @@ impl Ahead {
             }
             self.ask(&wanted);
             let Some(&oldest) = self.asked.front() else {
-                // Whatever was asked for, and sent in part: no page may be left out.
+                // All units were asked for, but some may have been sent only in part: no page may
+                // be left out.
                 match (0..self.end).find(|&unit| wanted(unit)) {
                     Some(left) => self.next = left,
                     None => self.is_over = true,
@@ -70,7 +72,8 @@ impl Ahead {
             match self.cache.wait(oldest, Some(self.seen), deadline) {
                 Waited::Newer => {}
                 Waited::Late => return Ok(None),
-                // Not decoded by this thread: it serves the VM's requests, and a disk may hang.
+                // This thread does not decode the unit: it serves the VM's requests, and a disk may
+                // hang.
                 Waited::Dropped if wanted(oldest) => self.cache.queue(oldest),
                 Waited::Here(unit) if wanted(oldest) => {
                     self.asked.pop_front();
@@ -87,7 +90,7 @@ impl Ahead {
         Ok(None)
     }
 
-    /// The unit `unit`, one of the next to ask for; `None` if it is not decoded by `deadline`.
+    /// Waits for `unit`, one of the next to ask for; `None` if it is not decoded by `deadline`.
     pub(crate) fn wait(
         &mut self,
         unit: u64,

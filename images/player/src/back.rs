@@ -57,7 +57,7 @@ pub struct ReturnPath {
 }
 
 impl ReturnPath {
-    /// Expects one received bitmap of `pages` bits. Any other is refused.
+    /// Expects one received bitmap of `pages` bits. Any other bitmap is refused.
     pub fn expect_bitmap(&mut self, pages: u64) {
         // QEMU rounds up to 64-bit words.
         self.bitmap = usize::try_from(pages.div_ceil(64) * 8).ok();
@@ -70,11 +70,11 @@ impl ReturnPath {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next message; `None` if it is not complete yet.
+    /// Returns the next message; `None` if it is not complete yet.
     ///
     /// # Errors
     ///
-    /// A message that violates the protocol.
+    /// The message violates the protocol.
     pub fn message(&mut self) -> Result<Option<Message>, PlayError> {
         let rest = &self.bytes[self.at..];
         let Some(head) = rest.first_chunk::<4>() else { return Ok(None) };

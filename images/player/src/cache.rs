@@ -7,9 +7,10 @@
 //! ```
 //!
 //! The log holds the units in the order in which they were decoded, up to a number of bytes. Each
-//! player takes from the log what it lacks, and only then asks for more. Players of one pace thus
-//! decode each unit once. One that lags behind takes what the others decode now, and decodes again
-//! what the log has dropped meanwhile. No player waits for another one.
+//! player takes from the log the units that it lacks, and only then asks for more. Players of one
+//! pace thus decode each unit once. A player that lags behind takes the units that the others
+//! decode now, and later decodes again the units that the log has dropped. No player waits for
+//! another one.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -47,9 +48,9 @@ pub struct UnitCache {
 /// Counts of a [`UnitCache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Decoded {
-    /// Units that were read and decoded; one that was decoded twice counts twice.
+    /// Units that were read and decoded. A unit that was decoded twice counts twice.
     pub units: u64,
-    /// Their plain bytes.
+    /// The plain bytes of these units.
     pub bytes: u64,
 }
 
@@ -83,7 +84,8 @@ struct State {
     closed: bool,
 }
 
-/// Where a unit is. A unit without a place is not asked for, was dropped, or could not be decoded.
+/// The place of a unit. A unit without a place was not asked for, was dropped, or could not be
+/// decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Queued,
@@ -93,7 +95,7 @@ enum Place {
     Log(u64),
 }
 
-/// How a player's wait for a unit has ended.
+/// How a player's wait for a unit ended.
 pub(crate) enum Waited {
     /// The log has an entry that the player has not seen.
     Newer,
@@ -103,7 +105,7 @@ pub(crate) enum Waited {
     Dropped,
     /// The unit could not be read.
     Failed,
-    /// By the deadline.
+    /// The deadline has passed.
     Late,
 }
 
@@ -133,12 +135,12 @@ impl State {
 }
 
 impl UnitCache {
-    /// Starts `threads` threads. The log holds up to `bytes`, and at least four units for each
-    /// thread.
+    /// Starts `threads` threads. The log holds up to `bytes` bytes, and at least four units for
+    /// each thread.
     ///
     /// # Errors
     ///
-    /// A thread that cannot be started.
+    /// A thread cannot be started.
     pub fn new(image: &Arc<Image>, threads: usize, bytes: usize) -> Result<Arc<Self>, PlayError> {
         let depth = 2 * threads.max(1) + 2;
         let inner = Arc::new(Inner {
@@ -177,7 +179,7 @@ impl UnitCache {
         self.inner.depth
     }
 
-    /// Has a thread decode a unit, unless the log has it or a thread decodes it.
+    /// Makes a thread decode a unit, unless the log has it or a thread is decoding it.
     pub(crate) fn queue(&self, unit: u64) {
         let mut state = self.inner.state();
         if let Entry::Vacant(place) = state.places.entry(unit) {
@@ -187,7 +189,8 @@ impl UnitCache {
         }
     }
 
-    /// Entry `seen` of the log, or the oldest after it; `seen` then is the number of the next one.
+    /// Returns entry `seen` of the log, or the oldest after it. Sets `seen` to the number of the
+    /// next entry.
     pub(crate) fn logged(&self, seen: &mut u64) -> Option<Unit> {
         let state = self.inner.state();
         *seen = state.first.max(*seen);
@@ -217,12 +220,12 @@ impl UnitCache {
         }
     }
 
-    /// The unit: from the log, or decoded by this thread.
+    /// Returns a unit: from the log, or decoded by this thread.
     pub(crate) fn unit(&self, number: u64, units: &mut Units) -> Result<Unit, Damage> {
         Ok(Unit { number, plain: self.get(number, units)? })
     }
 
-    /// The plain bytes of a unit: from the log, or decoded by this thread.
+    /// Returns the plain bytes of a unit: from the log, or decoded by this thread.
     pub(crate) fn get(&self, unit: u64, units: &mut Units) -> Result<Arc<Plain>, Damage> {
         let mut state = self.inner.state();
         loop {
@@ -240,7 +243,7 @@ impl UnitCache {
 impl Drop for UnitCache {
     fn drop(&mut self) {
         self.inner.state().closed = true;
-        // Nobody waits for the threads: one of them may wait for a disk.
+        // The threads are not waited for: one of them may be waiting for a disk.
         self.inner.work.notify_all();
     }
 }
@@ -311,18 +314,18 @@ impl Inner {
             match state.queue.pop_front() {
                 None => state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(unit) if state.places.get(&unit) == Some(&Place::Queued) => {
-                    // Whoever needs a damaged unit reads it again, and reports the damage.
+                    // A player that needs a damaged unit reads it again, and reports the damage.
                     let _ = self.decode(state, unit, &mut units);
                     state = self.state();
                 }
-                // A request was faster.
+                // A player's request was faster.
                 Some(_) => {}
             }
         }
     }
 }
 
-/// Drops the oldest unit of the log; its buffer is used again unless a player still sends it.
+/// Drops the oldest unit of the log. Its buffer is reused unless a player is still sending it.
 fn drop_oldest(state: &mut State) {
     let Some((unit, plain)) = state.log.pop_front() else { return };
     state.places.remove(&unit);

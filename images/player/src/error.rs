@@ -8,10 +8,10 @@ use image::Damage;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlayError {
-    /// A part of the image is damaged. Nothing of it was sent.
+    /// A part of the image is damaged. No byte of that part was sent.
     #[error(transparent)]
     Image(#[from] Damage),
-    /// The stream could not be written, or the return path not read.
+    /// The stream could not be written, or the return path could not be read.
     #[error("cannot {what}")]
     Io {
         /// The operation that failed.

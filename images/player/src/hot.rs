@@ -9,7 +9,7 @@ use crate::ahead::Ahead;
 use crate::serve::Server;
 use crate::PlayError;
 
-/// Limits of the pages that are sent before the guest runs, in the order of the set.
+/// Limits of the pages that are sent before the guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HotLimits {
     /// Bytes of the stream. One unit may exceed them.
@@ -18,8 +18,8 @@ pub struct HotLimits {
     pub time: Duration,
 }
 
-/// Reads the pages of `set` up to `limits`; returns the sections with them, and their number. The
-/// units of the others become the first ones of `ahead`.
+/// Reads the pages of `set` up to `limits`. Returns the sections with them, and their number. The
+/// units of the other pages become the first ones of `ahead`.
 pub(crate) fn prepare(
     server: &mut Server,
     ahead: &mut Ahead,

@@ -22,12 +22,12 @@ use crate::{wire, PlayError};
 const VERSION: u32 = 1;
 /// Bytes of a block's header: version, page size, and the places of bitmap and pages.
 const HEADER: u64 = 28;
-/// Pages begin at multiples of it, as in QEMU's files.
+/// Pages begin at multiples of this, as in QEMU's files.
 const ALIGN: u64 = 1 << 20;
 /// Bytes of a bitmap, or of same-filled pages, that are written at a time.
 const PIECE: usize = 1 << 16;
-/// In blocks of at most so many bytes, zero pages are marked as stored. QEMU does not touch a page
-/// that is not marked. It has filled ROMs and tables itself, perhaps from newer files.
+/// In blocks of at most this many bytes, zero pages are marked as stored. QEMU does not touch a
+/// page that is not marked: it has filled ROMs and tables itself, perhaps from newer files.
 const SMALL: u64 = 64 << 20;
 
 /// Writes all of `image` to `file`, which must be empty, with `threads` decompression threads;
@@ -69,7 +69,7 @@ pub fn mapped_ram(image: &Arc<Image>, file: &File, threads: usize) -> Result<u64
     Ok(out.at)
 }
 
-/// Writes all pages that are not zero. `places` are those of the blocks' pages.
+/// Writes all pages that are not zero. `places` are the offsets of the blocks' pages in the file.
 fn pages(
     image: &Arc<Image>,
     out: &Out<'_>,
@@ -105,7 +105,7 @@ fn pages(
 
 struct Out<'a> {
     file: &'a File,
-    /// The place of the stream's next byte.
+    /// The offset of the stream's next byte.
     at: u64,
 }
 
@@ -123,7 +123,7 @@ impl Out<'_> {
         written.map_err(|source: io::Error| PlayError::Io { what: "write the file", source })
     }
 
-    /// Writes a block's bitmap; `whole`: with the bits of zero pages set, too. Pieces without set
+    /// Writes a block's bitmap. With `whole` the bits of zero pages are set too. Pieces without set
     /// bits are left as holes.
     fn bitmap(&self, block: &Block, place: u64, whole: bool) -> Result<(), PlayError> {
         const BITS: u64 = 8 * PIECE as u64;

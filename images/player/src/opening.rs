@@ -26,7 +26,7 @@ pub(crate) fn can_play(image: &Image) -> Result<(), PlayError> {
     }
 }
 
-/// Steps 1 and 2 of the crate's list.
+/// Encodes steps 1 and 2 of the crate's list.
 pub(crate) fn beginning(image: &Image) -> Vec<u8> {
     let state = image.state();
     let mut out = state.configuration.clone();

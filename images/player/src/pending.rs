@@ -22,7 +22,7 @@ impl Pending {
         self.blocks[block][word] & bit == 0
     }
 
-    /// Removes a page from the set; false if it was not in it.
+    /// Removes a page from the set. Returns false if the page was not in it.
     pub(crate) fn take(&mut self, block: usize, page: u64) -> bool {
         let (word, bit) = Self::place(page);
         let word = &mut self.blocks[block][word];
@@ -31,7 +31,7 @@ impl Pending {
         was
     }
 
-    /// Replaces the set of a block by QEMU's received bitmap, lowest bit first: pages whose bits
+    /// Replaces the set of a block by QEMU's received bitmap, lowest bit first. Pages whose bits
     /// are set there are not pending.
     pub(crate) fn take_all(&mut self, block: usize, received: &[u8]) {
         for (word, bytes) in self.blocks[block].iter_mut().zip(received.chunks(8)) {

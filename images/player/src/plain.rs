@@ -42,7 +42,7 @@ const ZERO_PAGES: u64 = 16384;
 ///
 /// # Errors
 ///
-/// A damaged unit, an error of `out`, or an image that [`Reader::EmptyQemu`] cannot load.
+/// A unit is damaged, `out` fails, or [`Reader::EmptyQemu`] cannot load the image.
 pub fn plain(
     image: &Arc<Image>,
     out: &mut impl Write,

@@ -28,8 +28,8 @@ impl Recovery {
         self.stream.as_ref().map(AsFd::as_fd)
     }
 
-    /// The player has sent RESUME ([`Event::Resuming`](crate::Event::Resuming)). From now on it
-    /// sends pages, so nothing else may be written.
+    /// Records that the player has sent RESUME ([`Event::Resuming`](crate::Event::Resuming)). From
+    /// now on the player sends pages, so nothing else may be written.
     pub fn is_resumed(mut self) {
         self.stream = None;
     }
@@ -40,8 +40,8 @@ impl Drop for Recovery {
         let Some(mut stream) = self.stream.take() else { return };
         let mut out = Vec::new();
         wire::command(&mut out, wire::RESUME, &[]);
-        // It fails if QEMU has ended. QEMU ignores a second RESUME, of a player that died before it
-        // could report the first one.
+        // The write fails if QEMU has ended. QEMU ignores a second RESUME, which follows if a
+        // player died before it could report the first one.
         let _ = stream.write_all(&out);
     }
 }

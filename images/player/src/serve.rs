@@ -49,7 +49,7 @@ pub(crate) struct Server {
     buffer: Vec<u8>,
     /// Position of the search for same-filled pages: block, extent, page.
     filled: (usize, usize, u64),
-    /// The time that `Counts::asked` counts from.
+    /// The time from which `Counts::asked` counts.
     pub(crate) since: Instant,
     pub(crate) counts: Counts,
 }
@@ -157,7 +157,7 @@ impl Server {
         }
         if self.requested.len() == MAX_REQUESTED {
             let (old, _) = self.requested.pop_front().expect("MAX_REQUESTED is not 0");
-            // Its other pages are sent in the background.
+            // The unit's other pages are sent in the background.
             self.near.retain(|near| *near != old);
         }
         self.requested.push_back((unit, self.cache.get(unit, &mut self.units)?));

@@ -19,7 +19,7 @@ const CHUNK: usize = 64 << 10;
 /// Total time limit of a [`Wait`]. QEMU needs milliseconds on a host that is not overloaded.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A wait for a step of QEMU without which nothing can continue.
+/// A wait for a step of QEMU that the restore needs.
 pub(crate) struct Wait {
     what: &'static str,
     until: Instant,

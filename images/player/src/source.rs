@@ -17,7 +17,7 @@ use crate::{wire, PlayError};
 
 /// Longest wait for a decoded unit before the return path is read again.
 const LOOK: Duration = Duration::from_micros(300);
-/// Size of the log of decoded units of a player that shares it with none, bytes.
+/// Size of the log of decoded units of a player that does not share it, bytes.
 const ALONE: usize = 4 << 20;
 /// Longest single wait for a message while QEMU loads devices.
 const QUIET: Duration = Duration::from_secs(1);
@@ -86,18 +86,18 @@ impl Player {
     ///
     /// # Errors
     ///
-    /// An image that cannot be played; threads or memory that cannot be allocated.
+    /// The image cannot be played, or threads or memory cannot be allocated.
     pub fn new(image: &Arc<Image>, options: PlayOptions) -> Result<Self, PlayError> {
         can_play(image)?;
         Self::sharing(&UnitCache::new(image, options.threads, ALONE)?, options.rate)
     }
 
-    /// A player that shares the decoded units, and the threads that decode them, with others.
-    /// `rate` as in [`PlayOptions`].
+    /// Creates a player that shares the decoded units, and the threads that decode them, with
+    /// others. `rate` is that of [`PlayOptions`].
     ///
     /// # Errors
     ///
-    /// An image that cannot be played.
+    /// The image cannot be played.
     pub fn sharing(cache: &Arc<UnitCache>, rate: Option<u64>) -> Result<Self, PlayError> {
         can_play(cache.image())?;
         Ok(Self {
@@ -115,7 +115,7 @@ impl Player {
     ///
     /// # Errors
     ///
-    /// A damaged unit.
+    /// A unit is damaged.
     pub fn prepare(&mut self, set: &HotSet, limits: HotLimits) -> Result<(), PlayError> {
         (self.hot, self.hot_pages) = prepare(&mut self.server, &mut self.ahead, set, limits)?;
         Ok(())
@@ -143,7 +143,7 @@ impl Player {
     ///
     /// # Errors
     ///
-    /// As [`Player::play`].
+    /// The errors of [`Player::play`].
     pub fn resume(
         self,
         socket: UnixStream,
@@ -259,7 +259,7 @@ impl Playing {
                     }
                 }
                 None if !self.player.ahead.is_over() => {}
-                // Same-filled pages come last: they are few, and waiting for one costs the guest
+                // Same-filled pages come last: they are few, and a wait for one costs the guest
                 // least.
                 None if self.player.server.push_filled(&mut self.socket)? => {}
                 None => break,
@@ -303,7 +303,7 @@ impl Playing {
             match self.socket.next(&wait)? {
                 Message::Shut(0) => break,
                 Message::Shut(value) => return Err(PlayError::Refused(value)),
-                // A request that crossed with the last page, or one for a zero page, which QEMU has
+                // The request crossed with the last page, or is for a zero page, which QEMU has
                 // once it has read the end.
                 _ => {}
             }

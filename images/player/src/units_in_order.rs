@@ -66,7 +66,7 @@ impl UnitsInOrder {
     pub(crate) fn new(image: &Arc<Image>, threads: usize) -> Result<Self, PlayError> {
         let config = PoolConfig { threads, name: "restore", ..PoolConfig::default() };
         let workers = Pool::new(config, |_| Units::new()).map_err(PlayError::SetUp)?;
-        // The caller holds one more.
+        // The caller holds one more slot.
         let slots = workers.depth() + 1;
         let arena = Arena::new(slots, image.shape().unit_bytes()).map_err(PlayError::SetUp)?;
         Ok(Self {

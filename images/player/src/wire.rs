@@ -33,8 +33,8 @@ const PAGE: u64 = 0x08;
 const EOS: u64 = 0x10;
 const CONTINUE: u64 = 0x20;
 
-/// Appends, to the configuration, the subsection that says which capability the stream depends on.
-/// QEMU refuses a stream if its own setting of the capability differs.
+/// Appends to the configuration the subsection that names the capability on which the stream
+/// depends. QEMU refuses a stream if its own setting of the capability differs.
 pub(crate) fn capability(out: &mut Vec<u8>, name: &str) {
     out.push(SUBSECTION);
     put_name(out, "configuration/capabilities");

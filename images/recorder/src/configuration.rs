@@ -17,9 +17,9 @@ pub(crate) struct Configuration {
     /// Page size of the guest in bytes.
     pub(crate) page_size: usize,
     /// The bytes with which a stream to another QEMU begins. They omit the capabilities subsection,
-    /// which describes this save only.
+    /// which describes only this save.
     pub(crate) kept: Vec<u8>,
-    /// The pages of RAM lie at fixed places of the file.
+    /// Whether the pages of RAM lie at fixed places of the file.
     pub(crate) mapped_ram: bool,
 }
 

@@ -27,12 +27,12 @@ pub enum RecordError<E> {
     /// The grammar does not know these bytes.
     #[error("QEMU's stream is not understood at byte {at}: {what}")]
     Unknown {
-        /// Their offset in the stream.
+        /// Offset of the bytes in the stream.
         at: u64,
-        /// The bytes, in words.
+        /// A description of the bytes.
         what: String,
     },
-    /// A mapped-ram file that is read from a pipe.
+    /// A mapped-ram file is read from a pipe.
     #[error("a mapped-ram file cannot be read from a pipe: give the name of the file")]
     NoFile,
     /// The stream uses a feature that an image cannot hold.

@@ -20,8 +20,8 @@
 //! length that fits, and JSON. Each device that the description lists has to be found in the state,
 //! in order.
 //!
-//! [`record_file()`] also reads QEMU's mapped-ram files, whose pages lie at fixed places. Once the
-//! rest of such a file is known to be whole, their pages are read. The tokeniser cannot follow.
+//! [`record_file()`] also reads QEMU's mapped-ram files, whose pages lie at fixed places. The pages
+//! are read once the rest of the file is known to be whole. The tokeniser cannot follow them.
 //!
 //! [`beginning()`] reads the head of the file that `virsh save` writes; [`head()`] makes one.
 //!

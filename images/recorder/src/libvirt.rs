@@ -53,19 +53,19 @@ pub enum Beginning {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveHeadError {
-    /// The file cannot be read, or ends.
+    /// The file cannot be read, or ends too early.
     #[error("cannot read the head of libvirt's save file")]
     Io(#[from] io::Error),
     /// `virsh save` was interrupted.
     #[error("libvirt has not finished this save: save the VM again")]
     Partial,
-    /// A version that platen does not know.
+    /// platen does not know this version.
     #[error("libvirt's save file has version {0}, and platen reads version 2")]
     Version(u32),
-    /// A description beyond the limit.
+    /// The description is longer than the limit.
     #[error("libvirt's save file has a description of {0} bytes, limit {MAX_DESCRIPTION}")]
     Description(u32),
-    /// A compression that platen does not read.
+    /// platen does not read this compression.
     #[error(
         "libvirt has compressed this save with {0}: restore the VM and save it as raw, \
          sparse, gzip or zstd (save_image_format in qemu.conf)"
@@ -77,7 +77,7 @@ pub enum SaveHeadError {
 ///
 /// # Errors
 ///
-/// [`SaveHeadError`]; of a reader that begins with anything else only its own errors.
+/// [`SaveHeadError`]. If `reader` begins with anything else, only the errors of reading.
 pub fn beginning(reader: &mut impl Read) -> Result<Beginning, SaveHeadError> {
     let mut head = Vec::with_capacity(HEAD);
     reader.by_ref().take(MAGIC as u64).read_to_end(&mut head)?;
@@ -121,7 +121,7 @@ pub fn beginning(reader: &mut impl Read) -> Result<Beginning, SaveHeadError> {
 ///
 /// # Errors
 ///
-/// A description beyond 64 MiB.
+/// The description is longer than 64 MiB.
 pub fn head(description: &[u8], was_running: bool) -> Result<Vec<u8>, SaveHeadError> {
     // libvirt reads the description up to a zero byte. Whole blocks suit reads past the page cache.
     let end = (HEAD + description.len() + 1).next_multiple_of(4096);

@@ -5,10 +5,10 @@
 //!  name, length, header │ bitmap │ gap │ pages of the block │ name, length, header │ ...
 //! ```
 //!
-//! The header states the places of bitmap and pages: offsets in the file, also where the stream
-//! begins later in the file. The bitmap has one bit for each page, least significant bit first, in
-//! whole words of 64 bits. A page whose bit is clear is zero; its place in the file may have bytes
-//! of an earlier version of the page.
+//! The header states the places of bitmap and pages as offsets in the file, also if the stream does
+//! not begin at the file's first byte. The bitmap has one bit for each page, least significant bit
+//! first, in whole words of 64 bits. A page whose bit is clear is zero. Its place in the file may
+//! have bytes of an earlier version of the page.
 
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 
@@ -69,8 +69,8 @@ pub(crate) fn header<R: Read, E>(
     Err(unknown(at, format!("block '{}' {what}", block.name.escape_default())))
 }
 
-/// Passes the pages that have their bit set to `sink`, and returns their number. `regions` are of
-/// the `blocks`, in their order.
+/// Passes the pages whose bits are set to `sink`, and returns their number. `regions` belong to
+/// `blocks`, in the same order.
 pub(crate) fn pages<F: Read + Seek, S: Sink>(
     file: &mut F,
     page_size: usize,
@@ -111,7 +111,8 @@ pub(crate) fn pages<F: Read + Seek, S: Sink>(
     Ok(count)
 }
 
-/// Passes the pages of a run, from its first page to the one behind it, to `take`.
+/// Passes the pages of a run to `take`: from its first page up to the page behind the run,
+/// exclusively.
 fn copy_run<F: Read + Seek, E>(
     file: &mut F,
     page_size: usize,
@@ -139,7 +140,7 @@ fn read_at<F: Read + Seek, E>(
 ) -> Result<(), RecordError<E>> {
     let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(bytes));
     read.map_err(|source| match source.kind() {
-        // The stream behind the pages was there a moment ago.
+        // The part of the stream behind the pages existed a moment ago.
         ErrorKind::UnexpectedEof => RecordError::Ends { at, during: "in the pages of its RAM" },
         _ => RecordError::Io { at, source },
     })

@@ -49,12 +49,12 @@ impl Ram {
         }
     }
 
-    /// Whether the pages are not in the stream.
+    /// Whether the pages lie outside the stream.
     pub(crate) fn is_mapped(&self) -> bool {
         self.regions.is_some()
     }
 
-    /// Passes the pages that are not in the stream to `sink`, and returns their number.
+    /// Passes the pages outside the stream to `sink`, and returns their number.
     pub(crate) fn mapped_pages<F: Read + Seek, S: Sink>(
         &self,
         file: &mut F,

@@ -32,9 +32,9 @@ pub struct Recorded {
     pub zeros: u64,
     /// Length of the stream, bytes.
     pub bytes: u64,
-    /// The stream had OPEN_RETURN_PATH: QEMU waits for SHUT at the end.
+    /// Whether the stream had OPEN_RETURN_PATH: QEMU then waits for SHUT at the end.
     pub return_path: bool,
-    /// It was a mapped-ram file: pages that were not passed on are zero.
+    /// Whether the stream was a mapped-ram file: pages that were not passed to the sink are zero.
     pub mapped_ram: bool,
 }
 
@@ -63,7 +63,8 @@ const MAX_BITMAP_WORDS: u64 = 1 << 26;
 ///
 /// # Errors
 ///
-/// A defect of the stream and its offset; a stream that cannot be saved; an error of the sink.
+/// The stream is defective, with the offset of the defect; the stream cannot be saved; or the sink
+/// fails.
 pub fn record<R: Read, S: Sink>(
     reader: R,
     sink: &mut S,
@@ -77,7 +78,7 @@ pub fn record<R: Read, S: Sink>(
 ///
 /// # Errors
 ///
-/// As [`record`]. Offsets are those of the file.
+/// The errors of [`record`]. Offsets are those of the file.
 pub fn record_file<F: Read + Seek, S: Sink>(
     file: F,
     sink: &mut S,
@@ -149,7 +150,7 @@ struct Recording {
     state: State,
     /// Section id of the RAM section, once it has begun.
     section: Option<u32>,
-    /// The RAM section's end was read.
+    /// Whether the end of the RAM section was read.
     ended: bool,
     return_path: bool,
 }

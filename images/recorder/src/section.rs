@@ -1,4 +1,4 @@
-//! Parses what stands around the body of each section.
+//! Parses the head and the footer of each section.
 
 use std::io::Read;
 

@@ -12,21 +12,21 @@ pub trait Sink {
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink's error.
     fn blocks(&mut self, page_size: usize, blocks: &[RamBlock]) -> Result<(), Self::Error>;
 
     /// Receives a page and its bytes. A page may be sent again: the last version counts.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink's error.
     fn page(&mut self, block: usize, page: u64, bytes: &[u8]) -> Result<(), Self::Error>;
 
     /// Receives a page that is zero.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink's error.
     fn zero(&mut self, block: usize, page: u64) -> Result<(), Self::Error>;
 }
 

@@ -9,12 +9,12 @@ use crate::RecordError;
 /// Length of the window. QEMU writes about 130 KB at a time.
 const WINDOW: usize = 1 << 20;
 
-/// Moves a reader to an offset, or to its end if that is before; returns where it is.
+/// Moves a reader to an offset, or to its end if the end is before it. Returns the new position.
 type Jump<R> = fn(&mut R, u64) -> io::Result<u64>;
 
 pub(crate) struct Source<R> {
     reader: R,
-    /// Only where the reader can seek.
+    /// `None` if the reader cannot seek.
     jump: Option<Jump<R>>,
     window: Box<[u8]>,
     /// `window[begin..end]` is read and not consumed.
@@ -23,7 +23,7 @@ pub(crate) struct Source<R> {
     /// Offset of the next byte.
     at: u64,
     judge: Tokeniser,
-    /// The tokeniser gets the bytes. It cannot follow a jump.
+    /// Whether the tokeniser gets the bytes. It cannot follow a jump.
     judged: bool,
     tokens: Vec<Token>,
     /// The part of the stream that the grammar is reading, for the error of a stream that ends
@@ -47,7 +47,7 @@ impl<R: Read> Source<R> {
         }
     }
 
-    /// A source over a file, whose offsets are those of the file.
+    /// Creates a source over a file. Offsets are those of the file.
     pub(crate) fn of_file<E>(mut file: R) -> Result<Self, RecordError<E>>
     where
         R: Seek,
@@ -69,7 +69,7 @@ impl<R: Read> Source<R> {
         self.jump.is_some()
     }
 
-    /// Continues at offset `to`, which must not be before the next byte.
+    /// Continues at offset `to`, which must not lie before the next byte.
     pub(crate) fn jump<E>(&mut self, to: u64) -> Result<(), RecordError<E>> {
         self.judged = false;
         let left = to - self.at;

@@ -23,7 +23,7 @@ pub(crate) struct Collector {
     mark: Option<Mark>,
 }
 
-/// The beginning of what may be a description.
+/// The beginning of a possible description.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     /// Offset of the mark.
@@ -67,8 +67,8 @@ impl Collector {
 }
 
 /// Whether `description` is a vmdescription whose devices are all in the state, in order, and
-/// whether the state ends with the footer of the last one. A guest chooses some bytes of the state:
-/// a description among them has to be told from the real one.
+/// whether the state ends with the footer of the last device. A guest chooses some bytes of the
+/// state, and a description among them has to be distinguished from the real one.
 fn describes(description: &[u8], early: &[u8], devices: &[u8]) -> bool {
     let Ok(value) = serde_json::from_slice::<Value>(description) else { return false };
     let Some(listed) = value["devices"].as_array() else { return false };
@@ -81,7 +81,7 @@ fn describes(description: &[u8], early: &[u8], devices: &[u8]) -> bool {
             return false;
         };
         let Ok(len) = u8::try_from(name.len()) else { return false };
-        // Four bytes, as in the head of a section.
+        // The instance has four bytes, as in the head of a section.
         let instance = &instance.to_be_bytes()[4..];
         let head = [&[len], name.as_bytes(), instance].concat();
         if skip_past(&mut early, &head).is_some() {

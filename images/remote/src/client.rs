@@ -25,10 +25,9 @@ pub struct Client {
 
 struct Inner {
     pool: Pool,
-    /// The longest wait for a connection: for the first one, and for one in the place of a lost
-    /// one.
+    /// The longest waits for a connection: for the first one, and for one that replaces a lost one.
     waits: [Duration; 2],
-    /// Gets a line when the connection is lost, and when it is back.
+    /// Gets a line when the connection is lost, and when it is restored.
     tell: Box<dyn Fn(&str) + Send + Sync>,
     has_connected: AtomicBool,
     is_lost: AtomicBool,
@@ -41,9 +40,9 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Client {
-    /// Reads files from `host` (HOST:PORT), without TLS if `connector` is `None`. `first` and
-    /// `outage` are the longest waits for the first connection and after a loss. `tell` gets a line
-    /// about each loss.
+    /// Creates a client that reads files from `host` (HOST:PORT), without TLS if `connector` is
+    /// `None`. `first` and `outage` are the longest waits for the first connection and after a
+    /// loss. `tell` gets a line about each loss.
     pub fn new(
         host: String,
         connector: Option<Connector>,
@@ -69,11 +68,11 @@ impl Client {
         Ok(ImageFile::Remote(Box::new(file)))
     }
 
-    /// Tells the server that this process needs the session no more: its locks end, unless another
-    /// process has joined it.
+    /// Tells the server that this process does not need the session any more. The session's locks
+    /// end, unless another process has joined it.
     pub fn end(&self) {
         let Some(mut link) = self.inner.pool.idle() else { return };
-        // A server that has ended has no locks.
+        // A server that has ended holds no locks.
         let _ = ask(&mut link, &Request::End, &mut []);
     }
 }
@@ -110,7 +109,7 @@ impl Opened {
         let request = Request::Read { stamp: self.stamp, offset, len };
         loop {
             match self.inner.call(&self.name, &request, out) {
-                // The server was started again, or has given up on this session.
+                // The server was restarted, or has dropped this session.
                 Err(RemoteError::Refused { status: Status::NotOpen, .. }) => {
                     let (stamp, len) = self.inner.open(&self.name, self.lock)?;
                     if (stamp, len) != (self.stamp, self.len) {
@@ -125,7 +124,7 @@ impl Opened {
 }
 
 impl Inner {
-    /// Has the server open a file; returns its stamp and length.
+    /// Makes the server open a file. Returns the file's stamp and length.
     fn open(&self, name: &str, lock: Lock) -> Result<(u128, u64), RemoteError> {
         let mut opened = [0; OPENED];
         self.call(name, &Request::Open { name: name.to_owned(), lock }, &mut opened)?;
@@ -168,7 +167,7 @@ impl Inner {
         }
     }
 
-    /// Sends a request on a connection; gives the connection back after its reply.
+    /// Sends a request on a connection. Returns the connection to the pool after the reply.
     fn exchange(
         &self,
         mut link: Link,
@@ -185,7 +184,7 @@ impl Inner {
         Ok(answered)
     }
 
-    /// Says once that the server does not answer.
+    /// Reports once that the server does not answer.
     fn say_lost(&self, error: &io::Error, limit: Duration) {
         if !self.is_lost.swap(true, Ordering::Relaxed) {
             let (host, limit) = (&self.pool.host, limit.as_secs());
@@ -193,7 +192,7 @@ impl Inner {
         }
     }
 
-    /// The error of a first connection, which will not work later either.
+    /// The error of a first connection, for a cause that will not pass.
     fn no_link(&self, name: &str, error: DialError) -> RemoteError {
         let host = self.pool.host.clone();
         match error {

@@ -23,7 +23,7 @@ pub enum RemoteError {
     Tls {
         /// Address of the server.
         host: String,
-        /// Why.
+        /// The cause.
         source: TlsError,
     },
     /// The server has refused the request.
@@ -38,7 +38,7 @@ pub enum RemoteError {
         /// The server's text.
         text: String,
     },
-    /// A file of this name has other bytes than before.
+    /// The file of this name has other bytes than before.
     #[error("{host}: {name} was replaced by another file")]
     Replaced {
         /// Address of the server.

@@ -10,8 +10,8 @@ use twox_hash::XxHash3_128;
 
 use crate::wire::{Lock, Status, MAX_NAME};
 
-/// Takes the lock of the image at a path, shared or not; returns the locked file. The error is a
-/// text that names who has the lock.
+/// Takes the lock of the image at a path, shared if the flag is set, and returns the locked file.
+/// The error is a text that names the holder of the lock.
 pub type TakeLock = Box<dyn Fn(&Path, bool) -> Result<File, String> + Send + Sync>;
 
 /// The folder whose images a server serves.
@@ -32,7 +32,7 @@ impl std::fmt::Debug for Folder {
 pub(crate) struct OpenFile {
     pub(crate) name: String,
     pub(crate) file: File,
-    /// Identifies these bytes.
+    /// The stamp that identifies the file's bytes.
     pub(crate) stamp: u128,
     pub(crate) len: u64,
     pub(crate) lock: Lock,
@@ -43,7 +43,7 @@ pub(crate) struct OpenFile {
 /// A served file begins with one of these.
 const MAGICS: [&[u8; 8]; 3] = [b"PLATENVM", b"PLATENPK", b"PLATENHT"];
 
-/// Attempts to lock a file that is replaced meanwhile.
+/// Attempts to lock a file that may be replaced meanwhile.
 const ATTEMPTS: usize = 10;
 
 impl Folder {
@@ -51,7 +51,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// It cannot be opened.
+    /// The folder cannot be opened.
     pub fn open(path: &Path, take_lock: TakeLock) -> io::Result<Self> {
         let folder = File::open(path)?;
         if !folder.metadata()?.is_dir() {
@@ -77,7 +77,7 @@ impl Folder {
             let io = |error: io::Error| (Status::Io, error.to_string());
             if let Some(locked) = &locked {
                 let of = locked.metadata().map_err(io)?;
-                // It was replaced between the two, or the name is a symbolic link.
+                // The file was replaced between the two calls, or the name is a symbolic link.
                 if (of.dev(), of.ino()) != (metadata.dev(), metadata.ino()) {
                     continue;
                 }
@@ -95,8 +95,8 @@ impl Folder {
             io::ErrorKind::NotFound => (Status::NotFound, "there is no such image".into()),
             _ => (Status::Io, error.to_string()),
         };
-        // Not blocking: the file may be a pipe. No symbolic link: it could lead to a file that its
-        // owner may not read.
+        // The open does not block, since the file may be a pipe. It follows no symbolic link, which
+        // could lead to a file that the link's owner may not read.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let file = openat2(&self.folder, name, flags, Mode::empty(), resolve)

@@ -12,14 +12,14 @@
 //! cross the network as they are stored: compressed.
 //!
 //! **Sessions.** The client chooses a random session. All its connections name the session, and
-//! those of another process may, too. The server holds the session's open files and their locks
-//! while there is a connection, and [`Patience`] longer. A client whose connection ends makes
-//! another one, and asks again: a read changes nothing. Therefore a restore survives a lost link,
-//! and a server that is started again.
+//! connections of another process may name it too. The server holds the session's open files and
+//! their locks while there is a connection, and [`Patience`] longer. A client whose connection ends
+//! makes another one and repeats its request: a read changes nothing. Therefore a restore survives
+//! a lost link and a restart of the server.
 //!
-//! **A wrong byte.** A file is known by a stamp of device, inode, length and modification time.
-//! Each read names the stamp. A file that was replaced has another stamp, and is refused. With TLS
-//! no byte can be changed on the way. Every unit of an image has a checksum besides.
+//! **A wrong byte.** A file is identified by a stamp of device, inode, length and modification
+//! time. Each read names the stamp. A file that was replaced has another stamp, and is refused.
+//! With TLS no byte can be changed on the way. Every unit of an image has a checksum besides.
 //!
 //! **What fails.** [`RemoteError`] names the file and the host. No bytes of a peer cause a panic
 //! or an allocation without a bound: requests have at most 544 bytes, replies at most the bytes

@@ -16,14 +16,14 @@ use crate::wire::{hello, read_reply, Status, Token};
 
 /// Time limit for a connection, and for each step of its beginning.
 const CONNECT: Duration = Duration::from_secs(10);
-/// The longest silence of a server in the middle of a reply. Then another connection is tried.
+/// The longest silence of a server in the middle of a reply. After it another connection is tried.
 const SILENCE: Duration = Duration::from_secs(20);
-/// The longest that sent bytes stay without an acknowledgement.
+/// The longest time for which sent bytes may stay unacknowledged.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
 /// Why there is no connection.
 pub(crate) enum DialError {
-    /// It may work later.
+    /// The connection may succeed later.
     Io(io::Error),
     Tls(TlsError),
     Refused(String),
@@ -44,7 +44,7 @@ pub(crate) struct Pool {
     pub(crate) host: String,
     connector: Option<Connector>,
     session: Token,
-    /// Number of this process in the session.
+    /// The number of this process in the session.
     client: u32,
     idle: Mutex<Vec<Link>>,
 }
@@ -64,7 +64,7 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(link);
     }
 
-    /// A new connection, which has joined the session.
+    /// Makes a new connection that joins the session.
     pub(crate) fn dial(&self) -> Result<Link, DialError> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         let mut socket = None;
@@ -94,14 +94,14 @@ impl Pool {
         link.write_all(&hello)?;
         match read_reply(&mut link, &mut [])? {
             Ok(()) => Ok(link),
-            // There may be room later.
+            // The server may have room later.
             Err((Status::Refused, text)) => Err(DialError::Refused(text)),
             Err((_, text)) => Err(io::Error::other(text).into()),
         }
     }
 }
 
-/// Options of a connection at either end: a peer that has vanished is noticed within a minute.
+/// Sets options of a connection at either end: a peer that has vanished is noticed within a minute.
 pub(crate) fn set_options(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     set_socket_keepalive(socket, true)?;

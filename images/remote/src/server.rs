@@ -19,9 +19,9 @@ use crate::wire::{begin_reply, put_refusal, read_hello, Request, Status, HELLO, 
 const MAX_CONNECTIONS: usize = 256;
 /// Time limit for TLS handshake and hello, each.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which sessions are looked at that have no connections.
+/// Interval of the search for sessions without connections.
 const TICK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Wait after an `accept` that failed, as it does without descriptors.
+/// Pause after an `accept` that failed, for example because no descriptor is left.
 const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(100);
 
 /// Serves images.
@@ -40,8 +40,8 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// A server without TLS if `acceptor` is `None`. `tell` gets a line about each connection that
-    /// fails.
+    /// Creates a server; without TLS if `acceptor` is `None`. `tell` gets a line about each
+    /// connection that fails.
     pub fn new(
         sessions: Sessions,
         acceptor: Option<Acceptor>,
@@ -54,7 +54,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// The listener's.
+    /// The listener's error.
     pub fn run(&self, listener: &TcpListener) -> io::Result<()> {
         // A connection may vanish between poll and accept.
         listener.set_nonblocking(true)?;
@@ -135,7 +135,7 @@ impl Server {
                 }
                 Err(error) => {
                     joined.ends(how(&error));
-                    // A killed client is no news.
+                    // A killed client is not reported.
                     let is_ended =
                         how(&error) == Ended::Closed && error.kind() != io::ErrorKind::InvalidData;
                     return if is_ended { Ok(()) } else { Err(error) };
@@ -145,7 +145,7 @@ impl Server {
     }
 }
 
-/// How a connection has ended whose socket has returned this error.
+/// How a connection whose socket returned this error has ended.
 fn how(error: &io::Error) -> Ended {
     match error.kind() {
         io::ErrorKind::TimedOut
@@ -158,11 +158,12 @@ fn how(error: &io::Error) -> Ended {
 /// A connection's part in its session.
 pub type Connected<'a> = Joined<'a>;
 
-/// Answers one request. `Some`: the connection is to end, and how. `reply` is a buffer.
+/// Answers one request. Returns `Some` if the connection has to end, with the way in which it ends.
+/// `reply` is a buffer.
 ///
 /// # Errors
 ///
-/// The connection's, or the peer violates the protocol.
+/// The connection's error, or the peer violates the protocol.
 pub fn answer(
     peer: &mut (impl Read + Write),
     joined: &mut Connected<'_>,

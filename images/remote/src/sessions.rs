@@ -12,13 +12,13 @@ const MAX_SESSIONS: usize = 64;
 /// Maximum number of open files of a session: an image, its packs, and its hot set.
 const MAX_FILES: usize = 512;
 
-/// How long a session stays without a connection.
+/// How long a session outlives its last connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// After its last connection was closed: the client's process has ended, most likely.
+    /// Time after the last connection was closed: the client's process has most likely ended.
     pub closed: Duration,
-    /// After the peer of its last connection did not answer any more: the network is down, most
-    /// likely.
+    /// Time after the peer of the last connection has stopped answering: the network is most likely
+    /// down.
     pub lost: Duration,
 }
 
@@ -31,9 +31,9 @@ impl Default for Patience {
 /// How a connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The client's process needs the session no more.
+    /// The client's process does not need the session any more.
     Done,
-    /// The peer, or its kernel, has closed it.
+    /// The peer, or its kernel, has closed the connection.
     Closed,
     /// The peer does not answer any more.
     Lost,
@@ -64,12 +64,13 @@ struct Session {
 }
 
 impl Sessions {
-    /// Sessions that read `folder`.
+    /// Creates the sessions that read `folder`.
     pub fn new(folder: Folder, patience: Patience) -> Self {
         Self { folder, patience, all: Mutex::default() }
     }
 
-    /// Adds a connection of process `client` to a session, which begins if there is none yet.
+    /// Adds a connection of process `client` to a session. The session begins if it does not exist
+    /// yet.
     ///
     /// # Errors
     ///
@@ -97,7 +98,7 @@ impl Sessions {
     pub fn expire(&self) {
         let now = Instant::now();
         let over = |entry: &mut Entry| entry.until.is_some_and(|until| until <= now);
-        // Closed without the lock: a file system may hang.
+        // The files are closed without the lock: a file system may hang.
         let ended: Vec<_> = lock(&self.all).extract_if(|_, entry| over(entry)).collect();
         drop(ended);
     }
@@ -107,7 +108,7 @@ impl Sessions {
         lock(&self.all).len()
     }
 
-    /// Waits for the end of sessions whose clients have ended, most likely: a restore that was
+    /// Waits for the end of sessions whose clients have most likely ended: a restore that was
     /// killed is continued by another one. Returns whether there were any.
     fn wait_for_closed(&self) -> bool {
         let limit = Instant::now() + self.patience.closed;
@@ -154,7 +155,7 @@ pub struct Joined<'a> {
     token: Token,
     client: u32,
     session: Arc<Session>,
-    /// Files that this connection has read: no lock for them.
+    /// Files that this connection has read. Looking them up needs no lock.
     seen: Vec<Arc<OpenFile>>,
     end: Ended,
 }
@@ -166,7 +167,8 @@ impl Joined<'_> {
         name: &str,
         how: Lock,
     ) -> Result<Arc<OpenFile>, (Status, String)> {
-        // Held while the file is locked: two connections of a session do not exclude each other.
+        // The lock is held while the file is locked: two connections of a session do not exclude
+        // each other.
         let mut files = lock(&self.session.files);
         let is_it =
             |file: &&Arc<OpenFile>| file.name == name && (how == Lock::None || file.lock == how);
@@ -196,7 +198,7 @@ impl Joined<'_> {
         Some(file)
     }
 
-    /// Says how the connection ends.
+    /// Records how the connection ends.
     pub fn ends(&mut self, end: Ended) {
         self.end = end;
     }
