@@ -9,8 +9,9 @@
 //! decompress(carry) ─► one per member   ─► engine ─► plain, any order   ─► poll: carry, Done::Plain
 //! ```
 //!
-//! The *carry* is a value of the caller that is returned with its unit, exactly once. If the device
-//! refuses, fails or is late, the engine does the piece in software; this crate does not notice.
+//! The *carry* is a value of the caller. It is returned with its unit, exactly once. If the device
+//! refuses, fails or is late, the engine does the piece in software, and this crate does not
+//! notice.
 //!
 //! Errors: a payload whose members do not fit a device (above 64 KiB plain, or too many) is refused
 //! at once, and one that does not decode is returned as [`Done::Bad`]. In both cases the caller
@@ -32,11 +33,11 @@ pub trait Carry {
 /// The result of a unit.
 #[derive(Debug)]
 pub enum Done<'a> {
-    /// Compressed.
+    /// The unit was compressed.
     Streams(Streams<'a>),
-    /// Decompressed, and each member's CRC-32 checked.
+    /// The unit was decompressed, and each member's CRC-32 was checked.
     Plain(&'a [u8]),
-    /// A member that does not decode to its stated bytes.
+    /// A member does not decode to its stated bytes.
     Bad,
 }
 
@@ -76,7 +77,8 @@ struct Piece {
     /// Offset of its output.
     to: usize,
     done_len: usize,
-    /// When compressing, of the plain bytes; when decompressing, the member's stated one.
+    /// When compressing, the CRC-32 of the plain bytes; when decompressing, the one that the member
+    /// states.
     crc32: u32,
 }
 
@@ -106,8 +108,8 @@ pub struct Offload<C> {
 }
 
 impl<C: Carry> Offload<C> {
-    /// Has up to `units` units of at most `max_plain` bytes in flight on `engine`, whose pieces
-    /// must hold [`qz::MEMBER_PLAIN`] bytes.
+    /// Creates an offload that has up to `units` units of at most `max_plain` bytes in flight on
+    /// `engine`. The pieces of `engine` must hold [`qz::MEMBER_PLAIN`] bytes.
     pub fn new(engine: Engine, units: u16, max_plain: usize) -> Self {
         let stride = engine.capacity();
         // A peer may cut a unit into smaller pieces than we do.
@@ -132,8 +134,8 @@ impl<C: Carry> Offload<C> {
         }
     }
 
-    /// Whether another unit can be started. Without a device one unit at a time: more units in
-    /// flight only help with a device.
+    /// Whether another unit can be started. Without a device there is one unit at a time, since
+    /// more units in flight only help with a device.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty() && (self.engine.on_device() || self.in_flight() == 0)
     }
@@ -223,8 +225,8 @@ impl<C: Carry> Offload<C> {
         Ok(())
     }
 
-    /// Returns finished units. `idle`: the caller has no other work, so this may sleep for about 50
-    /// us.
+    /// Returns finished units. With `idle` the caller has no other work, so the call may sleep for
+    /// about 50 us.
     pub fn poll(&mut self, idle: bool, done: &mut dyn FnMut(C, Done<'_>)) {
         let Self { engine, units, free, stride, .. } = self;
         let delivered = engine.poll(|tag, finished| {

@@ -240,9 +240,9 @@ pub struct CpaDcInstanceCapabilities {
     pub batchAndPack: CpaBoolean,
     /// Compress-and-verify.
     pub compressAndVerify: CpaBoolean,
-    /// Its strict form.
+    /// The strict form of compress-and-verify.
     pub compressAndVerifyStrict: CpaBoolean,
-    /// With recovery by stored blocks.
+    /// Compress-and-verify with recovery by stored blocks.
     pub compressAndVerifyAndRecover: CpaBoolean,
     /// Integrity CRCs.
     pub integrityCrcs: CpaBoolean,

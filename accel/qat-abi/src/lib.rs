@@ -26,7 +26,7 @@ use std::ffi::c_void;
 pub type CpaStatus = i32;
 /// The call succeeded; for a submission, the device has the request.
 pub const CPA_STATUS_SUCCESS: CpaStatus = 0;
-/// Refused or failed.
+/// The call was refused or has failed.
 pub const CPA_STATUS_FAIL: CpaStatus = -1;
 /// The ring is full (submit), nothing was there (poll), or requests are pending (remove session).
 pub const CPA_STATUS_RETRY: CpaStatus = -2;
@@ -36,7 +36,7 @@ pub const CPA_STATUS_RESOURCE: CpaStatus = -3;
 pub const CPA_STATUS_INVALID_PARAM: CpaStatus = -4;
 /// The device is beyond repair.
 pub const CPA_STATUS_FATAL: CpaStatus = -5;
-/// This device cannot do that.
+/// This device does not support the call.
 pub const CPA_STATUS_UNSUPPORTED: CpaStatus = -6;
 /// The device is being reset.
 pub const CPA_STATUS_RESTARTING: CpaStatus = -7;
@@ -114,9 +114,9 @@ pub const CPA_DC_STATELESS: u32 = 1;
 /// `CpaDcAutoSelectBest`: static or dynamic trees, and stored blocks with headers where neither
 /// gains.
 pub const CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_STORED_HDRS: u32 = 2;
-/// As before, without the headers.
+/// As [`CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_STORED_HDRS`], without the headers.
 pub const CPA_DC_ASB_UNCOMP_STATIC_DYNAMIC_WITH_NO_HDRS: u32 = 3;
-/// All of it.
+/// All of these choices.
 pub const CPA_DC_ASB_ENABLED: u32 = 4;
 
 /// `CpaDcReqStatus`: the request was carried out.

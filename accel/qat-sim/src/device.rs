@@ -39,7 +39,7 @@ struct Control {
 const SESSION_BYTES: usize = 1024;
 
 impl Device {
-    /// A stopped device with default settings. Its counters live as long as the process.
+    /// Creates a stopped device with default settings. Its counters live as long as the process.
     pub fn new(dma: &'static dyn Dma) -> Self {
         Self {
             dma,
@@ -77,7 +77,7 @@ impl Device {
     /// `platen_qat_sim_control`: replaces the faults; set-up lines only while stopped.
     ///
     /// # Errors
-    /// The script's error, or that the device runs; then nothing was changed.
+    /// The script is invalid, or the device runs. Then nothing was changed.
     pub fn control(&self, text: &str) -> Result<(), String> {
         let script = Script::parse(text).map_err(|error| error.to_string())?;
         let mut control = lock(&self.control);

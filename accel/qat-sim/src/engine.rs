@@ -164,7 +164,7 @@ impl Worker<'_> {
         self.responses.push(Response { slot, epoch, sequence, due_ns, tie, status, results });
     }
 
-    /// Executes a request. The error has the statuses of callback and results.
+    /// Executes a request. The error has the statuses of the callback and of the results.
     fn perform(&mut self, instance: &Instance, task: &Task) -> Result<CpaDcRqResults, (i32, i32)> {
         let violation = (CPA_STATUS_FAIL, CPA_DC_FATALERR);
         let Some((source, source_bytes)) = self.read_list(instance, task.source) else {

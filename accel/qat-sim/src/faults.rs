@@ -11,11 +11,11 @@ pub(crate) enum Effect {
     /// No fault.
     #[default]
     None,
-    /// The callback has SUCCESS, the results this status.
+    /// The callback has SUCCESS; the results have this status.
     Status(i32),
-    /// The callback has FAIL, the results this status.
+    /// The callback has FAIL; the results have this status.
     Error(i32),
-    /// Executed this many milliseconds late.
+    /// The request is executed this many milliseconds late.
     Late(u64),
     /// One bit of the output is flipped.
     Flip,
@@ -135,7 +135,8 @@ impl Faults {
         verdict
     }
 
-    /// The submission was refused for another reason: the effect applies to a later one.
+    /// Returns the effect of a submission that was refused for another reason: it applies to a
+    /// later one.
     pub(crate) fn give_back(&self, rule: usize) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(progress) = state.rules.get_mut(rule) {
@@ -143,7 +144,7 @@ impl Faults {
         }
     }
 
-    /// Decides on one poll: true if it fails.
+    /// Decides on one poll. Returns true if the poll fails.
     pub(crate) fn poll(&self, instance: usize, now_ns: u64, deeds: &mut Vec<Deed>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.tick(now_ns, deeds);
@@ -155,7 +156,7 @@ impl Faults {
         failing.map(Progress::spend).is_some()
     }
 
-    /// Faults due by time.
+    /// Collects the faults that are due by time.
     pub(crate) fn tick(&self, now_ns: u64, deeds: &mut Vec<Deed>) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).tick(now_ns, deeds);
     }

@@ -284,7 +284,8 @@ impl Instance {
         };
         // SAFETY: not null, and the caller's promise.
         let seed = unsafe { (*call.results).checksum };
-        // The state again, now that an end of the epoch would have to wait for us.
+        // The state is checked again, now that an end of the epoch would have to wait for this
+        // call.
         if let Some(status) = self.objection() {
             return status;
         }
@@ -326,9 +327,9 @@ impl Instance {
         CPA_STATUS_SUCCESS
     }
 
-    /// A thread is in a submission or a poll, until what is returned is dropped. qatlib 24.02 polls
-    /// a dead instance without the ring's lock, so whoever comes in meanwhile spoils its lists: a
-    /// violation.
+    /// Records that a thread is in a submission or a poll, until the returned value is dropped.
+    /// qatlib 24.02 polls a dead instance without the ring's lock, so a thread that comes in
+    /// meanwhile spoils its lists: that counts as a violation.
     pub(crate) fn enter(&self, tally: &Tally) -> Inside<'_> {
         self.inside.fetch_add(1, Ordering::SeqCst);
         add(&tally.violations, u64::from(self.walking.load(Ordering::SeqCst)));

@@ -11,11 +11,11 @@
 //!  icp_sal_DcPollInstance ◄─ callbacks, results ◄──────── responses, due by the service model
 //! ```
 //!
-//! As on a real device: ring and RETRY, callbacks only from polls, completions in any order, the
-//! statuses of good and bad requests, memory that must be pinned, events, death and reset of a
-//! device. Stricter: the device refuses what a real one would read or overwrite. Missing: stateful
-//! sessions, LZ4, LZ4s, skip data, integrity CRCs, the data-plane API. Faults come from a script;
-//! `SCRIPT.md` describes it.
+//! The following is as on a real device: ring and RETRY, callbacks only from polls, completions in
+//! any order, the statuses of good and bad requests, memory that must be pinned, events, death and
+//! reset of a device. The simulated device is stricter: it refuses accesses by which a real one
+//! would read or overwrite foreign memory. Missing are stateful sessions, LZ4, LZ4s, skip data,
+//! integrity CRCs and the data-plane API. Faults come from a script; `SCRIPT.md` describes it.
 //!
 //! Figures measured on it show the cost of software and scheduling, and never a device's
 //! throughput.

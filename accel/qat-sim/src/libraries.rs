@@ -39,7 +39,7 @@ fn build() -> PathBuf {
     folder
 }
 
-/// Has cargo compile both; returns the folder with its results.
+/// Makes cargo compile both libraries; returns the folder with its results.
 fn compile(target: &Path) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

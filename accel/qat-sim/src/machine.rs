@@ -29,7 +29,7 @@ pub trait Dma: Sync {
 pub(crate) struct Machine {
     pub(crate) settings: Settings,
     pub(crate) instances: Vec<Instance>,
-    /// By package.
+    /// The devices, by package.
     pub(crate) services: Vec<Service>,
     pub(crate) tallies: &'static Tallies,
     pub(crate) dma: &'static dyn Dma,
@@ -57,7 +57,7 @@ pub(crate) struct Event {
     pub(crate) package: usize,
     pub(crate) kind: u32,
     pub(crate) not_before_ns: u64,
-    /// RESTARTING: when the application was notified. It has 10 s to poll its rings empty.
+    /// For RESTARTING: when the application was notified. It has 10 s to poll its rings empty.
     pub(crate) told_ns: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Seeded randomness (SplitMix64: 64 bits of state, good enough to shuffle).
+//! Seeded randomness: SplitMix64 with 64 bits of state, which is good enough for shuffling.
 
 /// A sequence determined by its seed.
 #[derive(Debug, Clone)]

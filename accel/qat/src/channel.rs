@@ -133,8 +133,8 @@ impl Channel {
             let status = unsafe {
                 compress_bound(handle, abi::CPA_DC_HT_FULL_DYNAMIC, plain, &raw mut bound)
             };
-            // If the library does not know, `setup.room` applies; an output that does not fit is an
-            // error.
+            // If the library does not know the bound, `setup.room` applies, and an output that does
+            // not fit is an error.
             bound = if status == abi::CPA_STATUS_SUCCESS { bound.min(MAX_BOUND) } else { 0 };
         }
         let room = setup.room.max(bound as usize);
@@ -168,7 +168,7 @@ impl Channel {
         &self.instance
     }
 
-    /// Requests the device has not called back for.
+    /// Requests for which the device has not called back.
     pub(crate) fn owned(&self) -> usize {
         self.owned
     }
@@ -239,7 +239,7 @@ impl Channel {
         status
     }
 
-    /// Runs the callbacks of finished requests. FAIL without the instance's turn.
+    /// Runs the callbacks of finished requests. Returns FAIL without the instance's turn.
     pub(crate) fn poll(&mut self) -> CpaStatus {
         if !self.take_turn() {
             return abi::CPA_STATUS_FAIL;
@@ -247,10 +247,10 @@ impl Channel {
         self.instance.poll(self.api)
     }
 
-    /// Takes the instance's turn until `rest`, so that no other thread submits to it or polls it;
-    /// `false` if the event thread does not end its poll. A poll takes microseconds: a longer one
-    /// has no CPU, or is stuck in the library. The engine then works in software, as after any
-    /// failure.
+    /// Takes the instance's turn until `rest`, so that no other thread submits to the instance or
+    /// polls it. Returns `false` if the event thread does not end its poll. A poll takes
+    /// microseconds: a longer one has no CPU, or is stuck in the library. The engine then works in
+    /// software, as after any failure.
     fn take_turn(&mut self) -> bool {
         self.turn = self.turn || self.instance.turn.take_within(LONGEST_POLL);
         self.turn

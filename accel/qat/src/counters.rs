@@ -26,12 +26,12 @@ pub enum Reason {
     Restarting,
     /// The instance is suspect and has not answered a probe yet.
     Suspect,
-    /// Not a request for a device: it has no bytes.
+    /// The piece is not fit for a device: it has no bytes.
     Unfit,
 }
 
 impl Reason {
-    /// All, in the order of [`Snapshot::by_software`].
+    /// All reasons, in the order of [`Snapshot::by_software`].
     pub const ALL: [Self; 11] = [
         Self::NoInstance,
         Self::Busy,

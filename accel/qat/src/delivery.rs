@@ -1,5 +1,5 @@
-//! Shared by the device's and the software's side of an engine: clock, counters, the queue of
-//! pieces for software, and delivery.
+//! State that the device's and the software's side of an engine share: clock, counters, the queue
+//! of pieces for software, and delivery.
 
 use crate::counters::{add, set, Counters, Reason};
 use crate::piece::{BadData, By, Finished, Op};
@@ -48,7 +48,7 @@ pub(crate) enum Place {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queued {
     pub(crate) place: Place,
-    /// Must still be the slot's number; otherwise the piece has been delivered meanwhile.
+    /// The number that the slot must still have. Otherwise the piece has been delivered meanwhile.
     pub(crate) number: u64,
     pub(crate) reason: Reason,
     plain_len: usize,
@@ -119,8 +119,8 @@ impl Delivery {
         }
     }
 
-    /// Removes the pieces of a device that is dropped. All of them are void: none of its slots has
-    /// a piece.
+    /// Removes the pieces of a device that is dropped. All of them are void: no slot of the device
+    /// has a piece.
     pub(crate) fn withdraw_pinned(&mut self) {
         self.queue.retain(|queued| matches!(queued.place, Place::Plain(_)));
         self.queued_bytes = self.queue.iter().map(|queued| queued.plain_len).sum();

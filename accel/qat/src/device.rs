@@ -50,8 +50,8 @@ struct Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
     Good,
-    /// Software does everything until a probe is answered. `since`: the start of the suspicion.
-    /// `sent`: the probe in flight.
+    /// Software does everything until a probe is answered. `since` is the start of the suspicion,
+    /// `sent` the probe in flight.
     Suspect {
         since: u64,
         probe_at: u64,
@@ -194,12 +194,13 @@ impl Device {
         }
     }
 
-    /// Whether half of its slots are lost to requests that never came back: give it up.
+    /// Whether half of the device's slots are lost to requests that never came back. Then the
+    /// device is given up.
     pub(crate) fn is_worn(&self) -> bool {
         self.lost * 2 >= self.options.depth
     }
 
-    /// There is nothing to do for a while: let the event thread poll.
+    /// Lets the event thread poll: there is nothing to do for a while.
     pub(crate) fn rest(&mut self) {
         self.channel.rest();
     }
@@ -213,7 +214,7 @@ impl Device {
         self.flying == 0 && self.held == 0
     }
 
-    /// Whether it has been unusable for `ns`, and no piece of the caller is in its slots.
+    /// Whether the device has been unusable for `ns`, and no piece of the caller is in its slots.
     pub(crate) fn is_useless_since(&self, now: u64, ns: u64) -> bool {
         let since = match (self.state, self.trust) {
             (State::Running, Trust::Good) => return false,
@@ -228,7 +229,7 @@ impl Device {
         self.flying_bytes as u64 * self.rate / 1024
     }
 
-    /// The longest such wait with which a piece is still given to the device.
+    /// The longest wait with which a piece is still given to the device, nanoseconds.
     pub(crate) fn patience(&self) -> u64 {
         self.deadline / 2
     }
@@ -310,7 +311,7 @@ impl Device {
         }
     }
 
-    /// The engine is dropped, or takes another instance.
+    /// Ends the use of the device: the engine is dropped, or takes another instance.
     pub(crate) fn retire(mut self, qat: &Qat, delivery: &mut Delivery) {
         delivery.tick();
         let end = delivery.now + self.deadline;

@@ -65,8 +65,8 @@ const LEAST_DEPTH: usize = 8;
 const EXCHANGE_AFTER_NS: u64 = 1_000_000_000;
 
 impl Engine {
-    /// An engine on a free instance of `qat`. Without one it works in software, and looks for one
-    /// now and then.
+    /// Creates an engine on a free instance of `qat`. Without one it works in software, and looks
+    /// for one now and then.
     pub fn new(qat: Option<&Arc<Qat>>, options: EngineOptions) -> Self {
         static IDS: AtomicU32 = AtomicU32::new(0);
         let options = options.in_range();
@@ -113,7 +113,8 @@ impl Engine {
         self.device.as_ref().is_some_and(Device::usable)
     }
 
-    /// A slot for a piece of `plain_len` plain bytes; `None`: poll (and wait) first.
+    /// Takes a slot for a piece of `plain_len` plain bytes. Returns `None` if the caller has to
+    /// poll (and wait) first.
     pub fn take(&mut self, plain_len: usize) -> Option<Lease> {
         let place = match self.device.as_mut().filter(|device| device.usable()) {
             None => self.plain_free.pop().map(Place::Plain),

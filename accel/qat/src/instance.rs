@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// The library's description of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct InstanceInfo {
-    /// Its name.
+    /// The instance's name.
     pub name: String,
     /// The kind of device.
     pub part: String,
@@ -81,7 +81,8 @@ pub(crate) struct Instance {
     pub(crate) ordinal: u16,
     pub(crate) mailbox: &'static Mailbox,
     pub(crate) info: InstanceInfo,
-    /// Suspect, or left by an engine with requests in flight: the event thread polls it.
+    /// Whether the event thread polls the instance, because it is suspect or an engine has left it
+    /// with requests in flight.
     pub(crate) neglected: AtomicBool,
     claimed: AtomicBool,
     pub(crate) turn: Turn,
@@ -99,14 +100,14 @@ unsafe impl Sync for Instance {}
 /// An instance that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Unfit {
-    /// Its name.
+    /// The instance's name.
     pub name: String,
     /// The missing capability.
     pub lacks: String,
 }
 
 impl Instance {
-    /// Queries the library about `handle`; `Err` for an instance that lacks something.
+    /// Queries the library about `handle`. Returns `Err` for an instance that lacks a capability.
     pub(crate) fn probe(api: &Api, handle: CpaInstanceHandle, ordinal: u16) -> Result<Self, Unfit> {
         let nameless = || format!("instance {ordinal}");
         let unfit = |name: String, lacks: &str| Unfit { name, lacks: lacks.to_owned() };

@@ -28,7 +28,7 @@ pub enum Location {
     },
 }
 
-/// Why the libraries cannot be used. None of these is an error of the host: there is just no QAT.
+/// Why the libraries cannot be used. None of these is an error of the host: it has no QAT.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -40,7 +40,7 @@ pub enum LoadError {
         /// The dynamic linker's message.
         reason: String,
     },
-    /// A function is missing: it is another library, or older than qatlib 22.
+    /// A function is missing: the file is another library, or older than qatlib 22.
     #[error("{file} has no function {symbol}: not qatlib 22 or later")]
     Symbol {
         /// The file.

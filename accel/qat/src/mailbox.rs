@@ -32,7 +32,7 @@ static MAILBOXES: [OnceLock<Box<Mailbox>>; MAX_INSTANCES] =
 #[cfg_attr(not(loom), derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[repr(u8)]
 pub enum State {
-    /// It takes requests.
+    /// The instance takes requests.
     Running = 0,
     /// The device has died (`CPA_INSTANCE_EVENT_FATAL_ERROR`).
     Fatal = 1,
@@ -157,7 +157,7 @@ impl Mailbox {
         self.done[word].swap(0, strong(Site::DoneAcquire, Ordering::Acquire))
     }
 
-    /// The callback's status of a slot that `take_done` reported.
+    /// The callback's status for a slot that `take_done` reported.
     pub(crate) fn status(&self, slot: u16) -> CpaStatus {
         let request = self.requests[usize::from(slot)].load(Ordering::Relaxed);
         (request & 0xffff_ffff) as CpaStatus

@@ -17,17 +17,17 @@ pub struct EngineOptions {
     pub deadline: Duration,
     /// The session's directions. Default both.
     pub direction: Direction,
-    /// While the device is full, do pieces in software if that is faster. Default true.
+    /// Whether to do pieces in software while the device is full, if that is faster. Default true.
     pub share: bool,
-    /// Decompress and compare every n-th compressed output of the device: 1 for all, 0 for none.
-    /// Default 64.
+    /// How often to verify: every n-th compressed output of the device is decompressed and
+    /// compared; 1 for all, 0 for none. Default 64.
     ///
     /// The device checks itself (compress-and-verify), and its checksum of the plain bytes is
     /// always compared. This finds errors after that, for about 4 µs a page.
     pub verify_every: u32,
-    /// Look for an instance now and then: if there is none, or the current one has been unusable
-    /// for a second. That allocates, also pinned memory; nothing else in a `poll` allocates.
-    /// Default true.
+    /// Whether to look for an instance now and then, if there is none or the current one has been
+    /// unusable for a second. The search allocates, also pinned memory; nothing else in a `poll`
+    /// allocates. Default true.
     pub roam: bool,
 }
 
@@ -62,10 +62,10 @@ impl EngineOptions {
     }
 }
 
-/// Directions a session is set up for.
+/// The directions for which a session is set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Both.
+    /// Both directions.
     Both,
     /// Compression only.
     Compress,

@@ -8,9 +8,9 @@ pub const MAX_PIECE: usize = 64 << 10;
 /// The operation on a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Plain bytes to a raw deflate stream.
+    /// Compresses plain bytes to a raw deflate stream.
     Compress,
-    /// A raw deflate stream to its plain bytes.
+    /// Decompresses a raw deflate stream to its plain bytes.
     Decompress {
         /// The exact length of the plain bytes.
         plain_len: usize,
@@ -25,7 +25,7 @@ pub struct Finished<'a> {
     pub bytes: &'a [u8],
     /// CRC-32 (as in gzip) of the plain bytes, computed by this CPU.
     pub crc32: u32,
-    /// The device or software.
+    /// The producer of the result: the device or software.
     pub by: By,
 }
 
@@ -38,7 +38,7 @@ pub enum By {
     Software(Reason),
 }
 
-/// Bytes that are no deflate stream of the stated plain length; the sender is at fault. libdeflate
+/// The bytes are no deflate stream of the stated plain length. The sender is at fault. libdeflate
 /// decides that, not the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes are no deflate stream of {plain_len} plain bytes")]

@@ -36,8 +36,8 @@ impl Default for StartOptions {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// `icp_sal_userIsQatAvailable` says no: no device, no virtual functions, no permission on
-    /// /dev/vfio.
+    /// `icp_sal_userIsQatAvailable` returns false: there is no device, no virtual function, or no
+    /// permission for /dev/vfio.
     #[error("libqat finds no usable QAT device on this host")]
     Unavailable,
     /// This process has started QAT already; the library can be started only once.
@@ -52,10 +52,11 @@ pub enum StartError {
         /// `CpaStatus`.
         status: CpaStatus,
     },
-    /// The section's name has a NUL in it.
+    /// The section's name contains a NUL byte.
     #[error("section name {0:?} has a NUL byte")]
     Section(String),
-    /// No thread for the device's events: without it a dead device would look like a slow one.
+    /// No thread could be started for the device's events: without it a dead device would look like
+    /// a slow one.
     #[error("cannot start the thread for device events: {0}")]
     Thread(String),
     /// The library started, but there is no instance for compression.

@@ -19,7 +19,7 @@ impl std::fmt::Debug for Software {
 }
 
 impl Software {
-    /// `level` 1 to 12; pieces of at most `max_plain` bytes.
+    /// Allocates for `level` 1 to 12 and pieces of at most `max_plain` bytes.
     pub(crate) fn new(level: u32, max_plain: usize) -> Self {
         let level = i32::try_from(level).ok().and_then(|level| CompressionLvl::new(level).ok());
         let mut compressor = Compressor::new(level.unwrap_or_default());
@@ -27,7 +27,7 @@ impl Software {
         Self { compressor, decompressor: Decompressor::new(), output: vec![0; room].into() }
     }
 
-    /// A raw deflate stream of `plain`, which has at most `max_plain` bytes.
+    /// Makes a raw deflate stream of `plain`, which has at most `max_plain` bytes.
     pub(crate) fn compress(&mut self, plain: &[u8]) -> &[u8] {
         let len = self
             .compressor
@@ -36,7 +36,7 @@ impl Software {
         &self.output[..len]
     }
 
-    /// The `plain_len` bytes of the raw deflate stream `data`.
+    /// Decodes the raw deflate stream `data` to its `plain_len` bytes.
     ///
     /// Ignores bytes after the final block, as the device does.
     pub(crate) fn decompress(&mut self, data: &[u8], plain_len: usize) -> Result<&[u8], BadData> {

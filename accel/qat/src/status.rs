@@ -41,7 +41,7 @@ pub struct LibraryStatus {
     pub qat: Option<String>,
     /// Functions that only some versions have, and whether these libraries have them.
     pub optional: Vec<(&'static str, bool)>,
-    /// Why they are not loaded.
+    /// Why the libraries are not loaded.
     pub error: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! One thread's compressor: a job, and what happens when it fails.
+//! One thread's compressor: a job, and the reaction to its failures.
 
 use crate::counters::{count, Counters};
 use crate::library::{Job, Path, Status};
@@ -6,9 +6,9 @@ use codec::{Deflate, Deflated};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// After so many failures in a row the thread goes on without libqpl.
+/// After this many failures in a row the thread goes on without libqpl.
 const FAILURES: u32 = 3;
-/// A device that has not answered within this time gets the thread's time slice.
+/// How long a thread that waits for the device spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 /// How long the thread then sleeps at a time.
 const NAP: Duration = Duration::from_micros(20);
@@ -45,9 +45,9 @@ pub struct Compressor {
 enum Failure {
     /// The unit is not for libqpl.
     Refused(String),
-    /// The job ended wrong, and may do better with another unit.
+    /// The job ended with an error, and may succeed with another unit.
     Once(String),
-    /// The job is not used again.
+    /// The job must not be used again.
     ForGood(String),
     /// The job has not ended: its memory belongs to the device.
     Silent(String),
@@ -192,7 +192,7 @@ fn run(
 
 /// Whether `stream` is a raw DEFLATE stream of `plain`.
 pub(crate) fn inflates_to(plain: &[u8], stream: &[u8]) -> bool {
-    // Rare: it allocates.
+    // This is rare, and allocates.
     let mut out = vec![0; plain.len()];
     let len = libdeflater::Decompressor::new().deflate_decompress(stream, &mut out);
     len == Ok(plain.len()) && out == plain

@@ -13,7 +13,7 @@ pub struct Counters {
     pub(crate) without: AtomicU64,
     pub(crate) retries: AtomicU64,
     pub(crate) verified: AtomicU64,
-    // A lock only in a failure.
+    // The lock is taken only after a failure.
     last_failure: Mutex<Option<String>>,
 }
 
@@ -23,7 +23,7 @@ pub struct Counters {
 pub struct Snapshot {
     /// Units that libqpl made.
     pub units: u64,
-    /// Units that libqpl did not make smaller: they went as they were.
+    /// Units that libqpl did not make smaller; they were sent uncompressed.
     pub too_long: u64,
     /// Units that libdeflate made after libqpl had failed.
     pub failures: u64,
@@ -39,7 +39,7 @@ pub struct Snapshot {
 }
 
 impl Counters {
-    /// The figures now.
+    /// Reads all counters.
     pub fn snapshot(&self) -> Snapshot {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let last = self.last_failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -12,8 +12,8 @@
 //!
 //! # What fails
 //!
-//! Absence is normal: [`LoadError`] and [`OpenError`] say what is missing. Afterwards nothing
-//! fails: a unit that libqpl does not make is made by libdeflate, and counted ([`Counters`]).
+//! Absence is normal: [`LoadError`] and [`OpenError`] name the missing part. Afterwards nothing
+//! fails: libdeflate makes the units that libqpl does not make, and [`Counters`] counts them.
 //!
 //! | libqpl | what the compressor does |
 //! |---|---|

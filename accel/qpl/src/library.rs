@@ -34,15 +34,15 @@ pub struct Status(pub u32);
 impl Status {
     /// The job is done.
     pub const OK: Self = Self(0);
-    /// The device still works on it.
+    /// The device is still working on the job.
     pub const BEING_PROCESSED: Self = Self(1);
     /// The output does not fit.
     pub const MORE_OUTPUT_NEEDED: Self = Self(2);
     /// Every queue is full.
     pub const QUEUES_ARE_BUSY: Self = Self(5);
-    /// The device's word for an output that does not fit.
+    /// A device's status for an output that does not fit.
     pub const DST_IS_SHORT: Self = Self(225);
-    /// The same in a completion record.
+    /// A completion record's status for an output that does not fit.
     pub const OUTPUT_OVERFLOW: Self = Self(311);
 }
 
@@ -77,7 +77,8 @@ pub trait Library: fmt::Debug + Send + Sync {
     /// The library's status: without a device there is no hardware path.
     fn job_size(&self, path: Path) -> Result<u32, Status>;
 
-    /// A job of `size` bytes with an input and an output of `capacity` bytes: `qpl_init_job`.
+    /// Makes a job of `size` bytes with an input and an output of `capacity` bytes each:
+    /// `qpl_init_job`.
     ///
     /// # Errors
     /// The library's status.
@@ -86,21 +87,21 @@ pub trait Library: fmt::Debug + Send + Sync {
 
 /// A job, with its buffers: a device writes to them until the job has ended.
 pub trait Job: fmt::Debug + Send {
-    /// The input. Not while the job runs.
+    /// The input. It must not be accessed while the job runs.
     fn input(&mut self) -> &mut [u8];
 
     /// Begins to compress the first `len` bytes of the input into at most `room` bytes.
     fn start(&mut self, len: usize, room: usize) -> Status;
 
-    /// How the job is; [`Status::BEING_PROCESSED`] until it has ended.
+    /// The job's status; [`Status::BEING_PROCESSED`] until it has ended.
     fn check(&mut self) -> Status;
 
-    /// Bytes of output, as the library says.
+    /// Bytes of output, as the library states them.
     fn written(&self) -> u32;
 
-    /// The whole output. Not while the job runs.
+    /// The whole output. It must not be accessed while the job runs.
     fn output(&self) -> &[u8];
 
-    /// Leaves the memory of a job that has not ended to its device, for ever.
+    /// Leaves the memory of a job that has not ended to the device, for ever.
     fn abandon(self: Box<Self>);
 }

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 /// SONAME of the library.
 pub const LIBRARY: &str = "libqpl.so.1";
 
-/// Why the library cannot be used. None of these is an error of the host: there is just no QPL.
+/// Why the library cannot be used. None of these is an error of the host: it has no QPL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -24,7 +24,7 @@ pub enum LoadError {
         /// The dynamic linker's message.
         reason: String,
     },
-    /// A function is missing: it is another library.
+    /// A function is missing: the file is another library.
     #[error("{file} has no function {symbol}: it is not Intel's QPL")]
     Symbol {
         /// The file.
@@ -161,7 +161,7 @@ impl Library for Loaded {
     }
 }
 
-/// A cache line: what libqpl and the device like their memory aligned to.
+/// A cache line, to which libqpl and the device want their memory aligned.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
@@ -180,7 +180,7 @@ impl Memory {
         let lines = bytes.div_ceil(64).max(1);
         let mut all = vec![Line([0; 64]); lines].into_boxed_slice();
         for line in all.iter_mut().step_by(4096 / 64) {
-            // Not `= 0`, which may be left out for memory that is zero.
+            // Not `= 0`: the compiler may omit such a write to memory that is zero.
             std::hint::black_box(&mut *line).0[0] = 0;
         }
         let start = NonNull::from(Box::leak(all)).cast();

@@ -1,4 +1,4 @@
-//! A library that was looked at: its version, the size of its jobs, and a unit there and back.
+//! A library that was checked: its version, the size of its jobs, and a unit there and back.
 
 use crate::abi::QplJob;
 use crate::compressor::{inflates_to, Compressor, Options};
@@ -6,38 +6,38 @@ use crate::library::{Library, Path, Status};
 use codec::{Deflate, Deflated, MAX_PLAIN};
 use std::sync::Arc;
 
-/// Bytes that no job takes less of: the public part of `qpl_job`.
+/// The least bytes of a job: the public part of `qpl_job`.
 #[expect(clippy::cast_possible_truncation, reason = "some hundred bytes")]
 const LEAST_JOB: u32 = size_of::<QplJob>() as u32;
-/// The most bytes of a job that are believed: 1.9.0 takes less than 2 MiB.
+/// The most bytes of a job that are credible: 1.9.0 takes less than 2 MiB.
 const MOST_JOB: u32 = 32 << 20;
-/// Bytes of the unit that is made and read at the beginning.
+/// Bytes of the unit that the check compresses and inflates.
 const KNOWN: usize = 64 << 10;
 
 /// Why a library is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Another version than 1.x.
+    /// The library has another version than 1.x.
     #[error("libqpl says that it is version '{0}', expected 1.x")]
     Version(String),
-    /// Not on this path.
+    /// The library does not work on this path.
     #[error("libqpl has no {path} path here: {status}")]
     Unavailable {
         /// The path.
         path: Path,
-        /// Its answer.
+        /// The library's status.
         status: Status,
     },
-    /// A job of a size that none has.
+    /// The library states an impossible size of a job.
     #[error("libqpl says that a job of the {path} path takes {size} bytes, expected {LEAST_JOB} to {MOST_JOB}")]
     JobSize {
         /// The path.
         path: Path,
-        /// Its answer.
+        /// The stated size, bytes.
         size: u32,
     },
-    /// It does not make a known unit.
+    /// The library does not compress a known unit correctly.
     #[error("libqpl does not compress a known unit of {KNOWN} bytes on its {path} path: {reason}")]
     Known {
         /// The path.
@@ -118,7 +118,7 @@ impl Qpl {
         }
     }
 
-    /// A compressor for one thread and units of at most `capacity` bytes.
+    /// Makes a compressor for one thread and units of at most `capacity` bytes.
     pub fn compressor(&self, capacity: usize) -> Compressor {
         let job = self.library.job(self.path, self.job_size, capacity.min(MAX_PLAIN));
         Compressor::new(job, self.path, self.options)
@@ -134,13 +134,13 @@ impl Qpl {
         &self.version
     }
 
-    /// Why the hardware path is not used; `None` where it is.
+    /// Why the hardware path is not used; `None` if it is used.
     pub fn no_hardware(&self) -> Option<&OpenError> {
         self.no_hardware.as_ref()
     }
 }
 
-/// Bytes with matches near and far, literals, and a run.
+/// Returns bytes with matches near and far, literals, and a run.
 fn known() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(KNOWN);

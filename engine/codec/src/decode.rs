@@ -11,11 +11,11 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder for all codecs.
+    /// Creates a decoder for all codecs.
     ///
     /// # Panics
     ///
-    /// If there is no memory for its contexts (about 200 KiB).
+    /// If there is no memory for the decoder's contexts (about 200 KiB).
     pub fn new() -> Self {
         Self { inflate: libdeflater::Decompressor::new(), zstd: zstd::Decompressor::new() }
     }
@@ -27,8 +27,8 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// Every unit that does not decode to exactly the stated plain bytes, and an `out` or `payload`
-    /// whose length differs from the header's.
+    /// The unit does not decode to exactly the stated plain bytes, or the length of `out` or
+    /// `payload` differs from the header's.
     pub fn decode(
         &mut self,
         header: &UnitHeader,
@@ -39,13 +39,13 @@ impl Decoder {
         header.verify_checksum(out)
     }
 
-    /// Decodes `payload` into all of `out` without comparing the header's checksum, for a unit
-    /// whose checksum covers what its plain bytes stand for: the caller compares it
+    /// Decodes `payload` into all of `out` without comparing the header's checksum. For a unit
+    /// whose checksum covers the bytes that its plain bytes encode: the caller compares it
     /// ([`UnitHeader::verify_checksum`]). Otherwise as [`decode`](Self::decode).
     ///
     /// # Errors
     ///
-    /// As [`decode`](Self::decode), but for the checksum.
+    /// The errors of [`decode`](Self::decode), but for the checksum.
     pub fn decode_unverified(
         &mut self,
         header: &UnitHeader,
@@ -71,7 +71,7 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// Every payload that does not decode to exactly `out.len()` bytes.
+    /// The payload does not decode to exactly `out.len()` bytes.
     pub fn decode_payload(
         &mut self,
         codec: Codec,
@@ -121,7 +121,7 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// Every payload that does not decode to exactly `out.len()` bytes, and an empty dictionary.
+    /// The payload does not decode to exactly `out.len()` bytes, or the dictionary is empty.
     pub fn decode_with(
         &mut self,
         dictionary: &Dictionary,
@@ -151,7 +151,7 @@ impl UnitHeader {
     ///
     /// # Errors
     ///
-    /// Another length or another checksum.
+    /// The length or the checksum differs.
     pub fn verify(&self, plain: &[u8]) -> Result<(), DecodeError> {
         if usize::try_from(self.plain_len) != Ok(plain.len()) {
             let (codec, expected) = (self.codec, self.plain_len);
@@ -160,11 +160,11 @@ impl UnitHeader {
         self.verify_checksum(plain)
     }
 
-    /// Compares the header's checksum with that of `bytes`, whatever their length.
+    /// Compares the header's checksum with that of `bytes`. The length of `bytes` does not matter.
     ///
     /// # Errors
     ///
-    /// Another checksum.
+    /// The checksum differs.
     pub fn verify_checksum(&self, bytes: &[u8]) -> Result<(), DecodeError> {
         let got = checksum(bytes);
         if got == self.checksum {
@@ -177,8 +177,8 @@ impl UnitHeader {
 
 /// Why a unit could not be turned back into its plain bytes.
 ///
-/// Bytes from a peer can cause all of these but [`DecodeError::Buffer`], so none of them is a bug
-/// here.
+/// Bytes from a peer can cause all of these except [`DecodeError::Buffer`], which only a caller can
+/// cause.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
@@ -227,7 +227,7 @@ pub enum DecodeError {
         /// The decoded length.
         got: usize,
     },
-    /// The right number of bytes, but other bytes than the checksum's.
+    /// The payload decodes to the right number of bytes, but their checksum is wrong.
     #[error("{codec} unit of {plain_len} bytes has checksum {got:016x}, expected {expected:016x}")]
     Checksum {
         /// The unit's codec.

@@ -12,8 +12,8 @@
 //! output. The caller has to know that a payload was made with *this* dictionary: another one gives
 //! other bytes without an error.
 //!
-//! zstd works in memory that we provide ("static" contexts): it never allocates, and returns an
-//! error when it would have to.
+//! zstd works in memory that the caller provides ("static" contexts). It never allocates, and
+//! returns an error when it would have to.
 #![expect(unsafe_code, reason = "zstd's static contexts, which the safe bindings leave out")]
 
 use std::ffi::c_int;
@@ -39,13 +39,13 @@ const MAGIC: [u8; 4] = 0xec30_a437_u32.to_le_bytes();
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DictionaryError {
-    /// Too short, or longer than [`MAX_DICTIONARY`].
+    /// The bytes are too few, or more than [`MAX_DICTIONARY`].
     #[error("dictionary of {0} bytes, expected 256 to {MAX_DICTIONARY}")]
     Length(usize),
-    /// It begins with another number.
+    /// The bytes begin with another number.
     #[error("not a dictionary: it begins with {0:02x?}")]
     Magic([u8; 4]),
-    /// zstd cannot read it.
+    /// zstd cannot read the bytes.
     #[error("zstd cannot read the dictionary")]
     Unsound,
     /// The memory already holds a dictionary.
@@ -59,7 +59,7 @@ pub struct Dictionary {
     /// decompresses.
     compress: Option<(c_int, Memory)>,
     decompress: Memory,
-    /// Both null while it is empty. They point into the two memories.
+    /// Both pointers are null while the dictionary is empty. They point into the two memories.
     for_encoder: *const sys::ZSTD_CDict,
     for_decoder: *const sys::ZSTD_DDict,
     len: usize,
@@ -72,8 +72,8 @@ unsafe impl Send for Dictionary {}
 unsafe impl Sync for Dictionary {}
 
 impl Dictionary {
-    /// Memory for a dictionary of at most [`MAX_DICTIONARY`] bytes: for decompression, and for
-    /// compression if a `level` is given.
+    /// Allocates memory for a dictionary of at most [`MAX_DICTIONARY`] bytes: for decompression,
+    /// and for compression if a `level` is given.
     pub fn room(level: Option<i32>) -> Self {
         Self {
             compress: level.map(|level| (level, Memory::new(encoder_memory(level)))),
@@ -90,8 +90,8 @@ impl Dictionary {
         whole(decoder_memory()) + level.map_or(0, |level| whole(encoder_memory(level)))
     }
 
-    /// Additional bytes of an encoder made [`with_dictionaries`](crate::Encoder::with_dictionaries)
-    /// of `level`.
+    /// Additional bytes that an encoder made
+    /// [`with_dictionaries`](crate::Encoder::with_dictionaries) of `level` needs.
     pub fn context_memory(level: i32) -> usize {
         // A context with a dictionary attached uses the dictionary's parameters, reduced to the
         // page.
@@ -142,7 +142,7 @@ impl Dictionary {
         Ok(())
     }
 
-    /// Drops the dictionary: the memory can hold another.
+    /// Drops the dictionary, so that the memory can hold another one.
     pub fn clear(&mut self) {
         (self.for_encoder, self.for_decoder, self.len) = (ptr::null(), ptr::null(), 0);
     }
@@ -152,7 +152,7 @@ impl Dictionary {
         self.for_decoder.is_null()
     }
 
-    /// Bytes of the dictionary; 0 while empty.
+    /// Bytes of the dictionary; 0 while the memory is empty.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -190,7 +190,7 @@ pub(crate) struct WithDictionary {
 }
 
 impl WithDictionary {
-    /// For dictionaries of `level`.
+    /// Creates a context for dictionaries of `level`.
     pub(crate) fn new(level: i32) -> Result<Self, SettingsError> {
         Ok(Self { context: Fixed::new(level, Dictionary::context_memory(level))?, of: None })
     }
@@ -253,7 +253,7 @@ unsafe impl Send for Context {}
 impl Context {
     /// # Panics
     ///
-    /// If there is no memory for it.
+    /// If there is no memory for the context.
     pub(crate) fn new() -> Self {
         // SAFETY: takes no arguments.
         let context = NonNull::new(unsafe { sys::ZSTD_createDCtx() }).expect("there is memory");

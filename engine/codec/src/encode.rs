@@ -12,7 +12,7 @@ use crate::{lz4, qz, zstd, Codec, Settings, SettingsError, MAX_PLAIN};
 /// The result of [`Encoder::encode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoded {
-    /// How the payload is to be read. [`Codec::Raw`]: the payload is the plain bytes.
+    /// How to read the payload. With [`Codec::Raw`] the payload is the plain bytes.
     pub codec: Codec,
     /// Length of the payload: the plain length for [`Codec::Raw`], otherwise less.
     pub len: usize,
@@ -27,7 +27,7 @@ pub trait Deflate: Send {
 /// The result of [`Deflate::deflate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deflated {
-    /// A stream of so many bytes.
+    /// A stream of this many bytes.
     Done(usize),
     /// The stream does not fit into `out`.
     TooLong,
@@ -41,21 +41,21 @@ pub enum Deflated {
 /// costs nothing.
 pub struct Encoder {
     settings: Settings,
-    /// For both codecs based on deflate.
+    /// The context for both codecs based on deflate.
     deflate: Option<(i32, libdeflater::Compressor)>,
-    /// For [`Settings::qpl`].
+    /// The maker of streams for [`Settings::qpl`].
     other: Option<Box<dyn Deflate>>,
     /// One for the levels that need little memory, one for the others: a single context that
     /// switches between them would free memory and allocate it again.
     zstd: [Option<zstd::Compressor>; 2],
-    /// Instead of `zstd`, in an encoder for a limited size of units.
+    /// Used instead of `zstd` in an encoder for a limited size of units.
     fixed: Option<Fixed>,
-    /// For pages compressed with a dictionary.
+    /// The context for pages compressed with a dictionary.
     with_dictionary: Option<WithDictionary>,
 }
 
 impl Encoder {
-    /// An encoder for `settings`.
+    /// Creates an encoder for `settings`.
     ///
     /// # Errors
     ///
@@ -73,13 +73,13 @@ impl Encoder {
         Ok(this)
     }
 
-    /// An encoder for `settings` and units of at most `largest` bytes; longer ones may remain
-    /// uncompressed. With zstd it has one context for all sizes, which takes
-    /// [`memory_with_limit`](Self::memory_with_limit), and allocates nothing later.
+    /// Creates an encoder for `settings` and units of at most `largest` bytes. Longer units may
+    /// remain uncompressed. With zstd it has one context for all sizes, which takes
+    /// [`memory_with_limit`](Self::memory_with_limit) bytes, and allocates nothing later.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_limit(settings: Settings, largest: usize) -> Result<Self, SettingsError> {
         if settings.codec() != Codec::Zstd {
             return Self::new(settings);
@@ -96,7 +96,7 @@ impl Encoder {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_dictionaries(settings: Settings, largest: usize) -> Result<Self, SettingsError> {
         let mut this = Self::with_limit(settings, largest)?;
         if settings.codec() == Codec::Zstd {
@@ -105,8 +105,8 @@ impl Encoder {
         Ok(this)
     }
 
-    /// This encoder, with `other` as the maker of [`Settings::qpl`]'s streams. Without one, and
-    /// where it fails, libdeflate makes them.
+    /// Returns this encoder with `other` as the maker of the streams of [`Settings::qpl`]. Without
+    /// a maker, and where it fails, libdeflate makes the streams.
     #[must_use]
     pub fn with_deflate(mut self, other: Box<dyn Deflate>) -> Self {
         self.other = Some(other);
@@ -207,7 +207,7 @@ impl Encoder {
         }
     }
 
-    /// A raw DEFLATE stream, by the maker that is set.
+    /// Makes a raw DEFLATE stream, by the maker that is set.
     fn deflate(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
         if let Some(other) = self.other.as_mut().filter(|_| self.settings.is_qpl()) {
             match other.deflate(plain, out) {
@@ -220,9 +220,10 @@ impl Encoder {
         deflate.deflate_compress(plain, out).ok()
     }
 
-    /// As [`encode`](Self::encode), but uses `dictionary` if it is not empty and for compression,
-    /// and this encoder was made [`with_dictionaries`](Self::with_dictionaries). The second result
-    /// says whether the dictionary was used. Only for pages of at most 4096 bytes.
+    /// As [`encode`](Self::encode), but uses `dictionary` if it is not empty and is for
+    /// compression, and if this encoder was made [`with_dictionaries`](Self::with_dictionaries).
+    /// The second result tells whether the dictionary was used. Only for pages of at most 4096
+    /// bytes.
     ///
     /// # Panics
     ///
@@ -258,12 +259,12 @@ impl Encoder {
     }
 }
 
-/// Which of the two zstd compressors handles `level`. For units of 512 KiB, levels up to 3 need 0.5
-/// to 1.3 MB and those from 4 to 12 2.6 to 5.8 MB; zstd shrinks a context that uses less than a
-/// third of its memory for long.
+/// The number of the zstd compressor that handles `level`. For units of 512 KiB, levels up to 3
+/// need 0.5 to 1.3 MB, and levels from 4 to 12 need 2.6 to 5.8 MB. zstd shrinks a context that uses
+/// less than a third of its memory for long.
 fn zstd_number(level: i32) -> usize {
     usize::from(level > 3)
 }
 
-/// Below this no codec gains: any payload is longer.
+/// No codec gains with fewer plain bytes: any payload would be longer.
 const MIN_PLAIN: usize = 2;

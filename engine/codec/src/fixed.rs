@@ -1,5 +1,5 @@
-//! zstd's compression contexts in memory of a fixed size ("static" contexts). zstd never allocates
-//! with one, and returns an error when it would have to.
+//! zstd's compression contexts in memory of a fixed size ("static" contexts). With such a context
+//! zstd never allocates, and returns an error when it would have to.
 #![expect(unsafe_code, reason = "zstd's static contexts, which the safe bindings leave out")]
 
 use std::ffi::{c_int, c_void};
@@ -10,7 +10,7 @@ use zstd_sys as sys;
 
 use crate::{Codec, SettingsError};
 
-/// zstd's estimate is exact; this covers the alignment of its allocations.
+/// Covers the alignment of zstd's allocations. Otherwise zstd's estimate is exact.
 pub(crate) const SLACK: usize = 1024;
 
 /// A compression context for frames without magic number, content size, checksum and dictionary
@@ -24,7 +24,7 @@ pub(crate) struct Fixed {
 unsafe impl Send for Fixed {}
 
 impl Fixed {
-    /// A context of `level` in `bytes` of memory.
+    /// Creates a context of `level` in `bytes` bytes of memory.
     pub(crate) fn new(level: i32, bytes: usize) -> Result<Self, SettingsError> {
         let failed = |reason| SettingsError::Context { codec: Codec::Zstd, level, reason };
         let memory = Memory::new(bytes);
@@ -46,7 +46,7 @@ impl Fixed {
         Ok(this)
     }
 
-    /// Bytes for units of at most `largest` bytes at `level`.
+    /// Bytes of memory for units of at most `largest` bytes at `level`.
     pub(crate) fn memory_for(level: i32, largest: usize) -> usize {
         // zstd has a table of parameters for each of these sizes, and for all larger ones.
         let sizes = [16 << 10, 128 << 10, 256 << 10].map(|size: usize| size.min(largest));
@@ -94,7 +94,7 @@ pub(crate) fn checked(result: usize) -> Result<usize, &'static str> {
     }
 }
 
-/// Memory that we provide to zstd, aligned to 8 bytes.
+/// Memory for zstd, aligned to 8 bytes.
 pub(crate) struct Memory {
     start: NonNull<u64>,
     words: usize,

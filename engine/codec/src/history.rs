@@ -11,15 +11,15 @@
 //!
 //! # What fails
 //!
-//! Encoding never does: for a chunk that does not get smaller the result is `None`, and the next
+//! Encoding never fails. For a chunk that does not get smaller the result is `None`, and the next
 //! part begins a new frame. Decoding fails on every part that does not give exactly the stated
-//! bytes; then no later part of the history can be decoded.
+//! bytes. Then no later part of the history can be decoded.
 //!
 //! # Limits
 //!
 //! The encoder has its window, some 300 KiB of buffers and its tables. The decoder has the window
-//! that the frame asks for and some 400 KiB; a frame that asks for a larger window than the agreed
-//! one is refused before anything is allocated for it.
+//! for which the frame asks, and some 400 KiB. A frame that asks for a larger window than the
+//! agreed one is refused before memory for it is allocated.
 
 use std::ops::RangeInclusive;
 
@@ -35,11 +35,11 @@ use crate::{Codec, DecodeError, SettingsError};
 /// that zstd's own decoder accepts by default.
 pub const HISTORY_WINDOWS: RangeInclusive<u8> = 20..=27;
 
-/// The levels of zstd for which a history pays: below, the next level without one saves more bytes
-/// for less CPU time.
+/// The levels of zstd for which a history pays. Below them, the next level without a history saves
+/// more bytes for less CPU time.
 pub const HISTORY_LEVELS: RangeInclusive<i32> = 3..=19;
 
-/// The first bytes of a part: where it belongs.
+/// The first bytes of a part, which state its place.
 ///
 /// | offset | size | field |
 /// |--:|--:|---|
@@ -51,7 +51,7 @@ pub const HISTORY_LEVELS: RangeInclusive<i32> = 3..=19;
 pub struct PartHeader {
     /// The history.
     pub history: u16,
-    /// A frame begins.
+    /// Whether a frame begins.
     pub begins: bool,
     /// Number of the part in its history, over all frames.
     pub number: u32,
@@ -74,7 +74,7 @@ impl PartHeader {
     ///
     /// # Errors
     ///
-    /// Fewer bytes, or bytes that no encoder writes; the text says which.
+    /// There are fewer bytes, or no encoder writes them; the text says which.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let Some(&[h0, h1, begins, zero, n0, n1, n2, n3]) = bytes.first_chunk::<{ Self::LEN }>()
         else {
@@ -105,7 +105,8 @@ pub struct HistoryEncoder {
 }
 
 impl HistoryEncoder {
-    /// An encoder of zstd `level` for `history`, whose parts refer back 2^`window_log` bytes.
+    /// Creates an encoder of zstd `level` for `history`, whose parts refer back 2^`window_log`
+    /// bytes.
     ///
     /// # Errors
     ///
@@ -119,9 +120,9 @@ impl HistoryEncoder {
         Ok(Self { context, history, begins: true, number: Some(0) })
     }
 
-    /// Compresses `plain` into the front of `out`, header included, and returns the length: less
-    /// than that of `plain`. `None` if it does not get smaller; then the history has no part for
-    /// `plain`.
+    /// Compresses `plain` into the front of `out`, header included, and returns the length, which
+    /// is less than that of `plain`. Returns `None` if `plain` does not get smaller; then the
+    /// history has no part for it.
     pub fn encode(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
         let number = self.number?;
         let room = out.len().min(plain.len().saturating_sub(1));
@@ -144,14 +145,15 @@ impl HistoryEncoder {
     /// Begins a new frame with the next part.
     fn restart(&mut self) {
         self.begins = true;
-        // Refused by no version of zstd: it ends the frame, and keeps parameters and memory.
+        // No version of zstd refuses this. The reset ends the frame, and keeps parameters and
+        // memory.
         if self.context.reset(ResetDirective::SessionOnly).is_err() {
             self.number = None;
         }
     }
 }
 
-/// The settings of an encoder: the level's own, but for the window.
+/// The settings of an encoder: the level's own, except for the window.
 ///
 /// On 61 MiB of a guest's memory and with two histories of 4 MiB, bytes and CPU time against zstd 1
 /// in units: level 6 with a history 0.872 and 5.4, levels 7 and 9 in units 0.908 and 5.1, 0.902 and
@@ -176,7 +178,7 @@ pub struct HistoryDecoder {
 }
 
 impl HistoryDecoder {
-    /// A decoder for windows of at most 2^`window_log` bytes.
+    /// Creates a decoder for windows of at most 2^`window_log` bytes.
     ///
     /// # Errors
     ///
@@ -196,8 +198,8 @@ impl HistoryDecoder {
     ///
     /// # Errors
     ///
-    /// Every part that does not decode to exactly `out.len()` bytes. The decoder is of no use then
-    /// until a frame begins.
+    /// The part does not decode to exactly `out.len()` bytes. The decoder is then of no use until a
+    /// frame begins.
     pub fn decode(&mut self, begins: bool, part: &[u8], out: &mut [u8]) -> Result<(), DecodeError> {
         let plain_len = u32::try_from(out.len()).unwrap_or(u32::MAX);
         let bad = |reason| DecodeError::Payload { codec: Codec::Zstd, plain_len, reason };
@@ -224,7 +226,7 @@ impl HistoryDecoder {
                 });
             }
         }
-        // zstd keeps what does not fit, and would give it to the next part.
+        // zstd keeps bytes that do not fit, and would return them with the next part.
         let mut one = [0];
         let mut more = OutBuffer::around(&mut one[..]);
         self.step(&mut more, &mut InBuffer::around(&[])).map_err(bad)?;

@@ -1,8 +1,8 @@
 //! Page codecs: independent, bounded, checksummed units of compressed bytes.
 //!
 //! A *unit* is the compressed form of one batch of pages: a [`UnitHeader`] (codec, plain length,
-//! payload length, checksum) and a payload. The checksum is that of the plain bytes, or of what
-//! these stand for (units of packed chunks, W10 of `docs/wire.md`;
+//! payload length, checksum) and a payload. The checksum is that of the plain bytes, or of the
+//! bytes that these encode (units of packed chunks, W10 of `docs/wire.md`;
 //! [`Decoder::decode_unverified`]). No unit depends on another, so any number of threads may
 //! encode, send and decode units in any order.
 //!
@@ -57,7 +57,7 @@ pub use unit::{checksum, HeaderError, UnitHeader};
 use std::fmt;
 use std::str::FromStr;
 
-/// The most plain bytes one unit may hold: 256 pages of 4 KiB.
+/// The most plain bytes that one unit may hold: 256 pages of 4 KiB.
 ///
 /// Twice the engine's batch of 128 pages, so that a batch of 64 KiB pages still holds 16. Both ends
 /// size their scratch buffers by it.
@@ -83,7 +83,7 @@ pub enum Codec {
 }
 
 impl Codec {
-    /// Reads the byte on the wire; `None` for a codec this version does not know.
+    /// Reads the byte on the wire; `None` for a codec that this version does not know.
     pub fn from_wire(byte: u8) -> Option<Self> {
         match byte {
             0 => Some(Self::Raw),
@@ -120,7 +120,7 @@ impl fmt::Display for Codec {
     }
 }
 
-/// A codec name that cannot be selected.
+/// The name of a codec that cannot be selected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown codec \"{0}\", expected one of none, lz4, zlib, zstd, qatzip")]
 pub struct UnknownCodec(String);

@@ -39,8 +39,8 @@ pub(crate) fn compress(level: i32, plain: &[u8], out: &mut [u8]) -> Option<usize
     usize::try_from(written).ok().filter(|written| *written > 0)
 }
 
-/// Decompresses into `out` and returns how many bytes it wrote; `None` if the payload is not a
-/// block, or one of more bytes.
+/// Decompresses into `out` and returns the number of bytes written; `None` if the payload is not a
+/// block, or decodes to more bytes.
 pub(crate) fn decompress(payload: &[u8], out: &mut [u8]) -> Option<usize> {
     let (len, room) = (c_int::try_from(payload.len()).ok()?, c_int::try_from(out.len()).ok()?);
     let (from, to) = (payload.as_ptr().cast(), out.as_mut_ptr().cast());

@@ -1,5 +1,5 @@
-//! QATzip's gzip-ext members: the format in which QAT, QATzip, QEMU's `qatzip` method and our own
-//! software exchange deflate.
+//! QATzip's gzip-ext members: the format in which QAT, QATzip, QEMU's `qatzip` method and platen's
+//! own software exchange deflate.
 //!
 //! A payload is a sequence of members. Each is a gzip member (RFC 1952), so `gunzip` reads it as
 //! well:
@@ -17,10 +17,10 @@
 //!
 //! # Sizes
 //!
-//! A device compresses pieces: QATzip submits [`MEMBER_PLAIN`] bytes at a time and accepts no more
-//! per member when it decompresses on a device, so we write members of that size. QATzip's software
-//! path writes ONE member for a whole call, however long. This module reads such a member; no
-//! device does.
+//! A device compresses pieces. QATzip submits [`MEMBER_PLAIN`] bytes at a time, and accepts no more
+//! per member when it decompresses on a device, so platen writes members of that size. QATzip's
+//! software path writes ONE member for a whole call, however long. This module reads such a member;
+//! no device does.
 //!
 //! # What fails
 //!
@@ -28,7 +28,7 @@
 //! neither reads past the payload nor promises more than the plain length requested. Only decoding
 //! shows whether a deflate stream is valid.
 
-/// The most plain bytes in a member that we write: QATzip's default hardware buffer size.
+/// The most plain bytes in a member that platen writes: QATzip's default hardware buffer size.
 pub const MEMBER_PLAIN: usize = 64 << 10;
 
 /// Length of a member's header.
@@ -128,7 +128,7 @@ pub(crate) fn decompress(
 ///
 /// # Errors
 ///
-/// A payload that is not a sequence of whole, non-empty members whose plain lengths add up to
+/// The payload is not a sequence of whole, non-empty members whose plain lengths add up to
 /// `plain_len`.
 pub fn members(payload: &[u8], plain_len: usize) -> Result<Members<'_>, MemberError> {
     let mut members = Members { payload, at: 0 };
@@ -151,8 +151,8 @@ pub struct Member<'a> {
     pub at: usize,
     /// The raw deflate stream; not empty, not yet examined.
     pub deflate: &'a [u8],
-    /// The length it must decode to: at least 1; from QATzip's software path more than
-    /// [`MEMBER_PLAIN`].
+    /// The length to which the member must decode: at least 1, and more than [`MEMBER_PLAIN`] from
+    /// QATzip's software path.
     pub plain_len: usize,
     /// The CRC-32 that the decoded bytes must have.
     pub crc32: u32,
@@ -225,7 +225,7 @@ fn split(bytes: &[u8], at: usize) -> Result<Member<'_>, &'static str> {
     })
 }
 
-/// A payload that is not a sequence of valid members. The fault of the peer or the link.
+/// The payload is not a sequence of valid members. The peer or the link is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("member at byte {at}: {reason}")]
 pub struct MemberError {

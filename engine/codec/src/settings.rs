@@ -21,8 +21,8 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// A level out of range, and [`Codec::SameFilled`], which the encoder detects and cannot be
-    /// selected.
+    /// The level is out of range, or the codec is [`Codec::SameFilled`], which the encoder detects
+    /// by itself.
     pub fn new(codec: Codec, level: Option<i32>) -> Result<Self, SettingsError> {
         let Some(levels) = levels(codec) else {
             return match (codec, level) {
@@ -39,9 +39,9 @@ impl Settings {
         Ok(Self { codec, level, by_qpl: false, history: false })
     }
 
-    /// Units of [`Codec::Zlib`] that Intel's QPL makes, where the encoder has it
-    /// ([`Encoder::with_deflate`](crate::Encoder::with_deflate)). Its level is QPL's default, and
-    /// that of QEMU's method `qpl`.
+    /// Units of [`Codec::Zlib`] that Intel's QPL makes, if the encoder has it
+    /// ([`Encoder::with_deflate`](crate::Encoder::with_deflate)). The level is QPL's default, which
+    /// QEMU's method `qpl` uses too.
     pub fn qpl() -> Self {
         Self { codec: Codec::Zlib, level: DEFAULT_LEVEL, by_qpl: true, history: false }
     }
@@ -59,7 +59,7 @@ impl Settings {
         Self { history, ..self }
     }
 
-    /// Whether chunks refer to the chunks before them.
+    /// Whether chunks refer to earlier chunks.
     pub fn has_history(&self) -> bool {
         self.history
     }
@@ -94,8 +94,8 @@ impl Default for Settings {
     }
 }
 
-/// Why a codec and a level do not fit, or cannot be set up. The user's choice or a lack of memory;
-/// never the data.
+/// Why a codec and a level do not fit, or cannot be set up. The cause is the user's choice or a
+/// lack of memory, never the data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
@@ -119,7 +119,7 @@ pub enum SettingsError {
         /// The level asked for.
         level: i32,
     },
-    /// The encoder detects it; it cannot be selected.
+    /// The codec cannot be selected: the encoder detects it by itself.
     #[error("codec {0} cannot be asked for, it is used where it fits")]
     NotSelectable(Codec),
     /// The codec's context could not be created.

@@ -27,7 +27,7 @@ pub struct UnitHeader {
     /// Length of the payload: the plain length for [`Codec::Raw`], 8 for [`Codec::SameFilled`],
     /// less than the plain length for all others.
     pub payload_len: u32,
-    /// [`checksum`] of the plain bytes, or of what they stand for: see
+    /// The [`checksum`] of the plain bytes, or of the bytes that these encode: see
     /// [`Decoder::decode_unverified`](crate::Decoder::decode_unverified).
     pub checksum: u64,
 }
@@ -68,7 +68,7 @@ impl UnitHeader {
     ///
     /// # Errors
     ///
-    /// Fewer bytes than a header, or a header that no encoder writes.
+    /// There are fewer bytes than a header has, or no encoder writes such a header.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, HeaderError> {
         let Some(bytes) = bytes.first_chunk::<{ Self::LEN }>() else {
             return Err(HeaderError::Short(bytes.len()));
@@ -91,7 +91,7 @@ impl UnitHeader {
     ///
     /// # Errors
     ///
-    /// A plain length above [`MAX_PLAIN`], or a payload length that the codec never has.
+    /// The plain length is above [`MAX_PLAIN`], or the codec never has such a payload length.
     pub fn check(&self) -> Result<(), HeaderError> {
         let Self { codec, plain_len, payload_len, .. } = *self;
         if usize::try_from(plain_len).map_or(true, |len| len > MAX_PLAIN) {
@@ -112,20 +112,20 @@ impl UnitHeader {
     }
 }
 
-/// Why bytes are not the header of a unit. The fault of the sender or the link.
+/// Why bytes are not the header of a unit. The sender or the link is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// Fewer bytes than a header has.
+    /// There are fewer bytes than a header has.
     #[error("unit header of {0} bytes, expected {len}", len = UnitHeader::LEN)]
     Short(usize),
-    /// A codec this version does not know.
+    /// This version does not know the codec.
     #[error("unknown unit codec {0}")]
     Codec(u8),
-    /// Bytes that must be zero.
+    /// Reserved bytes are not zero.
     #[error("reserved bytes of a unit header are {0:02x?}, expected zero")]
     Reserved([u8; 3]),
-    /// More plain bytes than any unit has.
+    /// The unit states more plain bytes than any unit has.
     #[error("{codec} unit of {plain_len} bytes, at most {MAX_PLAIN} are allowed")]
     TooLong {
         /// The codec stated.
@@ -133,7 +133,7 @@ pub enum HeaderError {
         /// The plain length stated.
         plain_len: u32,
     },
-    /// A payload length that this codec never has for this plain length.
+    /// This codec never has such a payload length for this plain length.
     #[error("{codec} unit of {plain_len} bytes cannot have {payload_len} bytes of payload")]
     Payload {
         /// The codec stated.

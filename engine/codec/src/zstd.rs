@@ -118,8 +118,8 @@ impl Decompressor {
         Self { context: Context::new() }
     }
 
-    /// Decompresses into `out` and returns how many bytes it wrote. The window is `out` itself:
-    /// nothing is allocated, whatever window the frame asks for.
+    /// Decompresses into `out` and returns the number of bytes written. The window is `out` itself:
+    /// nothing is allocated, whatever window the frame states.
     pub(crate) fn decompress(
         &mut self,
         payload: &[u8],
@@ -128,7 +128,7 @@ impl Decompressor {
         self.context.decompress(None, payload, out)
     }
 
-    /// The same for a frame that was made with a dictionary.
+    /// As [`decompress`](Self::decompress), for a frame that was made with a dictionary.
     pub(crate) fn decompress_with(
         &mut self,
         dictionary: &Dictionary,

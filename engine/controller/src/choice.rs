@@ -21,7 +21,7 @@ impl Choice {
         self.class
     }
 
-    /// Chosen to measure a candidate, not because it is the best.
+    /// Whether the settings were chosen to measure a candidate, not because it is the best.
     pub fn explore(&self) -> bool {
         self.explore
     }

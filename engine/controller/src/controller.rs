@@ -27,8 +27,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller without observations. It ignores duplicate candidates and those beyond
-    /// [`MAX_CANDIDATES`]; without any, zstd 1 is the only one.
+    /// Creates a controller without observations. It ignores duplicate candidates and candidates
+    /// beyond [`MAX_CANDIDATES`]. If no candidate is given, zstd 1 is the only one.
     pub fn new(mut config: Config) -> Self {
         let mut candidates: Vec<Settings> = Vec::new();
         for settings in &config.candidates {
@@ -54,7 +54,7 @@ impl Controller {
         this
     }
 
-    /// The settings for a chunk of `class`. Two atomic operations.
+    /// The settings for a chunk of `class`. The call takes two atomic operations.
     pub fn choose(&self, class: Class) -> Choice {
         let number = class as usize;
         let plan = Plan::unpack(self.plans[number].load(Ordering::Relaxed));
@@ -108,7 +108,7 @@ impl Controller {
     /// Records that the VM has stopped: from now on each class gets the one candidate with which a
     /// chunk is encoded and sent soonest, and nothing explores.
     pub fn stopped(&self) {
-        // Under the lock: otherwise a plan in the making could replace this one.
+        // Set under the lock: otherwise a plan in the making could replace this one.
         let mut planner = self.lock();
         if !self.stopped.swap(true, Ordering::Relaxed) {
             planner.plan_for_the_end(&self.plans);
@@ -125,7 +125,7 @@ impl Controller {
         self.explain_after(0).1
     }
 
-    /// How many decisions there were, and those after the first `known` that are still stored.
+    /// The number of decisions so far, and the stored ones after the first `known`.
     pub fn explain_after(&self, known: u64) -> (u64, Vec<Decision>) {
         let planner = self.lock();
         let fresh = usize::try_from(planner.decisions.saturating_sub(known)).unwrap_or(usize::MAX);
@@ -140,7 +140,7 @@ impl Controller {
     }
 
     fn lock(&self) -> MutexGuard<'_, Planner> {
-        // No panic in here can happen between two changes that depend on each other.
+        // No panic can happen here between two changes that depend on each other.
         self.planner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

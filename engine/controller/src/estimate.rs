@@ -19,7 +19,7 @@
 use crate::config::{first_guess, Prior};
 use crate::Class;
 
-/// Sizes and costs outside these ranges are an error of a caller or a clock, and would spoil the
+/// Sizes and costs outside these ranges are an error of a caller or of a clock, and would spoil the
 /// estimates.
 const SIZES: (f64, f64) = (1e-4, 1.0);
 const COSTS: (f64, f64) = (1e-4, 1e4);
@@ -28,13 +28,13 @@ const LEVEL_MEMORY: f64 = 96.0;
 const RELATION_MEMORY: f64 = 48.0;
 /// Chunks of a class after which the number of observations counts for a third: estimates age.
 const AGE: f64 = 192.0;
-/// The number of observations that a belief without any counts for.
+/// The number of observations for which the prior counts in a belief.
 const PRIOR_WORTH: f64 = 3.0;
 /// Of a class's first chunks, the number after which an observation of a relation counts for a
 /// half: it compares the chunk with a level that rests on as few.
 const LEVEL_KNOWN: f64 = 4.0;
-/// Candidates whose usual costs differ by this factor (e to this power) share a third of what is
-/// learnt about either.
+/// Candidates whose usual costs differ by this factor (e to this power) share a third of the
+/// observations of either.
 const LIKE: f64 = 0.7;
 
 /// Size and cost of a candidate; both per plain byte.
@@ -126,7 +126,7 @@ impl Relation {
             .clamp(self.prior.cost / 8.0, self.prior.cost * 8.0);
     }
 
-    /// The share of what is learnt about `other` that holds for this candidate too.
+    /// The share of the observations of `other` that counts for this candidate too.
     fn likeness(&self, other: &Self) -> f64 {
         (-(self.prior.cost / other.prior.cost).ln().abs() / LIKE).exp()
     }
@@ -222,8 +222,8 @@ impl Estimates {
         self.cost.mean = clamp(self.cost.mean * multiple, COSTS);
     }
 
-    /// Power and multiple of a candidate, from its own observations as far as there are any, then
-    /// from those of its like, then from the prior.
+    /// Power and multiple of a candidate: from its own observations as far as there are any, then
+    /// from those of similar candidates, then from the prior.
     fn belief(&self, candidate: usize) -> (f64, f64) {
         let own = &self.relations[candidate];
         if own.is_raw() {

@@ -10,11 +10,11 @@ use crate::{Bottleneck, Class};
 /// A decision, and its reasons.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// When, on the clock of the ticks.
+    /// The time of the decision, on the clock of the ticks.
     pub at: Duration,
     /// The bottleneck at the last look.
     pub bottleneck: Bottleneck,
-    /// The VM has stopped: latency counts, and the plan no longer changes.
+    /// Whether the VM has stopped: then latency counts, and the plan no longer changes.
     pub stopped: bool,
     /// Estimated capacity of the link, bytes/s; `None` until the link was the bottleneck once.
     pub drain_bytes_per_s: Option<f64>,
@@ -34,7 +34,7 @@ pub struct Decision {
     pub link_ns: f64,
     /// Predicted for the mix: CPU time for a plain byte over the cores planned with, ns.
     pub cpu_ns: f64,
-    /// Some CPU time is spent on saving bytes although the link is not the bottleneck.
+    /// Whether some CPU time is spent on saving bytes although the link is not the bottleneck.
     pub idle_used: bool,
     /// The classes with at least 1 % of the chunks.
     pub classes: Vec<ClassMix>,

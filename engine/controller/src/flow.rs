@@ -30,8 +30,8 @@ pub struct Signals {
     pub link_busy: f64,
     /// CPU time of the process besides the codec threads; `None` if unknown.
     pub other_cpu: Option<Duration>,
-    /// All pages were sent once. Pages that the guest writes meanwhile are sent again, so each
-    /// second lost costs more than a second.
+    /// Whether all pages were sent once. Pages that the guest writes meanwhile are sent again, so
+    /// each second lost costs more than a second.
     pub sends_again: bool,
 }
 
@@ -59,8 +59,8 @@ pub(crate) struct Worked {
 }
 
 /// Ticks are merged until they cover this much, or last this long. Codec threads that are busy all
-/// the time show that sooner than a link does, whose queue is looked at every 5 ms: two looks at a
-/// peer that is about to start were taken for a link of a third of its rate.
+/// the time show that sooner than a link does, whose queue is checked only every 5 ms: two checks
+/// at a peer that was about to start were taken for a link of a third of its rate.
 const ENOUGH: Duration = Duration::from_millis(18);
 const ENOUGH_BUSY: Duration = Duration::from_millis(8);
 const ENOUGH_BYTES: u64 = 2 << 20;
@@ -197,7 +197,7 @@ impl Flow {
         self.worked.wall_ns += worked.wall_ns;
     }
 
-    /// True if this tick completed a look, so that the estimates may have changed.
+    /// Returns whether this tick completed a look, so that the estimates may have changed.
     pub(crate) fn tick(&mut self, now: Duration, signals: &Signals) -> bool {
         let Some((since, before)) = self.last else {
             self.last = Some((now, *signals));

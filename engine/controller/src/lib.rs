@@ -54,13 +54,13 @@
 //!
 //! # What fails
 //!
-//! Nothing: impossible figures (no time, no bytes, more out than in, NaN) are bounded on input. A
-//! wrong figure can only cause a slow choice; every choice is correct.
+//! Nothing fails. Impossible figures (no time, no bytes, more out than in, NaN) are bounded on
+//! input. A wrong figure can only cause a slow choice; every choice is correct.
 //!
 //! # Limits
 //!
-//! It does not throttle threads: it meets `--max-cpu` by choosing cheaper candidates. Without
-//! `none` among them, the cheapest candidate sets the minimum.
+//! The controller does not throttle threads: it meets `--max-cpu` by choosing cheaper candidates.
+//! Without `none` among them, the cheapest candidate sets the minimum.
 
 mod choice;
 mod config;

@@ -82,7 +82,7 @@ const MARGIN: f64 = 0.6;
 const LOG: usize = 256;
 
 impl Planner {
-    /// A planner without observations, for at least one candidate.
+    /// Creates a planner without observations, for at least one candidate.
     pub(crate) fn new(config: Config, candidates: Vec<Settings>) -> Self {
         let priors: Vec<Prior> = candidates.iter().map(|&settings| prior(settings)).collect();
         // The cheapest that compresses: the choice that loses little on a slow link and not much on
@@ -109,7 +109,7 @@ impl Planner {
         }
     }
 
-    /// True when a new plan is due.
+    /// Records an observation. Returns true when a new plan is due.
     pub(crate) fn observe(&mut self, observation: &Observation) -> bool {
         let Observation { choice, plain, encoded, cpu_ns, wall_ns } = *observation;
         let worked = Worked { cpu_ns: cpu_ns as f64, wall_ns: wall_ns.max(cpu_ns) as f64 };
@@ -266,8 +266,9 @@ impl Planner {
         cost(pair.low) + pair.share * (cost(pair.high) - cost(pair.low))
     }
 
-    /// For each class, the candidate with which one chunk is through soonest: encoded with all
-    /// codec threads, then sent. The two do not overlap, since little is left to overlap with.
+    /// Plans, for each class, the candidate with which one chunk arrives soonest: encoded with all
+    /// codec threads, then sent. The two steps do not overlap, since little is left with which they
+    /// could.
     pub(crate) fn plan_for_the_end(&mut self, plans: &[AtomicU64; Class::COUNT]) {
         let limits = self.limits();
         let mut pairs = [Pair { low: 0, high: 0, share: 0.0 }; Class::COUNT];

@@ -29,9 +29,9 @@ pub enum Class {
 }
 
 impl Class {
-    /// How many classes there are.
+    /// The number of classes.
     pub const COUNT: usize = 4;
-    /// All of them, in the order of their numbers.
+    /// All classes, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT] = [Self::Sparse, Self::Plain, Self::Rich, Self::Dense];
 
     /// Probes `chunk`. Allocates nothing; reads 2 KiB at most.

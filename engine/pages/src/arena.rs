@@ -42,7 +42,7 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// The kernel's, when it refuses the mapping, and `InvalidInput` when the sizes overflow.
+    /// The kernel's error when it refuses the mapping; `InvalidInput` when the sizes overflow.
     pub fn new(slots: usize, slot_bytes: usize) -> io::Result<Arc<Self>> {
         let too_large = || {
             let text = format!("arena of {slots} slots of {slot_bytes} bytes does not fit");
@@ -69,7 +69,7 @@ impl Arena {
         Ok(Arc::new(Self { base, len_bytes, slot_bytes, free, freed: EventCount::new() }))
     }
 
-    /// A free slot, if there is one. It holds the bytes of its last owner, or zeros.
+    /// Takes a free slot, if there is one. It holds the bytes of its last owner, or zeros.
     #[inline]
     pub fn take(self: &Arc<Self>) -> Option<Slot> {
         let number = self.free.pop()?;
@@ -102,8 +102,8 @@ impl Arena {
         self.slot_bytes
     }
 
-    /// How many slots are free; approximate while other threads take and free slots. Walks the free
-    /// list.
+    /// The number of free slots; approximate while other threads take and free slots. The call
+    /// walks the free list.
     pub fn free(&self) -> usize {
         self.free.len()
     }

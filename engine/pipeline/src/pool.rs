@@ -51,7 +51,8 @@ impl<J: Job> Pool<J> {
     ///
     /// # Errors
     ///
-    /// The system's, when a thread cannot be created; the threads already created are ended.
+    /// The system's error when a thread cannot be created. The threads that were already created
+    /// are ended.
     pub fn new(
         config: PoolConfig,
         mut make_context: impl FnMut(usize) -> J::Context,
@@ -69,20 +70,20 @@ impl<J: Job> Pool<J> {
         Ok(Arc::new(pool))
     }
 
-    /// Gives `job` to a worker with room. Tries all of them, from the one after the last used.
+    /// Passes `job` to a worker with room. Tries all workers, from the one after the last used.
     ///
     /// # Errors
     ///
-    /// Gives the job back when no worker has room or the pool is closed.
+    /// Returns the job when no worker has room or the pool is closed.
     pub fn try_submit(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
         self.workers.try_submit(job, results)
     }
 
-    /// Gives `job` to a worker, sleeping until one has room.
+    /// Passes `job` to a worker, and sleeps until one has room.
     ///
     /// # Errors
     ///
-    /// Gives the job back when the pool is closed, and only then.
+    /// Returns the job when the pool is closed, and only then.
     pub fn submit_wait(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
         self.workers.submit_wait(job, results)
     }
@@ -92,7 +93,7 @@ impl<J: Job> Pool<J> {
         self.workers.close();
     }
 
-    /// Closes, and waits until the workers have finished the queued jobs and ended.
+    /// Closes the pool, and waits until the workers have finished the queued jobs and ended.
     ///
     /// Afterwards [`cpu_times`](Self::cpu_times) is exact. Another thread has to pop results that
     /// are full, as with any wait for a worker.
@@ -135,8 +136,8 @@ impl<J: Job> Pool<J> {
 
     /// CPU time of each worker so far.
     ///
-    /// Costs the workers nothing: the kernel is asked about each thread. For a running thread the
-    /// answer may be as old as the scheduler's last tick, some milliseconds.
+    /// The call costs the workers nothing: the kernel is asked about each thread. For a running
+    /// thread the answer may be as old as the scheduler's last tick, some milliseconds.
     pub fn cpu_times(&self) -> Vec<Duration> {
         self.workers.cpu_times()
     }

@@ -1,6 +1,6 @@
 //! Restores the sequence of results that arrive in any order.
 
-/// Holds items back until all items before them have arrived. For one thread.
+/// Holds items back until all items before them have arrived. One thread uses it.
 ///
 /// Sequence numbers start at 0. The window bounds the number of items held: an item beyond it is
 /// refused. A number that was used before is an error too.
@@ -12,7 +12,7 @@ pub struct Reorder<T> {
     waiting: usize,
 }
 
-/// Why an item was refused. Our own submitters make the numbers, so this is a bug of ours.
+/// Why an item was refused. This program makes the numbers, so the cause is a bug in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReorderError {

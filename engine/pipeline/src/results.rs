@@ -35,7 +35,7 @@ pub enum Popped<T> {
     Item(T),
     /// The deadline passed without a result.
     Timeout,
-    /// Closed, and nothing is left.
+    /// The ring is closed, and nothing is left.
     Closed,
 }
 
@@ -88,7 +88,7 @@ impl<T> Results<T> {
         item.map_or(Ok(()), Err)
     }
 
-    /// The oldest result, if there is one.
+    /// Takes the oldest result, if there is one.
     #[inline]
     pub fn pop(&self) -> Option<T> {
         let item = self.ring.pop()?;
@@ -96,7 +96,7 @@ impl<T> Results<T> {
         Some(item)
     }
 
-    /// The oldest result; waits for one until `deadline`.
+    /// Takes the oldest result; waits for one until `deadline`.
     pub fn pop_until(&self, deadline: Option<Instant>) -> Popped<T> {
         let popped = self.items.wait_until(deadline, || {
             // Read before looking: the pop then finds every item that was pushed before `close`.
@@ -120,17 +120,17 @@ impl<T> Results<T> {
         self.room.notify_all();
     }
 
-    /// How many results wait to be popped: a snapshot.
+    /// The number of results that wait to be popped: a snapshot.
     pub fn len(&self) -> usize {
         self.ring.len()
     }
 
-    /// Whether none waits to be popped: a snapshot.
+    /// Whether no result waits to be popped: a snapshot.
     pub fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }
 
-    /// How many results fit.
+    /// The number of results for which there is room.
     pub fn capacity(&self) -> usize {
         self.ring.capacity()
     }
@@ -163,7 +163,7 @@ impl<T> Results<T> {
         self.finished.notify_all_after(&fence);
     }
 
-    /// A counted job could not be queued after all.
+    /// Records that a counted job could not be queued after all.
     pub(crate) fn give_up_one(&self) {
         self.done.0.fetch_add(1, strong(Site::DoneRelease, Ordering::Release));
         self.finished.notify_all();

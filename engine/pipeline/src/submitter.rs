@@ -22,7 +22,7 @@ pub struct Submitter<J: Job> {
 /// The outcome of [`Submitter::submit`].
 #[derive(Debug)]
 pub enum Submitted<J> {
-    /// A worker's ring has it; its output will be in the results.
+    /// A worker's ring has the job; its output will be in the results.
     Queued,
     /// No worker has room, and the submitter does not wait: the caller sends or stores the pages as
     /// they are.
@@ -58,7 +58,7 @@ impl Counters {
 }
 
 impl<J: Job> Submitter<J> {
-    /// A submitter to `pool`; the outputs go to `results`.
+    /// Creates a submitter to `pool`. The outputs go to `results`.
     ///
     /// With `compress_wait_thread` a job that finds no room waits for it; otherwise it is returned.
     pub fn new(
@@ -99,15 +99,15 @@ impl<J: Job> Submitter<J> {
         }
     }
 
-    /// Counts pages that need no worker, such as zero pages: QEMU's busy-rate is over all pages.
+    /// Counts pages that need no worker, such as zero pages: QEMU's busy-rate refers to all pages.
     pub fn pass_by(&self, pages: u64) {
         self.passed_by.fetch_add(pages, Ordering::Relaxed);
     }
 
     /// Returns when the output of every queued job has been pushed to the results.
     ///
-    /// It does not pop them: they must have room, or another thread must pop them. Threads that go
-    /// on submitting to the same results can delay its return.
+    /// The call does not pop the outputs: the results must have room, or another thread must pop
+    /// them. Threads that go on submitting to the same results can delay its return.
     pub fn flush(&self) {
         self.results.wait_finished();
     }

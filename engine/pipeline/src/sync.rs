@@ -25,7 +25,7 @@ weaken::sites! {
         WakeFence,
         /// `Workers::place`: a job that went to a worker with others to do wakes an idle one.
         WakesIdle,
-        /// `Workers::place`: so does a job whose worker has become busy.
+        /// `Workers::place`: a job whose worker has become busy wakes an idle one too.
         ChecksBusy,
         /// `Workers::place`: a worker that was chosen and gets no job looks again.
         ReturnsChoice,
@@ -35,7 +35,7 @@ weaken::sites! {
         DoneRelease,
         /// `Results::wait_finished`: all outputs are in the ring.
         DoneAcquire,
-        /// `Results::close`: what was pushed before it stays to be popped.
+        /// `Results::close`: items that were pushed before it can still be popped.
         CloseRelease,
         /// `Results::pop_until`: finds the items that were pushed before the close.
         CloseAcquire,

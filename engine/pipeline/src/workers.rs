@@ -1,5 +1,5 @@
-//! The workers with their request rings: how a job gets to a worker. `work.rs` has how an idle
-//! worker gets a job.
+//! The workers with their request rings, and the way of a job to a worker. `work.rs` describes how
+//! an idle worker gets a job.
 
 mod work;
 
@@ -16,7 +16,7 @@ use crate::sync::{
     BeforeFence, Ordering, Padded, Site,
 };
 
-/// The workers and all that their submitters share with them.
+/// The workers and all state that their submitters share with them.
 pub(crate) struct Workers<J: Job> {
     workers: Box<[Worker<J>]>,
     /// A submitter that waits for room is woken when at most this many jobs wait in all rings
@@ -63,7 +63,7 @@ struct Task<J: Job> {
 }
 
 impl<J: Job> Workers<J> {
-    /// At least one worker; each ring has room for `ring_capacity` jobs.
+    /// Creates at least one worker; each ring has room for `ring_capacity` jobs.
     pub(crate) fn new(threads: usize, ring_capacity: usize) -> Self {
         let worker = |_| Worker {
             ring: Ring::new(ring_capacity),
@@ -81,7 +81,8 @@ impl<J: Job> Workers<J> {
         }
     }
 
-    /// Gives `job` to a worker with room; gives it back when none has, or they are closed.
+    /// Passes `job` to a worker with room. Returns the job when no worker has room, or the workers
+    /// are closed.
     pub(crate) fn try_submit(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
         // Relaxed: either this comes before `close` in the order of changes to the gate, and
         // `close` waits for the decrement, or it sees that the gate is closed.
@@ -93,7 +94,8 @@ impl<J: Job> Workers<J> {
         submitted
     }
 
-    /// Gives `job` to a worker, sleeping until one has room; gives it back when they are closed.
+    /// Passes `job` to a worker, and sleeps until one has room. Returns the job when the workers
+    /// are closed.
     pub(crate) fn submit_wait(&self, job: J, results: &Arc<Results<J::Output>>) -> Result<(), J> {
         let mut job = Some(job);
         self.room.wait_until(None, || {
@@ -125,19 +127,19 @@ impl<J: Job> Workers<J> {
         }
     }
 
-    /// A job for worker `number`, which the model plays.
+    /// Takes a job for worker `number`, which the model plays.
     #[cfg(all(test, loom))]
     pub(crate) fn take(&self, number: usize) -> Option<J> {
         self.waiting_task(number).map(|task| task.job)
     }
 
-    /// Worker `number`, which the model plays, is idle.
+    /// Marks worker `number`, which the model plays, as idle.
     #[cfg(all(test, loom))]
     pub(crate) fn mark_idle(&self, number: usize) {
         self.workers[number].state.0.idle.store(true, Ordering::Relaxed);
     }
 
-    /// The next search for room starts at worker `number`.
+    /// Makes the next search for room start at worker `number`.
     #[cfg(all(test, loom))]
     pub(crate) fn start_at(&self, number: usize) {
         self.next.0.store(number, Ordering::Relaxed);
@@ -167,13 +169,13 @@ impl<J: Job> Workers<J> {
         self.workers.len()
     }
 
-    /// How many workers run a job, or have one in flight on a device.
+    /// The number of workers that run a job, or have one in flight on a device.
     pub(crate) fn busy(&self) -> usize {
         let busy = |worker: &&Worker<J>| worker.state.0.busy.load(Ordering::Relaxed);
         self.workers.iter().filter(busy).count()
     }
 
-    /// How many jobs fit at once: in the rings and running.
+    /// The number of jobs for which there is room at once: in the rings and running.
     pub(crate) fn depth(&self) -> usize {
         self.workers.iter().map(|worker| worker.ring.capacity() + 1).sum()
     }
@@ -242,7 +244,7 @@ impl<J: Job> Workers<J> {
             }
         }
         if let Some(chosen) = idle {
-            // As above: it looks into all rings and marks itself idle again.
+            // As above: the worker looks into all rings and marks itself idle again.
             self.workers[chosen].work.notify_one();
         }
         match task {
@@ -254,8 +256,8 @@ impl<J: Job> Workers<J> {
         }
     }
 
-    /// Wakes an idle worker, if there is one. It looks into all rings, and finds a job that was
-    /// pushed before the caller's last fence.
+    /// Wakes an idle worker, if there is one. The worker looks into all rings, and finds a job that
+    /// was pushed before the caller's last fence.
     fn wake_idle(&self) {
         let before = BeforeFence::new(Site::WakeFence);
         if let Some(worker) = self.workers.iter().find(|worker| worker.state.0.claim()) {
@@ -266,7 +268,7 @@ impl<J: Job> Workers<J> {
         }
     }
 
-    /// How many jobs wait in the rings: a snapshot.
+    /// The number of jobs that wait in the rings: a snapshot.
     pub(crate) fn waiting(&self) -> usize {
         self.workers.iter().map(|worker| worker.ring.len()).sum()
     }

@@ -41,7 +41,7 @@ const SLEEPERS: u32 = ((1 << 16) - 1) & !WAKING;
 const EPOCH: u32 = 1 << 16;
 
 impl EventCount {
-    /// An event count without waiters.
+    /// Creates an event count without waiters.
     pub fn new() -> Self {
         Self { futex: Futex::new() }
     }
@@ -62,7 +62,7 @@ impl EventCount {
         self.notify_all_after(&Fenced::new());
     }
 
-    /// [`notify_one`](Self::notify_one) for changes made before the fence.
+    /// As [`notify_one`](Self::notify_one), for changes made before the fence.
     #[inline]
     pub fn notify_one_after(&self, fence: &Fenced) {
         let word = self.word_after(fence);
@@ -71,7 +71,7 @@ impl EventCount {
         }
     }
 
-    /// [`notify_all`](Self::notify_all) for changes made before the fence.
+    /// As [`notify_all`](Self::notify_all), for changes made before the fence.
     #[inline]
     pub fn notify_all_after(&self, fence: &Fenced) {
         if self.word_after(fence) & SLEEPERS != 0 {
@@ -88,7 +88,7 @@ impl EventCount {
         self.word_after(fence) & SLEEPERS != 0
     }
 
-    /// Calls `ready` until it returns `Some`, sleeping between notifications, and returns that.
+    /// Calls `ready` until it returns `Some`, and returns that value. Sleeps between notifications.
     ///
     /// `ready` is called at least once, and once more after the deadline; `None` means that this
     /// last call returned `None` too. It spins briefly before it sleeps.

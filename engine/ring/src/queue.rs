@@ -40,7 +40,7 @@ unsafe impl<T: Send> Send for Ring<T> {}
 unsafe impl<T: Send> Sync for Ring<T> {}
 
 impl<T> Ring<T> {
-    /// A ring for at least `capacity` items: rounded up to a power of two, and at least 2.
+    /// Creates a ring for at least `capacity` items, rounded up to a power of two, and at least 2.
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(2).next_power_of_two();
         let cells = (0..capacity).map(|position| Cell {
@@ -59,8 +59,8 @@ impl<T> Ring<T> {
     ///
     /// # Errors
     ///
-    /// Returns the item when the ring is full, or when a consumer has not finished with the cell
-    /// that it needs.
+    /// The ring is full, or a consumer has not finished with the cell that the item needs. The item
+    /// is returned.
     #[inline]
     pub fn push(&self, item: T) -> Result<(), T> {
         let mut position = self.tail.0.load(Ordering::Relaxed);
@@ -142,8 +142,8 @@ impl<T> Ring<T> {
 
     /// Whether a push would have found room: a snapshot, which may be stale at once.
     ///
-    /// It reads only what a push reads, so that asking first costs a producer nothing; `len` reads
-    /// what the consumers write.
+    /// The call reads only the memory that a push reads, so that asking first costs a producer
+    /// nothing. `len` reads memory that the consumers write.
     #[inline]
     pub fn has_room(&self) -> bool {
         let position = self.tail.0.load(Ordering::Relaxed);
@@ -153,8 +153,8 @@ impl<T> Ring<T> {
         !is_before(number, position)
     }
 
-    /// How many items are in the ring or being pushed or popped: a snapshot, which may be stale at
-    /// once.
+    /// The number of items that are in the ring, or are being pushed or popped: a snapshot, which
+    /// may be stale at once.
     pub fn len(&self) -> usize {
         // Head first: it cannot pass the tail, so the difference is not negative. The bound below
         // covers the case in which both moved between the two loads.
@@ -171,7 +171,7 @@ impl<T> Ring<T> {
         self.len() == 0
     }
 
-    /// How many items fit.
+    /// The number of items for which there is room.
     pub fn capacity(&self) -> usize {
         self.cells.len()
     }

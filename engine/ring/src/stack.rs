@@ -17,7 +17,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// A stack that holds all of `0..capacity`, 0 on top.
+    /// Creates a stack that holds all of `0..capacity`, with 0 on top.
     ///
     /// # Panics
     ///
@@ -79,8 +79,8 @@ impl Stack {
         }
     }
 
-    /// How many numbers are in the stack: exact while no thread pushes or pops, otherwise
-    /// approximate. Walks the stack.
+    /// The number of numbers in the stack: exact while no thread pushes or pops, otherwise
+    /// approximate. The call walks the stack.
     pub fn len(&self) -> usize {
         let mut count = 0;
         let mut at = top(self.head.load(Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! Under loom: one part may be taken away.
+//! Implementation under loom: one part may be taken away.
 
 use std::sync::atomic::Ordering;
 
@@ -11,19 +11,19 @@ pub struct Weakened<S>(Option<(S, Remains)>);
 /// The rest of a weakened fence, ordering or step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remains {
-    /// It is as written.
+    /// Everything is as written.
     All,
-    /// Of a SeqCst fence: one with AcqRel. Orderings and steps are as written.
+    /// A SeqCst fence is one with AcqRel. Orderings and steps are as written.
     AcqRel,
-    /// It is taken away.
+    /// The part is taken away.
     Nothing,
 }
 
 impl<S: Site> Weakened<S> {
-    /// The part that the environment variable `name` names, of `all`.
+    /// Returns the part, of `all`, that the environment variable `name` names.
     ///
     /// # Panics
-    /// There is no such site: to take nothing away would prove nothing.
+    /// There is no such site: a proof in which nothing is taken away would prove nothing.
     pub fn from_environment(name: &str, all: &[S]) -> Self {
         let Ok(value) = std::env::var(name) else { return Self(None) };
         let (site, remains) = match value.strip_suffix("AcqRel") {

@@ -1,4 +1,4 @@
-//! A normal build: everything as written.
+//! Implementation of a normal build: everything is as written.
 
 use std::sync::atomic::Ordering;
 

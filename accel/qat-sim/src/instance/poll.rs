@@ -1,4 +1,5 @@
-//! Polls: responses of the device, in the order of their delivery, become answers and callbacks.
+//! Polls: turns responses of the device, in the order of their delivery, into answers and
+//! callbacks.
 
 use super::requests::{Answer, Cookie, CookieState, Poller, Waiting};
 use super::{lock, Instance, State};
@@ -8,7 +9,7 @@ use qat_abi::*;
 use std::sync::atomic::Ordering;
 
 impl Instance {
-    /// `icp_sal_DcPollInstance`, after the script had its word.
+    /// `icp_sal_DcPollInstance`, after the script's rules were applied.
     pub(crate) fn poll(
         &self,
         quota: u32,
@@ -18,7 +19,7 @@ impl Instance {
         if self.state() == State::Restarting {
             return CPA_STATUS_RESTARTING;
         }
-        // Held by another thread, or by the poll whose callback this is.
+        // Another thread holds the lock, or the poll whose callback this is.
         let Ok(mut poller) = self.poller.try_lock() else { return CPA_STATUS_RETRY };
         let quota = if quota == 0 { usize::MAX } else { quota as usize };
         let mut answers = std::mem::take(&mut poller.answers);
@@ -78,7 +79,7 @@ impl Instance {
         CPA_STATUS_SUCCESS
     }
 
-    /// Dummies for what died with an epoch.
+    /// Makes dummy answers for requests that died with an epoch.
     fn take_orphans(&self, quota: usize, answers: &mut Vec<Answer>) {
         let mut requests = lock(&self.requests);
         let epoch = self.epoch();

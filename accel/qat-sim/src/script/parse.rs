@@ -1,4 +1,4 @@
-//! A directive's words are parsed to a set-up directive or a rule.
+//! Parses the words of a directive to a set-up directive or a rule.
 
 use super::rule::{Action, Count, Direction, Rule, Trigger};
 use super::settings::{Engine, MemoryMode, Order, Setup, MAX_INSTANCES};

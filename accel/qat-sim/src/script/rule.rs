@@ -1,4 +1,4 @@
-//! A rule is one fault: when it acts, on which requests, and its action.
+//! A rule is one fault: when it acts, on which requests, and what it does.
 
 /// When a rule starts to act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,9 +29,9 @@ pub enum Action {
     Retry(Count),
     /// Submissions return FAIL.
     Fail(Count),
-    /// The callback has SUCCESS, the results this status.
+    /// The callback has SUCCESS; the results have this status.
     Status(i32, Count),
-    /// The callback has FAIL, the results this status.
+    /// The callback has FAIL; the results have this status.
     Error(i32, Count),
     /// Polls return FAIL and deliver nothing.
     PollFail(Count),
@@ -69,11 +69,11 @@ pub enum Direction {
 /// One fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// When it acts.
+    /// When the rule acts.
     pub trigger: Trigger,
-    /// Only for this instance.
+    /// The rule applies only to this instance.
     pub instance: Option<usize>,
-    /// Only for this direction.
+    /// The rule applies only to this direction.
     pub direction: Option<Direction>,
     /// The action.
     pub action: Action,

@@ -22,9 +22,9 @@ pub enum MemoryMode {
 /// The order in which completions are delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Any.
+    /// Completions come in any order.
     Shuffled,
-    /// That of submission.
+    /// Completions come in the order of submission.
     Fifo,
 }
 
@@ -61,7 +61,7 @@ pub struct Settings {
     pub intermediate: u16,
     /// The value of `requiresPhysicallyContiguousMemory`.
     pub contiguous: bool,
-    /// No device: `icp_sal_userIsQatAvailable` returns 0 and a start fails.
+    /// Whether the device is absent: `icp_sal_userIsQatAvailable` returns 0 and a start fails.
     pub absent: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The device's answers: judged, and delivered or handed to software.
+//! Judges the device's answers, and delivers them or passes the pieces to software.
 
 use super::{Device, Phase, Trust, POLL_FAILURES};
 use crate::channel::slot_of;

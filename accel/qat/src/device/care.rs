@@ -120,7 +120,7 @@ impl Device {
         probe_at
     }
 
-    /// A request that was given up has been answered: probe again soon.
+    /// Handles the answer to a request that was given up: the next probe follows soon.
     pub(super) fn sign_of_life(&mut self, status: abi::CpaStatus, now: u64) {
         if let (Trust::Suspect { since, sent: None, .. }, abi::CPA_STATUS_SUCCESS) =
             (self.trust, status)

@@ -1,4 +1,4 @@
-//! Requests to the device: given to it, pending while its ring is full, or handed to software.
+//! Requests to the device: submitted, pending while the ring is full, or passed to software.
 
 use super::{Device, Phase, IDLE_RETRIES};
 use crate::counters::{add, Reason};
@@ -116,10 +116,10 @@ impl Device {
 
 /// The result of a submission.
 enum Flown {
-    /// The device has it.
+    /// The device has the request.
     Away,
-    /// No room.
+    /// The ring has no room.
     Full,
-    /// Refused by this device.
+    /// This device has refused the request.
     Refused(Reason),
 }

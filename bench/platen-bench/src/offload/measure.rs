@@ -23,8 +23,8 @@ pub(super) struct Plan {
     pub(super) pages: usize,
     /// Pages in flight: 1 is direct offload. The engine's depth is a limit too.
     pub(super) in_flight: usize,
-    /// Poll without a pause instead of sleeping between polls without a result: least latency, a
-    /// whole CPU.
+    /// Whether to poll without a pause instead of sleeping between polls without a result. This
+    /// gives the least latency, and takes a whole CPU.
     pub(super) busy: bool,
     /// Stop after this time, even if pages remain.
     pub(super) at_most: Duration,

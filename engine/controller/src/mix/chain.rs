@@ -24,7 +24,7 @@ pub(crate) struct Mix {
     /// Bytes that the next step saves for a ns of CPU time: infinite where only CPU time counts, 0
     /// where only bytes do.
     pub(crate) price: f64,
-    /// It goes beyond the least time, only to save bytes.
+    /// Whether the mix goes beyond the least time, only to save bytes.
     pub(crate) idle_used: bool,
 }
 

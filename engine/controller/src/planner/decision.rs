@@ -1,4 +1,4 @@
-//! A decision states the current plans, with the figures behind them.
+//! States the current plans, with the figures behind them.
 
 use super::Planner;
 use crate::estimate::Point;

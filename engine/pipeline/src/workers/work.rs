@@ -62,7 +62,8 @@ impl<J: Job> Workers<J> {
         state.tid.store(0, Ordering::Relaxed);
     }
 
-    /// A worker has taken a job: wakes a submitter that waits for room when few jobs are left.
+    /// Called when a worker has taken a job: wakes a submitter that waits for room when few jobs
+    /// are left.
     pub(super) fn has_taken_one(&self) {
         // When several workers count at the same moment, each may miss the jobs that the others
         // took, and none notifies. Then more jobs follow, and `next_task` notifies at the last.
@@ -71,13 +72,14 @@ impl<J: Job> Workers<J> {
         }
     }
 
-    /// A waiting job: from the ring of worker `number`, or else from another's.
+    /// Takes a waiting job: from the ring of worker `number`, or else from another's.
     pub(super) fn waiting_task(&self, number: usize) -> Option<Task<J>> {
         let (before, from) = self.workers.split_at(number);
         from.iter().chain(before).find_map(|worker| worker.ring.pop())
     }
 
-    /// The next job for worker `number`; `None` once the pool is closed and all rings are empty.
+    /// Takes the next job for worker `number`; `None` once the pool is closed and all rings are
+    /// empty.
     pub(super) fn next_task(&self, number: usize) -> Option<Task<J>> {
         if let Some(task) = self.waiting_task(number) {
             return Some(task);
@@ -112,7 +114,7 @@ impl<J: Job> Workers<J> {
         next.flatten()
     }
 
-    /// An idle worker has found a job.
+    /// Called when an idle worker has found a job.
     pub(crate) fn has_found_one(&self, number: usize) {
         let Worker { ring, state: Padded(state), .. } = &self.workers[number];
         if state.claim() {
