@@ -18,7 +18,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// QEMU's on and off.
+/// An option that is on or off, as in QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnOff {
     On,
@@ -161,7 +161,7 @@ impl SourceOptions {
         self.codec.settings(self.qatzip_level.or(self.level))
     }
 
-    /// Refuses --explain with a named codec, where nothing else is decided either.
+    /// Refuses --explain with a named codec: then there is no decision to print.
     pub(crate) fn refuse_explain(&self) -> anyhow::Result<()> {
         match self.codec {
             CodecChoice::Auto => Ok(()),

@@ -7,7 +7,7 @@ use relay::{AutoReport, Source};
 use serde::Serialize;
 use std::sync::mpsc::{self, Sender};
 
-/// With `explain`, a channel whose decisions a thread prints on stderr; else none.
+/// With `explain`, returns a channel whose decisions a thread prints on stderr; else `None`.
 pub(crate) fn explainer(explain: bool) -> anyhow::Result<Option<Sender<Decision>>> {
     if !explain {
         return Ok(None);
@@ -85,7 +85,7 @@ impl Auto {
         self.warning.as_deref()
     }
 
-    /// "zstd 3 71 % (812 MB to 274 MB), none 29 % (...)".
+    /// Formats codecs and their shares: "zstd 3 71 % (812 MB to 274 MB), none 29 % (...)".
     pub(crate) fn codecs_in_words(&self) -> String {
         let all: u64 = self.codecs.iter().map(|part| part.plain).sum();
         let words = self.codecs.iter().map(|part| {
@@ -100,7 +100,7 @@ impl Auto {
         words.collect::<Vec<_>>().join(", ")
     }
 
-    /// "plain 83 %: zstd 3 60 %, zstd 5 40 %; dense 17 %: none".
+    /// Formats classes and their codecs: "plain 83 %: zstd 3 60 %, zstd 5 40 %; dense 17 %: none".
     pub(crate) fn mix_in_words(&self) -> String {
         let words = self.mix.iter().map(|mix| {
             let parts = mix.parts.iter().map(|part| {

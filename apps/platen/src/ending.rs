@@ -78,8 +78,8 @@ impl Ending {
         self.controller.max_downtime()
     }
 
-    /// Observes the migration and acts on it. `note` shows a message. True: the migration is to be
-    /// cancelled.
+    /// Observes the migration and acts on it. `note` shows a message. Returns true if the migration
+    /// is to be cancelled.
     pub(crate) fn look(
         &mut self,
         qmp: &mut Qmp,
@@ -131,8 +131,8 @@ impl Ending {
         cancel
     }
 
-    /// Sets QEMU's threshold. False if another client has set its downtime-limit since it was
-    /// `seen`: the next observation adopts that.
+    /// Sets the threshold at which QEMU stops the VM. Returns false if another client has set its
+    /// downtime-limit since it was `seen`: the next observation adopts that limit.
     fn stop_at(
         &self,
         wanted: Switchover,

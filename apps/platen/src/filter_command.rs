@@ -83,7 +83,7 @@ pub(crate) fn as_program() -> Option<anyhow::Result<ExitCode>> {
     })
 }
 
-/// The arguments that both programs and this one understand; `None` for anything else.
+/// The arguments that both programs and this one understand; `None` if there is any other.
 fn parse(format: Name, words: &[OsString]) -> Option<FilterArgs> {
     // Both programs write to a file by default, and refuse terminals.
     let mut args = FilterArgs { format, decompress: false, level: 1, threads: None };

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     } else {
         File::open(&args.stream).with_context(|| format!("cannot read {from}"))?
     };
-    // None for a pipe.
+    // A pipe has no position.
     let first = file.stream_position().ok();
     // Before there is a file of the image.
     let begins = beginning(&mut file).with_context(|| format!("{from}"))?;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Records the stream that began at offset `first` with `head`, behind which `file` is read.
+/// Records the stream whose `head` was read from offset `first`; the rest follows in `file`.
 fn stream(
     mut file: File,
     first: Option<u64>,
@@ -89,7 +89,7 @@ fn stream(
     }
 }
 
-/// Records the stream of libvirt's save file, at which `file` is read.
+/// Records the stream in libvirt's save file; `file` is positioned at its beginning.
 fn unpacked(mut file: File, format: SaveFormat, writer: &mut Writer) -> anyhow::Result<Recorded> {
     let format = match format {
         SaveFormat::Raw | SaveFormat::Sparse => {
@@ -102,7 +102,8 @@ fn unpacked(mut file: File, format: SaveFormat, writer: &mut Writer) -> anyhow::
     let threads = Options::default().threads;
     let (plain, mut pipe) = std::io::pipe().context("cannot make a pipe")?;
     thread::scope(|scope| {
-        // The thread owns its end of the pipe, and record() the other one: each ends the other.
+        // The thread owns its end of the pipe, and record() owns the other: the end of each ends
+        // the other.
         let unpack = scope.spawn(move || decompress(format, threads, &mut &file, &mut pipe));
         let recorded = record(plain, writer, Ending::Closed);
         let Ok(unpacked) = unpack.join() else {

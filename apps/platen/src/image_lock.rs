@@ -23,8 +23,8 @@ pub(crate) struct ImageLock {
 }
 
 impl ImageLock {
-    /// Locks the image at `path`. `shared`: other restores may hold it too, if all of them share
-    /// it.
+    /// Locks the image at `path`. With `shared` other restores may hold the lock too, if all of
+    /// them share it.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ fn processes(dev: u64, ino: u64) -> Vec<String> {
     processes_with(dev, ino, |info| info.contains("FLOCK"))
 }
 
-/// Processes with a descriptor of this file for which `is_meant` is true, by number and name.
+/// Processes with a descriptor of this file for which `is_meant` returns true, by number and name.
 /// `is_meant` gets the kernel's description of the descriptor (`/proc/PID/fdinfo`).
 pub(crate) fn processes_with(dev: u64, ino: u64, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
     let list = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();

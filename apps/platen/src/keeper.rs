@@ -25,7 +25,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let control = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
     let signals = swap::end_signals().context("cannot block signals")?;
     let notice = |text: &str| {
-        // Those for the relay are dropped. A signalfd gives 128 bytes for a signal.
+        // Signals for the relay are dropped. A read from a signalfd takes 128 bytes for a signal.
         while matches!(rustix::io::read(&signals, &mut [0; 128]), Ok(1..)) {}
         if let Err(untaken) = swap::unblock_end_signals() {
             say(&format!("{:#}", anyhow::Error::from(untaken)));

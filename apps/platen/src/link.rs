@@ -1,4 +1,4 @@
-//! The links that forecasts are for, and what a measured one carries.
+//! The links of forecasts, and the measurement of a link.
 
 use crate::network;
 use crate::relay_options::TlsOptions;
@@ -14,14 +14,14 @@ const LINKS: u16 = 4;
 const TIME: Duration = Duration::from_secs(2);
 /// The page size of the hello, which a measurement does not use.
 const PAGE_SIZE: u32 = 4096;
-/// The longest round trip that can be imagined, milliseconds.
+/// The longest round trip of a --what-if, milliseconds.
 pub(crate) const LONGEST_TRIP: u64 = 10_000;
 
-/// A link that migrations are forecast for.
+/// A link for which migrations are forecast.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Over {
     pub(crate) link: Link,
-    /// It was measured, and is no --what-if.
+    /// Whether the link was measured; else it is a --what-if.
     pub(crate) is_measured: bool,
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 pub(crate) struct Load {
     at: Instant,
     own: f64,
-    /// Busy, and all.
+    /// Busy ticks, and all ticks.
     ticks: Option<(f64, f64)>,
 }
 
@@ -16,8 +16,9 @@ impl Load {
         Self { at: Instant::now(), own: process_cpu(), ticks: ticks() }
     }
 
-    /// Cores that a migration would get: those that were idle since then, or its share of those
-    /// that other threads use, if that is more. `others`: threads that run or wait for a CPU.
+    /// Cores that a migration would get: those that were idle since [`Load::now`], or its share of
+    /// the cores that other threads use, if that is more. `others` is the number of threads that
+    /// run or wait for a CPU.
     pub(crate) fn cores_to_get(&self, others: f64) -> f64 {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         // Its codec threads, and one that reads or sends.
@@ -25,7 +26,7 @@ impl Load {
         self.free_cores().max(cores * own / (own + others.max(0.0)))
     }
 
-    /// Cores that were idle since then, or used by this process.
+    /// Cores that were idle since [`Load::now`], or used by this process.
     pub(crate) fn free_cores(&self) -> f64 {
         /// A migration always gets some.
         const LEAST: f64 = 0.25;

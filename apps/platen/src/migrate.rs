@@ -36,7 +36,7 @@ const UNDER_WAY: &str =
     "the source has turned to postcopy, and the destination does not have the VM yet: waiting until it \
      has (interrupt again to end all the same, which leaves the VM at neither host)";
 
-/// Refuses a migration that cannot be, before anything is changed.
+/// Refuses a migration that is impossible, before anything is changed.
 pub(crate) fn check(qmp: &mut Qmp, args: &MigrateArgs) -> anyhow::Result<()> {
     refuse_in_progress(qmp, "the source QEMU")?;
     refuse_tls(&qmp.query_parameters()?)?;
@@ -198,7 +198,7 @@ fn watch(
             match if asked > 1 { Cancel::TooLate } else { cancel(qmp, &handle) } {
                 Cancel::Told => bar.note("cancelling (interrupt again to force)"),
                 Cancel::TooLate => handle.stop(),
-                // Tried again at the next look.
+                // The next turn of the loop tries again.
                 Cancel::UnderWay => {
                     if !std::mem::replace(&mut told_to_wait, true) {
                         bar.note(UNDER_WAY);
@@ -217,8 +217,8 @@ fn watch(
                 ending.cancelled = None;
                 bar.note("too late to cancel: the VM has stopped, or the destination has it");
             }
-            // QEMU gave up before it connected (a bad path, a device that cannot migrate): no
-            // socket will report that.
+            // QEMU gave up before it connected (a bad path, a device that cannot migrate). The
+            // socket reports nothing then.
             if info.is_over() && info.status() != "completed" && progress.plain == 0 {
                 handle.end(&format!("the source QEMU ended the migration: {}", describe(info)));
             }
@@ -252,7 +252,7 @@ fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> Cancel {
     }
     match qmp.migrate_cancel() {
         Ok(()) => {}
-        // It has turned to postcopy since the look at its status.
+        // QEMU has turned to postcopy since the query of its status.
         Err(QmpError::Refused { .. }) if is_postcopy(qmp) => {
             handle.allow_commit();
             return Cancel::UnderWay;
@@ -279,7 +279,7 @@ fn verdict(qmp: &mut Qmp) -> Option<MigrationInfo> {
     }
 }
 
-/// Fills in QEMU's figures where there are any, and the relay's otherwise.
+/// Fills in the figures that QEMU reports, and otherwise the relay's.
 fn fill(
     report: &mut Report,
     info: Option<&MigrationInfo>,

@@ -24,7 +24,7 @@ pub(crate) fn refuse_in_progress(qmp: &mut Qmp, which: &str) -> anyhow::Result<(
     Ok(())
 }
 
-/// With TLS of QEMU's own nothing of the stream can be compressed.
+/// Refuses TLS of QEMU's own: its stream cannot be compressed.
 pub(crate) fn refuse_tls(parameters: &serde_json::Value) -> anyhow::Result<()> {
     if parameters["tls-creds"].as_str().is_some_and(|creds| !creds.is_empty()) {
         bail!(
@@ -35,7 +35,7 @@ pub(crate) fn refuse_tls(parameters: &serde_json::Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With COLO both VMs run at once, and since QEMU 11.1 the stream does not show it.
+/// Refuses COLO: both VMs run at once, and since QEMU 11.1 the stream does not show it.
 pub(crate) fn refuse_colo(capabilities: &serde_json::Value, end: &str) -> anyhow::Result<()> {
     if is_on(capabilities, "x-colo") {
         bail!("the {end} QEMU has x-colo on, which platen does not carry: turn it off (migrate-set-capabilities)");

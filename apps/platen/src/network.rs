@@ -16,12 +16,12 @@ fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Begins the error without a certificate. With a broken one it would hide the defect.
+/// Begins the error if there is no certificate. For a broken certificate it would hide the defect.
 const WITHOUT: &str = "relays authenticate each other (--insecure does without: guest memory then \
                        crosses the network in the clear, and whoever reaches the port can deliver a \
                        VM)";
 
-/// Reads this host's certificate; the error without one says what to do.
+/// Reads this host's certificate. If there is none, the error says what to do.
 fn credentials(options: &TlsOptions) -> anyhow::Result<Credentials> {
     let (ca, cert, key) = options.paths();
     let credentials = Credentials::load(&ca, &cert, &key).map_err(|error| match error {
@@ -38,8 +38,8 @@ fn host(address: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// TLS for links to `peer`, whose certificate must have that name or `--peer-name`; `None` with
-/// `--insecure`.
+/// Makes TLS for links to `peer`, whose certificate must contain that name or `--peer-name`; `None`
+/// with `--insecure`.
 pub(crate) fn connector(
     options: &TlsOptions,
     peer: &str,
@@ -52,7 +52,7 @@ pub(crate) fn connector(
     Ok(Some(Connector::new(&credentials(options)?, name.unwrap_or_else(|| host(peer)))?))
 }
 
-/// TLS for links to this host; `None` with `--insecure`.
+/// Makes TLS for links to this host; `None` with `--insecure`.
 pub(crate) fn acceptor(options: &TlsOptions, names: &[String]) -> anyhow::Result<Option<Acceptor>> {
     if options.insecure {
         return Ok(None);

@@ -58,8 +58,8 @@ impl Bar {
     }
 }
 
-/// Samples of a migration for `platen evacuate`, on standard input, which is its socket. One that
-/// is not read is dropped: a migration waits for no reader.
+/// Samples of a migration for `platen evacuate`, on standard input, which is its socket. A sample
+/// that is not read is dropped: a migration waits for no reader.
 pub(crate) struct Feed(Way);
 
 impl Feed {
@@ -73,7 +73,7 @@ impl Feed {
     }
 }
 
-/// One sample.
+/// Formats one sample.
 pub(crate) fn feed_line(transferred: u64, in_doubt: bool) -> String {
     let sample = serde_json::json!({ "transferred": transferred, "in-doubt": in_doubt });
     format!("{sample}\n")

@@ -29,8 +29,8 @@ impl QatLibraries {
 const NO_DEVICE: &str =
     "--accelerator qat: no QAT device (`platen qat status` lists the missing parts)";
 
-/// The device for a source, if one is wanted and available. Reports on stderr if software has to do
-/// the work.
+/// Starts the device for a source, if it is wanted and available. Reports on stderr if software has
+/// to do the work.
 pub(crate) fn accelerator(
     wanted: SourceAccelerator,
     libraries: &QatLibraries,
@@ -45,11 +45,11 @@ pub(crate) fn accelerator(
         return Ok(None);
     }
     match wanted {
-        // Refused where codec qpl is looked at, unless it is the codec.
+        // These are refused with codec qpl's checks, unless qpl is the codec.
         SourceAccelerator::None | SourceAccelerator::Iaa => Ok(None),
         SourceAccelerator::Auto => match libraries.start() {
             Ok(qat) => Ok(Some(qat)),
-            // With codec auto a device would only be one choice more.
+            // With codec auto a device would only be one more choice.
             Err(_) if settings.is_none() => Ok(None),
             Err(error) => {
                 say(&format!("codec qatzip in software: {error}"));
@@ -60,7 +60,7 @@ pub(crate) fn accelerator(
     }
 }
 
-/// The device for a receiver, in the same way.
+/// Starts the device for a receiver, in the same way.
 pub(crate) fn receiver(
     wanted: Accelerator,
     libraries: &QatLibraries,
@@ -136,7 +136,7 @@ fn simulate(args: &SimArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// A folder with the simulated libraries under their SONAMEs.
+/// Makes a folder with the simulated libraries under their SONAMEs.
 fn simulated_libraries(named: Option<&Path>, private: &Path) -> anyhow::Result<PathBuf> {
     let beside = std::env::current_exe().context("cannot tell where platen is")?;
     let beside = beside.parent().unwrap_or(Path::new("."));

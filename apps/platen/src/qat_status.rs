@@ -30,7 +30,7 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     }
 }
 
-/// One line for each thing that exists, and two for each that is missing.
+/// Formats one line for each part that exists, and two for each that is missing.
 fn text(status: &Status) -> String {
     let mut lines = Vec::new();
     match (&status.libraries.usdm, &status.libraries.qat) {

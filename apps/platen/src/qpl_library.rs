@@ -8,15 +8,15 @@ use qpl::{Loaded, Options, Path, Qpl};
 use std::sync::Arc;
 
 impl QplLibrary {
-    /// Loads the library and makes a known unit.
+    /// Loads the library and opens it with the default options.
     pub(crate) fn open(&self) -> anyhow::Result<Qpl> {
         let loaded = Loaded::new(self.qpl_library.as_deref())?;
         Ok(Qpl::open(Arc::new(loaded), Options::default())?)
     }
 }
 
-/// libqpl for a source, if codec qpl is wanted and the library available. Says on stderr what
-/// compresses where it is not an IAA device.
+/// Opens libqpl for a source, if codec qpl is wanted and the library is available. If that is not
+/// an IAA device, reports on stderr what compresses.
 pub(crate) fn for_source(
     wanted: SourceAccelerator,
     library: &QplLibrary,

@@ -26,10 +26,10 @@ const LOADED: Duration = Duration::from_secs(10);
 struct Receiver {
     targets: Vec<(Option<String>, UnixAddress)>,
     monitors: Vec<(Option<String>, UnixAddress)>,
-    /// Of the QEMUs at `monitors`.
+    /// Former settings of the QEMUs at `monitors`.
     settings: FormerSettings,
     json: Option<PathBuf>,
-    /// Serialises the report file.
+    /// Serialises writes to the report file.
     writing: Mutex<()>,
     succeeded: AtomicU64,
     unconfirmed: AtomicU64,
@@ -70,12 +70,13 @@ impl Receiver {
     }
 }
 
-/// Tells a destination QEMU to listen. It listens for one migration only, so this happens when the
-/// first bytes of one arrive: a source QEMU that refuses to migrate wastes nothing.
+/// Tells a destination QEMU to listen. QEMU listens for one migration only, so this happens when
+/// the first bytes of one arrive: a source QEMU that refuses to migrate then costs the destination
+/// nothing.
 fn start_listening(monitor: &UnixAddress, deliver: &UnixAddress) -> anyhow::Result<()> {
     let mut qmp = open_monitor(monitor)?;
     match qmp.migrate_incoming(&deliver.to_string()) {
-        // It was told before. The connection will show whether it listens at `deliver`.
+        // QEMU was told before. The connection will show whether it listens at `deliver`.
         Err(QmpError::Refused { desc, .. }) if desc.contains("already been started") => {
             say(&format!("monitor {monitor}: the destination QEMU listens already"));
             Ok(())
@@ -125,7 +126,7 @@ impl Host for Receiver {
             report.json().into_bytes()
         });
         if let (false, Err(error)) = (destination.has_begun(), &result) {
-            // No migration, so no report. The next one sets QEMU up again.
+            // There was no migration, so there is no report. The next one sets QEMU up again.
             return say(&format!("{peer} left before it migrated to {}: {error}", shown(target)));
         }
         let mut report = measured();
@@ -249,7 +250,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
     .context("cannot handle signals")?;
     say(&format!("listening on {}", listener.local_addr()?));
     let served = server.run(&listener, args.once);
-    // Those of migrations that never began.
+    // Restore settings for migrations that never began.
     for (target, monitor) in &receiver.monitors {
         receiver.settings.put_back(target, monitor);
     }

@@ -13,7 +13,7 @@ use relay::UnixAddress;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// `[NAME=]unix:PATH`.
+/// A name and an address, as `[NAME=]unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) name: Option<String>,
@@ -134,7 +134,7 @@ impl ReceiveArgs {
     }
 }
 
-/// A target, which must have a name.
+/// Parses a target, which must have a name.
 fn with_name(text: &str) -> Result<Named, String> {
     let named: Named = text.parse()?;
     match named.name {

@@ -29,8 +29,8 @@ impl FormerSettings {
         Some(all.swap_remove(at).1)
     }
 
-    /// Sets a destination QEMU up like the source. One that was set up before, for a migration that
-    /// never began, has its first settings restored at the end.
+    /// Sets a destination QEMU up like the source. A QEMU that was set up before, for a migration
+    /// that never began, gets its first settings back at the end.
     pub(crate) fn set_up(
         &self,
         target: &Option<String>,
@@ -52,7 +52,7 @@ impl FormerSettings {
         set
     }
 
-    /// Restores the settings after a migration. A QEMU that has ended has none.
+    /// Restores the settings after a migration. A QEMU that has ended needs no restoring.
     pub(crate) fn put_back(&self, target: &Option<String>, monitor: &UnixAddress) {
         let Some(before) = self.take(target) else { return };
         let result = match Qmp::connect(monitor.path(), MONITOR) {

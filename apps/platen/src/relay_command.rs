@@ -50,7 +50,7 @@ fn lock(handle: &Running) -> MutexGuard<'_, Option<SourceHandle>> {
     handle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// If the receiver disconnected while the relay waited for its migration, the reason.
+/// The reason why the receiver disconnected, if it did so while the relay waited for its migration.
 fn receiver_gone(source: &Source, result: &Result<SourceEnd, RelayError>) -> Option<String> {
     let error = match result {
         Err(RelayError::Ended(error)) if !source.has_begun() => error,

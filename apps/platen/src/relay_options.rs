@@ -111,7 +111,7 @@ pub(crate) fn history_grant() -> u64 {
     (64 << 20).min(available_memory().unwrap_or(u64::MAX) / 64)
 }
 
-/// A size of the histories of a session.
+/// Parses a size of the histories of a session.
 pub(crate) fn history_size(text: &str) -> Result<Size, String> {
     const MOST: u64 = 4 << 30;
     let size: Size = text.parse()?;
@@ -122,7 +122,7 @@ pub(crate) fn history_size(text: &str) -> Result<Size, String> {
     }
 }
 
-/// A size of a delta cache.
+/// Parses a size of a delta cache.
 pub(crate) fn delta_cache_size(text: &str) -> Result<Size, String> {
     /// Guests of 64 GiB; the cache's table takes 1/512 of this.
     const MOST: u64 = 64 << 30;

@@ -59,7 +59,8 @@ impl Remote {
         path.as_os_str().as_encoded_bytes().starts_with(SCHEME.as_bytes())
     }
 
-    /// Opens and locks the image that `path` names. `session`: of the process that has locked it.
+    /// Opens and locks the image that `path` names. `session` is that of the process that has
+    /// locked it.
     pub(crate) fn open(
         path: &Path,
         shared: bool,
@@ -98,7 +99,7 @@ impl Remote {
         Ok(HotSet::read_remote(&file, &self.image)?)
     }
 
-    /// This process needs the image no more.
+    /// Ends this process's use of the image.
     pub(crate) fn end(&self) {
         self.client.end();
     }
@@ -106,7 +107,7 @@ impl Remote {
 
 const SCHEME: &str = "platen://";
 
-/// HOST:PORT and NAME.
+/// Splits the path into HOST:PORT and NAME.
 fn parts(path: &Path) -> anyhow::Result<(&str, &str)> {
     let text = path.to_str().and_then(|path| path.strip_prefix(SCHEME));
     match text.and_then(|text| text.split_once('/')) {

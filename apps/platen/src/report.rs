@@ -53,7 +53,7 @@ pub(crate) struct Delta {
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Report {
-    /// completed, cancelled, failed, or another status of QEMU's query-migrate.
+    /// completed, unconfirmed, cancelled, failed, or another status of QEMU's query-migrate.
     pub(crate) status: String,
     /// Why the migration failed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,10 +71,10 @@ pub(crate) struct Report {
     /// precopy migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hidden_downtime: Option<f64>,
-    /// Longest downtime that was allowed, ms. Only of `migrate`.
+    /// Longest downtime that was allowed, ms. Only for `migrate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_downtime: Option<u64>,
-    /// The most by which the guest's CPUs were slowed, per cent. Only of `migrate`, with --throttle
+    /// The most by which the guest's CPUs were slowed, per cent. Only for `migrate` with --throttle
     /// auto.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) throttle: Option<u8>,
@@ -142,7 +142,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The report of a source.
+    /// Makes the report of a source.
     pub(crate) fn of_source(
         source: &Source,
         settings: Option<Settings>,
@@ -172,7 +172,7 @@ impl Report {
         report
     }
 
-    /// The figures of both ends.
+    /// Makes the part of the report that both ends have.
     pub(crate) fn of(counters: &Counters, transferred: u64, total: Duration) -> Self {
         let mut report = Self {
             transferred,
@@ -195,14 +195,14 @@ impl Report {
         self.seconds_lost = lost.as_secs_f64();
     }
 
-    /// Figures that exist only at a source whose migration has completed.
+    /// Sets the figures that exist only at a source whose migration has completed.
     pub(crate) fn set_end(&mut self, end: &SourceEnd) {
         self.set_total(end.total);
         self.hidden_downtime = end.hidden_downtime.map(|time| time.as_secs_f64() * 1e3);
         self.cpu_seconds.destination = peer_cpu(&end.peer_report);
     }
 
-    /// How `migrate` tried to end the migration.
+    /// Sets the figures on how `migrate` tried to end the migration.
     pub(crate) fn set_ending(&mut self, ending: &Ending) {
         self.max_downtime = u64::try_from(ending.max_downtime().as_millis()).ok();
         self.throttle = Some(ending.throttle).filter(|percent| *percent > 0);
@@ -216,7 +216,7 @@ impl Report {
         self.pages_per_second = (self.normal + self.duplicate) as f64 / seconds;
     }
 
-    /// Text in the style of `info migrate`, one figure a line.
+    /// Formats the report in the style of `info migrate`, one figure a line.
     pub(crate) fn text(&self) -> String {
         let mut out = String::new();
         let mut line = |name: &str, value: String| {
@@ -284,7 +284,7 @@ impl Report {
         out
     }
 
-    /// One line of JSON.
+    /// Formats the report as one line of JSON.
     pub(crate) fn json(&self) -> String {
         // Numbers, strings and options of them always serialise.
         serde_json::to_string(self).unwrap_or_default()
@@ -331,7 +331,7 @@ fn ratio(plain: u64, size: u64) -> f64 {
     plain as f64 / size as f64
 }
 
-/// One line about an accelerator.
+/// Formats one line about an accelerator.
 pub(crate) fn summary(accelerator: &qat::Snapshot) -> String {
     let reasons: Vec<String> = accelerator
         .by_software
@@ -342,7 +342,7 @@ pub(crate) fn summary(accelerator: &qat::Snapshot) -> String {
     format!("{} pieces by the device; in software: {software}", accelerator.by_device)
 }
 
-/// One line about a thread that uses libqpl.
+/// Formats one line about a thread that uses libqpl.
 fn by_qpl(one: &qpl::Snapshot) -> String {
     let software = one.failures + one.without;
     let why = one.last_failure.as_ref().map_or(String::new(), |why| format!(" ({why})"));
@@ -355,7 +355,7 @@ pub(crate) fn process_cpu() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// The destination's CPU seconds from its report.
+/// Reads the destination's CPU seconds from its report.
 fn peer_cpu(report: &[u8]) -> Option<f64> {
     let report: serde_json::Value = serde_json::from_slice(report).ok()?;
     report.get("cpu-seconds")?.get("destination")?.as_f64()

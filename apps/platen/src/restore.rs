@@ -67,7 +67,7 @@ const MONITOR: Duration = Duration::from_secs(10);
 /// Decompressed pages that the player of one VM keeps, bytes: those that the VM is about to get.
 const CACHE_OF_ONE: u64 = 4 << 20;
 
-/// The restore of one VM, as it has ended.
+/// The outcome of the restore of one VM.
 struct Outcome {
     report: Value,
     error: Option<anyhow::Error>,
@@ -80,7 +80,7 @@ impl Outcome {
     }
 }
 
-/// A VM whose QEMU waits for it, or for the rest of it.
+/// A VM whose QEMU waits for the VM, or for the rest of it.
 struct Waiting {
     qmp: Qmp,
     traits: Traits,
@@ -157,8 +157,8 @@ fn end(
 }
 
 fn connect_monitor(vm: &Vm) -> anyhow::Result<Qmp> {
-    // Out of band from the beginning: a QEMU whose main loop waits for a page cannot negotiate it
-    // later.
+    // The monitor is out of band from the beginning: a QEMU whose main loop waits for a page cannot
+    // negotiate that later.
     let qmp = Qmp::connect_out_of_band(vm.address.path(), MONITOR)?;
     let version = qmp.version();
     if (version.major, version.minor) < OLDEST {

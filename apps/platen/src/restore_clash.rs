@@ -1,5 +1,5 @@
-//! Compares the VMs that are to run from one image: what they would write to both, and what other
-//! hosts would take for one VM.
+//! Compares the VMs that are to run from one image: files that two of them would write to, and
+//! identities by which other hosts would take two of them for one VM.
 
 use crate::image_lock::processes_with;
 use crate::restore_disks::{is_written, writable, Place, Writable};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// The UUID of a VM that has none.
 const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
 
-/// Folders of QEMU's objects in which devices are.
+/// Folders of QEMU's object tree that contain devices.
 const DEVICES: [&str; 3] =
     ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"];
 
@@ -26,7 +26,7 @@ pub(crate) struct Traits {
 }
 
 impl Traits {
-    /// Asks QEMU.
+    /// Queries the traits of the VM of a QEMU.
     pub(crate) fn of(qmp: &mut Qmp) -> Result<Self, QmpError> {
         Ok(Self { uuid: qmp.query_uuid()?, macs: macs(qmp)?, writable: writable(qmp)? })
     }
@@ -56,9 +56,9 @@ fn macs(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
 /// Conflicts between VMs that would run at once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clashes {
-    /// Their disks would be destroyed.
+    /// Conflicts that would destroy the VMs' disks.
     pub(crate) grave: Vec<String>,
-    /// For the operator to know.
+    /// Other conflicts, which the operator should know.
     pub(crate) other: Vec<String>,
 }
 
@@ -106,10 +106,10 @@ pub(crate) fn clashes<'a>(vms: impl Iterator<Item = (&'a Vm, &'a Traits)>) -> Cl
     found
 }
 
-/// The VMs that have something, and its name.
+/// The VMs that share a trait, and the trait's name.
 type Owners = (Vec<String>, Option<String>);
 
-/// Adds a VM, once.
+/// Adds a VM to the owners of `key`, once.
 fn note<'m, K: Ord>(all: &'m mut BTreeMap<K, Owners>, key: K, vm: &Vm) -> &'m mut Owners {
     let owners = all.entry(key).or_default();
     let address = vm.address.to_string();

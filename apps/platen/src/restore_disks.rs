@@ -9,19 +9,19 @@ use std::path::PathBuf;
 /// A file, device or remote image that a VM may write to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Writable {
-    /// QEMU's name of it.
+    /// QEMU's name of the file, device or image.
     pub(crate) name: String,
     pub(crate) place: Place,
 }
 
-/// Where the bytes are. Equal places are the same bytes.
+/// The place of the bytes. Equal places hold the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// Numbers of the file system and the inode.
     File(u64, u64),
     /// Number of a block or character device.
     Device(u64),
-    /// QEMU's own name, for what is not a file here.
+    /// QEMU's own name, for an image that is no file of this host.
     Name(String),
     /// A descriptor that QEMU was given: its file is unknown.
     Unknown,
@@ -49,7 +49,7 @@ pub(crate) fn writable(qmp: &mut Qmp) -> Result<Vec<Writable>, QmpError> {
         }
         let file = get(qmp, &path, "mem-path")?;
         let file = file.as_str().unwrap_or_default();
-        // In a folder QEMU makes a file of its own.
+        // If the path is a folder, QEMU makes a file of its own there.
         if let Some(place @ Place::File(..)) = place(file, pid) {
             if !real(file, pid).is_dir() {
                 all.push(Writable { name: file.to_owned(), place });
@@ -62,7 +62,7 @@ pub(crate) fn writable(qmp: &mut Qmp) -> Result<Vec<Writable>, QmpError> {
     Ok(all)
 }
 
-/// The place of what QEMU calls `file`; `None` for what keeps no bytes.
+/// The place of the node that QEMU calls `file`; `None` for a node that keeps no bytes.
 fn place(file: &str, pid: Option<i32>) -> Option<Place> {
     if let Some(described) = file.strip_prefix("json:") {
         let described: Value = serde_json::from_str(described).unwrap_or_default();
@@ -100,7 +100,7 @@ fn described_place(mut node: &Value, pid: Option<i32>) -> Option<Place> {
     match (node["driver"].as_str(), node["filename"].as_str()) {
         (Some("null-co" | "null-aio"), _) => None,
         (Some("file" | "host_device" | "host_cdrom"), Some(path)) if !path.starts_with("json:") => {
-            // Its path may have any form: no protocol is looked for.
+            // The path may have any form: it has no protocol.
             let path = if path.contains('/') { path.to_owned() } else { format!("./{path}") };
             place(&path, pid)
         }
@@ -117,7 +117,7 @@ fn real(file: &str, pid: Option<i32>) -> PathBuf {
     let there = PathBuf::from(format!("/proc/{pid}/{base}")).join(file.trim_start_matches('/'));
     match there.exists() || own.is_relative() {
         true => there,
-        // Without permission to look into QEMU's process.
+        // This process has no permission to look into QEMU's process.
         false => own,
     }
 }

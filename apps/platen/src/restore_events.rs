@@ -22,7 +22,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Events that are not sent. The first one is removed once it is sent.
+/// Events that are still to be sent. The first one is removed after it was sent.
 #[derive(Default)]
 struct Late {
     events: VecDeque<Value>,
@@ -38,7 +38,8 @@ impl Events {
         Ok(Self { sender: sender.context("cannot start a thread")?, shared })
     }
 
-    /// Sends an event, at once where there is room: it then arrives even if this process is killed.
+    /// Sends an event. If there is room, the event is sent at once and arrives even if this process
+    /// is killed.
     pub(crate) fn tell(&self, event: Value) {
         let mut late = self.shared.late();
         if !late.events.is_empty() || !self.shared.is_sent(&event) {
@@ -47,7 +48,7 @@ impl Events {
         }
     }
 
-    /// Sends an event without which nothing may follow. It waits until there is room.
+    /// Sends an event that must come before everything that follows. Waits until there is room.
     pub(crate) fn tell_first(&self, event: &Value) {
         while !self.shared.is_sent(event) {
             self.shared.wait_for_room();
@@ -67,7 +68,7 @@ impl Shared {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// False if there is no room. An event to a `restore` that has died counts as sent.
+    /// Returns false if there is no room. An event to a `restore` that has died counts as sent.
     fn is_sent(&self, event: &Value) -> bool {
         let sent = self.channel.send(event, None);
         !sent.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
@@ -78,7 +79,7 @@ impl Shared {
         let _ = poll(&mut [PollFd::new(&*self.channel, PollFlags::OUT)], None);
     }
 
-    /// A thread: sends the events that are late.
+    /// Sends the late events. This is the body of a thread.
     fn send_late(&self) {
         let mut late = self.late();
         loop {

@@ -21,8 +21,8 @@ pub(crate) fn was_paused(image: &Image) -> bool {
     facts["running"] == false
 }
 
-/// Why a VM in this state may be paused though it ran when it was saved. QEMU does not tell its
-/// monitor the reason.
+/// The possible reason why a VM in this state is paused though it ran when it was saved. QEMU does
+/// not report the reason on its monitor.
 pub(crate) fn why_paused(state: &str, image: &Image) -> Option<&'static str> {
     (state == "paused" && !was_paused(image)).then_some(
         "the VM is paused: its QEMU was started with -S, or could not take a disk, for example because another VM \
@@ -41,7 +41,7 @@ pub(crate) fn image_not_instant(image: &Image) -> Option<String> {
 }
 
 /// The reason why RAM cannot be loaded while the VM runs; `None` if no reason is known. (QEMU
-/// itself refuses the capability where its host does not provide userfaultfd.)
+/// itself refuses the capability if its host does not provide userfaultfd.)
 pub(crate) fn why_not_instant(qmp: &mut Qmp, image: &Image) -> Result<Option<String>, QmpError> {
     if let Some(reason) = image_not_instant(image) {
         return Ok(Some(reason));
@@ -72,8 +72,8 @@ pub(crate) fn is_preallocated(qmp: &mut Qmp) -> Result<bool, QmpError> {
     Ok(backends.is_none_or(|all| all.iter().any(|backend| backend["prealloc"] != false)))
 }
 
-/// Name of the socket to which QEMU listens for player number `nth` of this image. QEMU reports the
-/// sockets on which it has listened, so that `restore --recover` can tell the image of its VM.
+/// Name of the socket at which QEMU listens for player number `nth` of this image. QEMU reports the
+/// sockets on which it has listened, so `restore --recover` can tell which image its VM comes from.
 pub(crate) fn socket_name(image: &Image, nth: u32) -> String {
     format!("{}{nth}.sock", socket_prefix(image))
 }

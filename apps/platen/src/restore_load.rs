@@ -21,7 +21,7 @@ const SILENCE: Duration = Duration::from_secs(600);
 /// Send buffer of the socket, bytes. Without CAP_NET_ADMIN net.core.wmem_max limits it.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// Sends the whole VM, and waits until QEMU has loaded it. `fallback`: the reason why the VM does
+/// Sends the whole VM, and waits until QEMU has loaded it. `fallback` is the reason why the VM does
 /// not run at once, for the report.
 pub(crate) fn load(
     vm: &Vm,
@@ -51,8 +51,8 @@ pub(crate) fn load(
     }))
 }
 
-/// Sends the whole VM to the QEMU that listens at `path`, or is about to, and waits until QEMU has
-/// loaded it; returns the number of bytes.
+/// Sends the whole VM to the QEMU that listens at `path` or is about to, and waits until QEMU has
+/// loaded it. Returns the number of bytes.
 pub(crate) fn send_whole(
     source: &Source<'_>,
     path: &Path,

@@ -1,5 +1,5 @@
 //! The player: a process that serves an image to one QEMU or several. `restore` starts it, and
-//! another one if it dies.
+//! starts another one if it dies.
 //!
 //! Its standard output is a socket of packets. It reads commands there, one for each QEMU, and
 //! writes events, each with the number of its VM; all are JSON. Once `restore` has closed the
@@ -34,9 +34,9 @@ pub(crate) struct PlayArgs {
     identity: String,
     /// Decompression threads
     threads: usize,
-    /// Bytes of decoded units that are kept for all VMs
+    /// Bytes of decoded units to keep for all VMs
     cache: usize,
-    /// Bytes a second of pages that nobody has asked for, for each VM
+    /// Rate in bytes a second of pages that no VM has asked for, for each VM
     #[arg(long)]
     rate: Option<u64>,
     /// Neither use nor write the hot set
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let events = Events::begin(Arc::clone(&commands))?;
     let playing = Playing::new(args, events);
     thread::scope(|scope| {
-        // The end comes when `restore` wants no more, or has died.
+        // The commands end when `restore` wants no more, or has died.
         while let Ok(Some((serve, connection))) = commands.receive::<Serve>() {
             let (vm, playing) = (serve.vm, &playing);
             let thread = thread::Builder::new().name(format!("play-{vm}"));
@@ -130,7 +130,7 @@ impl<'a> Playing<'a> {
             (Failed::of(&error, untouched), described(&error, &self.args.image))
         };
         let is_hot = !self.args.no_hot_set && !serve.resume;
-        // Before the connection: a damaged unit then costs QEMU nothing.
+        // This comes before the connection: a damaged unit then costs QEMU nothing.
         let mut player =
             Player::sharing(&opened.cache, self.args.rate).map_err(|error| failed(error, true))?;
         if is_hot {
@@ -229,7 +229,7 @@ fn open_checked(args: &PlayArgs) -> Result<Opened, (Failed, String)> {
     };
     let (image, remote) = opened.map_err(|error| (Failed::Untouched, format!("{error:#}")))?;
     if identity_of(&image) != args.identity {
-        // Its pages would be wrong ones.
+        // The pages of another image would be wrong.
         let text = format!("image {} was replaced by another one", args.image.display());
         return Err((Failed::Untouched, text));
     }
@@ -250,7 +250,7 @@ pub(crate) fn identity_of(image: &Image) -> String {
     format!("{:032x}", image.identity())
 }
 
-/// Exit state after an error that ends the service of a VM.
+/// State of QEMU and the image after an error that ends the service of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failed {
     /// The image is damaged, and QEMU has received nothing: it waits for a player.

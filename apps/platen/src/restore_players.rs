@@ -24,13 +24,13 @@ use std::time::Duration;
 pub(crate) struct PlayerOptions<'a> {
     /// Threads that decode units.
     pub(crate) threads: usize,
-    /// Limit of the background pages of each VM, bytes per second; `None`: no limit.
+    /// Limit of the background pages of each VM, bytes per second; `None` is no limit.
     pub(crate) rate: Option<u64>,
-    /// Bytes of decoded units that are kept for all VMs.
+    /// Bytes of decoded units to keep for all VMs.
     pub(crate) cache: u64,
-    /// Use and write the image's hot set.
+    /// Whether to use and write the image's hot set.
     pub(crate) hot_set: bool,
-    /// Other VMs may be restored from the image.
+    /// Whether other VMs may be restored from the image.
     pub(crate) shared: bool,
     /// How another host's images are reached.
     pub(crate) remote: &'a RemoteOptions,
@@ -59,7 +59,7 @@ impl<'a> Players<'a> {
         Self { sources, options, started: Mutex::default() }
     }
 
-    /// The image or one of its copies; `None` if there are fewer copies.
+    /// The image (0) or one of its copies; `None` if there are fewer copies.
     pub(crate) fn source(&self, nth: usize) -> Option<&Source<'a>> {
         self.sources.get(nth)
     }
@@ -70,7 +70,7 @@ impl<'a> Players<'a> {
     }
 
     /// Has a VM served from copy `nth`: by the player that serves it to other VMs, or by another
-    /// one if that has died. `recovery`: the connection on which it continues.
+    /// one if that player has died. With `recovery` the player continues on that connection.
     pub(crate) fn serve(
         &self,
         nth: usize,
@@ -86,16 +86,16 @@ impl<'a> Players<'a> {
         let player = Arc::new(Player::start(nth, &self.sources[nth], self.options)?);
         say(&format!("player {} begins", player.pid));
         started.push(Arc::clone(&player));
-        // Without a sender there are no events: this one has died already.
+        // Without a sender there are no events: this player has died already.
         let events = player.serve(serve, recovery)?.unwrap_or_else(|| channel().1);
         Ok(Service { player, events })
     }
 
-    /// Lets the players end, which write the hot set; returns their figures.
+    /// Lets the players end and write the hot set. Returns their figures.
     pub(crate) fn end(&self) -> Vec<Value> {
         let started = std::mem::take(&mut *lock(&self.started));
         for player in &started {
-            // It fails if the player has died.
+            // This fails if the player has died.
             let _ = shutdown(&*player.channel, Shutdown::Write);
         }
         let mut figures = Vec::new();
@@ -129,10 +129,10 @@ pub(crate) struct Player {
     pub(crate) pid: u32,
     /// The copy of the image that it serves.
     source: usize,
-    /// Commands to it, and its events.
+    /// The commands to the player, and its events.
     channel: Arc<Channel>,
     heard: Arc<Heard>,
-    /// Disconnected once it has ended.
+    /// Disconnected once the player has ended.
     ended: Mutex<Receiver<()>>,
 }
 
@@ -142,14 +142,14 @@ struct Heard {
     /// Where the events of each VM go.
     vms: Mutex<Vms>,
     status: OnceLock<ExitStatus>,
-    /// Its own figures.
+    /// The player's own figures.
     figures: OnceLock<Value>,
 }
 
 #[derive(Default)]
 struct Vms {
     events: HashMap<usize, Sender<Value>>,
-    /// The player serves no VM any more.
+    /// Whether the player serves no VM any more.
     is_over: bool,
 }
 
@@ -181,12 +181,12 @@ impl Player {
         };
         command.stdout(theirs);
         let child = command.spawn().context("cannot start the process that plays the image")?;
-        // It closes our copy of the player's end, so that the player's death is noticed.
+        // Dropping this closes our copy of the player's end, so that the player's death is noticed.
         drop(command);
         Self::over(nth, ours, child)
     }
 
-    /// A player that has been started.
+    /// Watches a player that has been started.
     fn over(nth: usize, ours: Channel, child: Child) -> anyhow::Result<Self> {
         let (pid, heard, ours) = (child.id(), Arc::new(Heard::default()), Arc::new(ours));
         let (over, ended) = channel();
@@ -202,7 +202,7 @@ impl Player {
         Ok(Self { pid, source: nth, channel: ours, heard, ended: Mutex::new(ended) })
     }
 
-    /// Has it serve a VM; `None` if it has ended.
+    /// Has the player serve a VM; returns `None` if the player has ended.
     fn serve(
         &self,
         serve: &Serve,
@@ -218,20 +218,20 @@ impl Player {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 bail!("player {} takes no commands: is it stopped?", self.pid)
             }
-            // It fails if the player has died, of which `events` tells.
+            // This fails if the player has died, which `events` shows.
             _ => {}
         }
         Ok(Some(events))
     }
 
-    /// Whether it ends within `limit`. Otherwise it continues without this process.
+    /// Whether the player ends within `limit`. Otherwise it continues without this process.
     fn ends_within(&self, limit: Duration) -> bool {
         lock(&self.ended).recv_timeout(limit) != Err(RecvTimeoutError::Timeout)
     }
 
-    /// Describes its end; waits for that.
+    /// Waits for the player's end, and describes it.
     pub(crate) fn why_it_ended(&self) -> String {
-        // Nothing is ever sent.
+        // Nothing is ever sent on this channel.
         let _ = lock(&self.ended).recv();
         match self.heard.status.get().map(|status| (status.signal(), status.code())) {
             Some((Some(signal), _)) => format!("the player was ended by signal {signal}"),
@@ -242,7 +242,7 @@ impl Player {
 }
 
 impl Heard {
-    /// Hands the events on until the player has ended.
+    /// Passes the events on until the player has ended.
     fn listen(&self, channel: &Channel, mut child: Child) {
         loop {
             match channel.receive::<Value>() {

@@ -20,17 +20,18 @@ pub(crate) const ANSWERS: Duration = Duration::from_millis(250);
 /// Questions that QEMU may leave unanswered. It stops to read its monitor at 8.
 pub(crate) const UNANSWERED: u32 = 4;
 
-/// How QEMU has taken the end of its player.
+/// State of a QEMU whose player has gone.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Without {
-    /// It listens for the next player.
+    /// QEMU listens for the next player.
     Listens,
-    /// It has all pages: the player had sent everything, and died before it read QEMU's answer.
+    /// QEMU has all pages: the player had sent everything, and died before it read QEMU's answer.
     Completed,
 }
 
-/// Makes QEMU listen at `uri`. QEMU accepts that once it has noticed that the last player is gone.
-/// `patience` limits the wait for that. `unanswered` counts questions that QEMU has not answered.
+/// Makes QEMU listen at `uri`. QEMU accepts that once it has noticed that the last player is gone;
+/// `patience` limits the wait for that. `unanswered` counts the questions that QEMU has not
+/// answered.
 pub(crate) fn recover(
     qmp: &mut Qmp,
     uri: &str,
@@ -56,14 +57,14 @@ pub(crate) fn recover(
     }
 }
 
-/// Whether QEMU says that it has received everything.
+/// Whether QEMU reports that it has received everything.
 fn has_completed(qmp: &mut Qmp, unanswered: &mut u32) -> bool {
     if *unanswered >= UNANSWERED {
         return false;
     }
     match qmp.execute_within("query-migrate", None, ANSWERS) {
         Ok(answer) => answer["status"] == "completed",
-        // A QEMU whose main loop waits for a page answers nothing, and lacks that page.
+        // A QEMU whose main loop waits for a page answers nothing, and still lacks that page.
         Err(_) => {
             *unanswered += 1;
             false

@@ -16,11 +16,11 @@ pub(crate) struct Source<'a> {
     pub(crate) from: From,
 }
 
-/// The host that has an image.
+/// Location of an image.
 pub(crate) enum From {
-    /// This one. The lock's file is handed to players.
+    /// This host. The lock's file is handed to players.
     Here(ImageLock),
-    /// Another one. It holds the lock, for the processes of a session.
+    /// Another host. It holds the lock, for the processes of a session.
     There(Remote),
 }
 
@@ -38,7 +38,7 @@ impl<'a> Source<'a> {
                 let remote = Remote::open(path, shared, None, options)?;
                 (Arc::clone(&remote.image), From::There(remote))
             } else {
-                // The lock first: nobody removes or rewrites a save that is locked.
+                // The lock comes first: nobody removes or rewrites a save that is locked.
                 let lock = ImageLock::take(path, shared)?;
                 (open(path)?, From::Here(lock))
             };

@@ -34,7 +34,7 @@ pub(crate) struct Supervisor<'a> {
     running_ms: Option<f64>,
     /// Questions about the VM's state that were not answered.
     unanswered: u32,
-    /// QEMU has said the VM's state since the devices are loaded.
+    /// Whether QEMU has reported the VM's state since it loaded the devices.
     is_known: bool,
 }
 
@@ -111,7 +111,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Has players serve the VM until one has sent QEMU everything.
+    /// Has players serve the VM until one of them has sent QEMU everything.
     fn supervise(&mut self, mut resume: bool) -> anyhow::Result<Value> {
         let mut attempts = 0;
         let mut recovery = None;
@@ -128,8 +128,8 @@ impl<'a> Supervisor<'a> {
                 }
                 End::Died { connecting } => {
                     attempts += 1;
-                    // It has told QEMU nothing, as when it dies between the end of one VM and the
-                    // beginning of the next.
+                    // The player has sent QEMU nothing, for example because it died between the end
+                    // of one VM and the beginning of the next.
                     if !connecting && attempts < ATTEMPTS {
                         continue;
                     }
@@ -145,7 +145,7 @@ impl<'a> Supervisor<'a> {
             self.deaths += 1;
             // QEMU pauses again.
             recovery = None;
-            // QEMU may have obeyed RUN though the player could no longer tell.
+            // QEMU may have obeyed RUN although the player could no longer report it.
             let patience = if started { PAUSES } else { NOTICED };
             let replaced = self.replace(&why, failed.as_ref(), patience);
             if !started && !self.has_run && replaced.is_err() {
@@ -174,7 +174,7 @@ impl<'a> Supervisor<'a> {
         let asked = if goes_on { self.recover(patience) } else { Ok(Without::Listens) };
         // This check comes last, since it takes NOTICED while the guest waits.
         if (!goes_on || asked.is_err()) && !self.qemu_lives() {
-            // QEMU ends, instead of waiting for another player, until it has obeyed RUN.
+            // Until QEMU has obeyed RUN, it ends instead of waiting for another player.
             if !self.has_run {
                 bail!("{why}, before the VM ran, and this QEMU has ended; the image is as good as before");
             }
@@ -237,7 +237,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Asks QEMU for the VM's state, and says it once the VM has started.
+    /// Asks QEMU for the VM's state, and prints it once the VM has started.
     fn ask_state(&mut self) {
         let answer = self.qmp.execute_within("query-status", None, ANSWERS);
         match answer {

@@ -15,18 +15,18 @@ const NUMBER: &str = "{n}";
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) number: usize,
-    /// Its monitor.
+    /// The QEMU's monitor.
     pub(crate) address: UnixAddress,
-    /// Messages then begin with its monitor.
+    /// Whether messages begin with the monitor's address.
     pub(crate) is_one_of_several: bool,
 }
 
 impl Vm {
-    /// The VMs of the arguments `--qmp` and `--clones`.
+    /// Makes the VMs of the arguments `--qmp` and `--clones`.
     ///
     /// # Errors
     ///
-    /// Numbers that do not fit, and monitors that occur twice.
+    /// The numbers do not fit, or a monitor occurs twice.
     pub(crate) fn all(qmp: &[UnixAddress], clones: Option<u16>) -> anyhow::Result<Vec<Self>> {
         let addresses = match (qmp, clones) {
             ([one], Some(clones)) if one.to_string().contains(NUMBER) => (1..=clones)
@@ -49,7 +49,7 @@ impl Vm {
         ensure!(addresses.len() <= most, "{} monitors; the limit is {most}", addresses.len());
         let mut seen = HashSet::new();
         for address in &addresses {
-            // Another name of a socket that does not exist shows when it is connected.
+            // A second name of a socket that does not exist yet shows when it is connected.
             let path = address.path();
             let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
             ensure!(
@@ -62,7 +62,7 @@ impl Vm {
         Ok(addresses.into_iter().enumerate().map(vm).collect())
     }
 
-    /// Says something about this VM.
+    /// Prints a message about this VM.
     pub(crate) fn say(&self, text: &str) {
         match self.is_one_of_several {
             true => say(&format!("{}: {text}", self.address)),

@@ -147,13 +147,13 @@ struct Saving<'a> {
     qmp: &'a mut Qmp,
     interrupted: Arc<AtomicBool>,
     was_running: bool,
-    /// Milliseconds for which a snapshot has stopped the VM.
+    /// Milliseconds for which the snapshot has stopped the VM.
     stopped: Option<u64>,
 }
 
 impl Saving<'_> {
-    /// Saves the VM; returns the image's counts and the VM's state. An error leaves no image, and
-    /// the VM as it was.
+    /// Saves the VM; returns the image's counts and the VM's state. After an error there is no
+    /// image, and the VM is as it was.
     fn save(
         &mut self,
         writer: Writer,
@@ -324,8 +324,8 @@ impl Saving<'_> {
         }
     }
 
-    /// Waits until the migration is over and the VM is as it was. `failed`: cancels the migration
-    /// first.
+    /// Waits until the migration is over and the VM is as it was. With `failed` this cancels the
+    /// migration first.
     fn settle(&mut self, failed: bool) -> anyhow::Result<()> {
         if failed {
             // A migration that is over accepts a cancel without effect.

@@ -33,15 +33,15 @@ pub(crate) struct Intake {
     stop: Arc<AtomicBool>,
     outcomes: mpsc::Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
-    /// Of a snapshot.
+    /// The helper that reads the stream of a snapshot.
     keeper: Option<Arc<StreamKeeper>>,
-    /// Set when the stream is recorded, as is `stream`.
+    /// Set when the stream is recorded; `stream` is set then, too.
     writer: Option<Writer>,
     stream: Option<UnixStream>,
 }
 
 impl Intake {
-    /// Listens in a private directory, and records the stream of the first client. That of a
+    /// Listens in a private directory, and records the stream of the first client. The stream of a
     /// `snapshot` has no return path, and is read to its end in any case.
     pub(crate) fn listen(mut writer: Writer, snapshot: bool) -> anyhow::Result<Self> {
         let dir = private_dir()?;
@@ -149,7 +149,7 @@ impl Intake {
         }
     }
 
-    /// QEMU has refused to migrate, so it will not connect.
+    /// Takes note that QEMU has refused to migrate, so it will not connect.
     pub(crate) fn call_off(&mut self) {
         let keeper = self.keeper.take();
         // The thread has the keeper, too.
@@ -158,8 +158,8 @@ impl Intake {
         self.dismiss_keeper();
     }
 
-    /// Ends the connection and the thread: QEMU's migration fails, and its VM continues. That of a
-    /// snapshot does not fail: its keeper reads on.
+    /// Ends the connection and the thread. QEMU's migration then fails, and its VM continues. The
+    /// migration of a snapshot does not fail: its keeper reads on.
     pub(crate) fn end(&mut self) {
         self.stop.store(true, Ordering::Release);
         self.stream = None;
@@ -174,7 +174,7 @@ impl Intake {
     }
 }
 
-/// QEMU's connection, from the helper that has accepted it.
+/// Takes QEMU's connection from the helper that has accepted it.
 fn accept_from(keeper: &StreamKeeper, stop: &AtomicBool) -> anyhow::Result<UnixStream> {
     loop {
         if let Some(stream) = keeper.accepted(LOOK)? {

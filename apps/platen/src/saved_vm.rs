@@ -1,4 +1,4 @@
-//! Shared by `save` and `restore`.
+//! Functions that `save` and `restore` share.
 
 use anyhow::Context;
 use image::Image;
@@ -25,8 +25,8 @@ pub(crate) const PLAIN: [(&str, bool); 14] = [
     ("background-snapshot", false),
     ("pause-before-switchover", false),
     ("switchover-ack", false),
-    // `save` refuses these two. A destination with one of them on reads another block table, or
-    // waits for a second VM.
+    // `save` refuses these two. A destination with one of them on would read another block table,
+    // or wait for a second VM.
     ("x-ignore-shared", false),
     ("x-colo", false),
 ];
@@ -57,7 +57,7 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
-/// Writes a report as one line of JSON. An error is only reported: the exit status says what became
+/// Writes a report as one line of JSON. An error is only printed: the exit status shows what became
 /// of the VM.
 pub(crate) fn write_json(path: Option<&std::path::Path>, report: &Value) {
     let Some(path) = path else { return };

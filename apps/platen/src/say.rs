@@ -20,9 +20,9 @@ const MOST: usize = 4096;
 /// so `O_NONBLOCK` would affect them too.
 #[derive(Debug)]
 pub(crate) enum Way {
-    /// A socket: each send has a flag.
+    /// A socket: each send has its own flag.
     Socket,
-    /// A pipe or a terminal: opened again, with flags of our own.
+    /// A pipe or a terminal, opened again with flags of our own.
     Own(OwnedFd),
     /// A file: writes never wait for a reader. Opened again it would be written from its start.
     Shared,
@@ -56,7 +56,7 @@ impl Way {
     }
 }
 
-/// Whether a write would not block now.
+/// Whether a write would return at once.
 fn takes(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -77,11 +77,11 @@ fn way() -> MutexGuard<'static, Option<Way>> {
     WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes `log` standard error.
+/// Redirects standard error to `log`.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// An error of the kernel.
 pub(crate) fn say_to(log: BorrowedFd<'_>) -> std::io::Result<()> {
     let mut way = way();
     rustix::stdio::dup2_stderr(log)?;
@@ -114,7 +114,7 @@ fn whole(line: &str) -> Vec<u8> {
     whole
 }
 
-/// Reports the precautions of a swap server that failed.
+/// Reports the precautions that a swap server could not take.
 pub(crate) fn say_untaken(untaken: impl IntoIterator<Item = swap::Untaken>) {
     for untaken in untaken {
         say(&format!("precaution not taken: {:#}", anyhow::Error::from(untaken)));

@@ -15,7 +15,7 @@ pub(crate) struct Before {
     keeper: Option<SettingsKeeper>,
 }
 
-/// Whether QEMU has set nothing.
+/// Whether the error means that QEMU has set nothing.
 fn is_refusal(error: &QmpError) -> bool {
     matches!(
         error,
@@ -26,7 +26,7 @@ fn is_refusal(error: &QmpError) -> bool {
     )
 }
 
-/// Queries the capabilities, by name.
+/// Queries the capabilities and their states, by name.
 pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, bool>> {
     let all = qmp.execute("query-migrate-capabilities", None)?;
     let one = |one: &Value| Some((one["capability"].as_str()?.to_owned(), one["state"].as_bool()?));
@@ -126,7 +126,7 @@ impl Before {
         Ok(())
     }
 
-    /// Restores nothing: QEMU ends.
+    /// Restores nothing, because QEMU ends.
     pub(crate) fn discard(self) {
         if let Some(keeper) = self.keeper {
             keeper.dismiss();

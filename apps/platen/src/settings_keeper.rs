@@ -1,11 +1,11 @@
 //! The helper process of `save`, `migrate` and `rehearse` that restores QEMU's migration settings
 //! if the command is killed. It also cancels a rehearsal whose VM waits to be handed over.
 //!
-//! The command sends it the former settings through a pipe before it changes any. The end of the
-//! pipe without the word that all is restored means that the command has died: the helper then
-//! connects to the monitor, which is free, waits until QEMU's migration has ended, and restores the
-//! settings. After five minutes it says what it waits for, with the commands that restore the
-//! settings, and waits on until QEMU ends.
+//! The command sends the helper the former settings through a pipe before it changes any. If the
+//! pipe ends without the line [`DONE`], the command has died. The helper then connects to the
+//! monitor, which is free, waits until QEMU's migration has ended, and restores the settings. After
+//! five minutes it prints what it waits for, with the commands that restore the settings, and waits
+//! on until QEMU ends.
 
 use crate::say::say;
 use anyhow::{ensure, Context};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct KeepSettingsArgs {
     /// Monitor socket
     qmp: UnixAddress,
-    /// Seconds until it says what it waits for
+    /// Seconds until the helper prints what it waits for
     #[arg(long, default_value_t = 300)]
     patience: u64,
 }
@@ -34,10 +34,10 @@ pub(crate) struct KeepSettingsArgs {
 const DONE: &str = "done";
 /// Time limit for an answer of the monitor.
 const MONITOR: Duration = Duration::from_secs(10);
-/// The pause behind the first attempt; each further one is twice as long.
+/// The pause after the first attempt; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The pause of a helper that has said what it waits for.
+/// The pause of a helper that has printed what it waits for.
 const LATER_PAUSE: Duration = Duration::from_secs(10);
 
 /// Migration settings of a QEMU before platen changed them.
@@ -45,7 +45,7 @@ const LATER_PAUSE: Duration = Duration::from_secs(10);
 pub(crate) struct Former {
     pub(crate) capabilities: Vec<(String, bool)>,
     pub(crate) parameters: Map<String, Value>,
-    /// QEMU's migration is a rehearsal.
+    /// Whether QEMU's migration is a rehearsal.
     #[serde(default)]
     pub(crate) rehearsal: bool,
 }
@@ -72,8 +72,8 @@ impl Former {
         commands.join(" and ")
     }
 
-    /// Restores the settings, none while a migration may use them. An error names those that could
-    /// not be restored.
+    /// Restores the settings, but none while a migration may use them. An error names those that
+    /// could not be restored.
     pub(crate) fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -118,7 +118,7 @@ impl SettingsKeeper {
         self.pipe.write_all(line.as_bytes()).context("the process that keeps settings has ended")
     }
 
-    /// Ends the helper: the settings are restored, or QEMU ends.
+    /// Ends the helper, because the settings are restored or QEMU ends.
     pub(crate) fn dismiss(mut self) {
         // If the helper has died already, nothing is left to do.
         let _ = self.pipe.write_all(format!("{DONE}\n").as_bytes());
@@ -170,8 +170,9 @@ enum Left {
     Later(String),
 }
 
-/// Restores the settings as soon as QEMU accepts them: not while a migration is in progress.
-/// Between two attempts the monitor, which serves one client at a time, is free for others.
+/// Restores the settings as soon as QEMU accepts them, which it does not while a migration is in
+/// progress. Between two attempts the monitor, which serves one client at a time, is free for
+/// others.
 fn restore(
     args: &KeepSettingsArgs,
     former: &Former,
@@ -203,14 +204,14 @@ fn restore(
     }
 }
 
-/// The monitor's socket: another QEMU at the same path has another one.
+/// Identity of the monitor's socket: that of another QEMU at the same path differs.
 fn socket_of(args: &KeepSettingsArgs) -> Option<(u64, i64, i64)> {
     let found = std::fs::metadata(args.qmp.path()).ok()?;
     Some((found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
-/// Whether QEMU has stopped the VM for the rehearsal that the command died in. A migration that
-/// began after its death is another's.
+/// Whether QEMU has stopped the VM for the rehearsal in which the command died. A migration that
+/// began after its death is another client's.
 fn waits_for_rehearsal(info: &MigrationInfo, died: Instant) -> bool {
     let age = info.total_time.map(Duration::from_millis);
     info.status() == "pre-switchover" && age.is_some_and(|age| age >= died.elapsed())
@@ -225,7 +226,7 @@ pub(crate) fn is_cancel_lost(info: &MigrationInfo, vm: &str) -> bool {
     info.status() == "cancelling" && vm == "finish-migrate"
 }
 
-/// Wakes a QEMU that has lost a cancel. It finds that its migration is cancelled, and resumes the
+/// Wakes a QEMU that has lost a cancel. QEMU finds that its migration is cancelled, and resumes the
 /// VM. In this state it cannot hand the VM over.
 pub(crate) fn wake_lost_cancel(qmp: &mut Qmp) -> Result<(), QmpError> {
     qmp.execute("migrate-continue", Some(json!({ "state": "cancelling" }))).map(drop)
@@ -239,7 +240,7 @@ fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::R
         Err(QmpError::Connect { source, .. }) if source.kind() == ErrorKind::ConnectionRefused => {
             return Ok(Left::Gone)
         }
-        // Another client is connected, QEMU is about to end, or this process is short of something.
+        // Another client is connected, QEMU is about to end, or this process lacks a resource.
         Err(error) => return later(error),
     };
     let info = match qmp.query_migrate() {
@@ -252,7 +253,7 @@ fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::R
         "its migration is paused in postcopy, and accepts no settings before it is over"
     );
     if former.rehearsal && waits_for_rehearsal(&info, died) {
-        // QEMU notices nothing of a socket that it does not use, and would wait for ever.
+        // QEMU does not notice the end of a socket that it does not use, and would wait for ever.
         say(&format!("monitor {}: platen has died in a rehearsal: cancelling it", args.qmp));
         return Ok(Left::Later(match qmp.migrate_cancel() {
             Ok(()) => "QEMU's rehearsal is being cancelled".into(),

@@ -1,4 +1,4 @@
-//! Common to `migrate` and `relay`: makes a source relay from its options. All local steps come
+//! Shared by `migrate` and `relay`: makes a source relay from its options. All local steps come
 //! before the peer is contacted.
 
 use crate::args::{OnOff, SourceOptions};
@@ -114,7 +114,7 @@ pub(crate) fn listen(address: &UnixAddress) -> Result<Arc<Listening>, RelayError
     address.listen().map(Arc::new)
 }
 
-/// The start of a source relay's measurement.
+/// The beginning of a source relay's measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Measure {
     settings: Option<Settings>,
@@ -128,13 +128,13 @@ impl Measure {
         Self { settings, started: Instant::now(), cpu: process_cpu() }
     }
 
-    /// The figures of `source` so far.
+    /// Reports the figures of `source` so far.
     pub(crate) fn report(&self, source: &Source) -> Report {
         let cpu = process_cpu() - self.cpu;
         Report::of_source(source, self.settings, self.started.elapsed(), cpu)
     }
 
-    /// The report for the peer, when everything has succeeded.
+    /// Makes the report for the peer, after everything has succeeded.
     pub(crate) fn for_peer(&self, source: &Source) -> Vec<u8> {
         let mut report = self.report(source);
         report.status = "completed".into();

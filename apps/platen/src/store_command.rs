@@ -66,7 +66,7 @@ pub(crate) fn begin_image(
     let Some((store, name)) = Store::of(path)? else { return Ok(Writer::create(path, options)?) };
     let mut newest = None;
     for name in store.names()? {
-        // A save that cannot be read is nobody's parent. `verify` names its defect.
+        // A save that cannot be read cannot be a parent. `verify` names its defect.
         let Ok(info) = store.info(&name) else { continue };
         let facts = facts(&info);
         if !info.packs.is_empty() && facts["uuid"].as_str() == uuid {
@@ -99,7 +99,7 @@ fn facts(info: &SaveInfo) -> Value {
     serde_json::from_slice(&info.state.facts).unwrap_or_else(|_| json!({}))
 }
 
-/// The bytes of the packs of a store, and those that only one save uses.
+/// The bytes of a store's packs, and of the packs that only one save uses.
 #[derive(Default)]
 struct Sizes {
     packs: HashMap<u128, (u64, u32)>,
@@ -179,7 +179,7 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
     show(&text)
 }
 
-/// A time as text.
+/// Formats a time.
 fn utc(seconds: Option<i64>) -> String {
     match seconds.map(OffsetDateTime::from_unix_timestamp) {
         Some(Ok(at)) => format!(
@@ -219,7 +219,7 @@ pub(crate) fn remove(args: &RemoveArgs) -> anyhow::Result<()> {
 /// Removes one image or save; returns the store that it was in.
 fn remove_one(path: &Path) -> anyhow::Result<Option<Store>> {
     let Some((store, name)) = Store::of(path)? else {
-        // Nothing but an image is removed.
+        // Only an image is removed.
         let _ = open(path)?;
         let _lock = ImageLock::take_to_remove(path)?;
         remove_image(path)?;

@@ -7,7 +7,7 @@
 //! save.
 //!
 //! The helper accepts QEMU's connection and sends the command a copy of it. If the command ends
-//! without a word, or is killed, the helper reads the rest of the stream and discards it.
+//! without sending [`DONE`], or is killed, the helper reads the rest of the stream and discards it.
 
 use anyhow::{bail, ensure, Context};
 use host::Channel;
@@ -19,12 +19,12 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Time for a QEMU to connect that was told to migrate by a command that has died.
+/// How long a QEMU may take to connect after the command that told it to migrate has died.
 const CONNECTS: Duration = Duration::from_secs(30);
 
-/// The command's message: QEMU has sent everything.
+/// The command's message that QEMU has sent everything.
 const DONE: &str = "done";
-/// The helper's message, with QEMU's connection.
+/// The helper's message that comes with QEMU's connection.
 const ACCEPTED: &str = "accepted";
 
 /// A running helper. Dropping it makes the helper read the rest of the stream.
@@ -47,7 +47,7 @@ impl StreamKeeper {
         Ok(Self { child, channel })
     }
 
-    /// QEMU's connection, if it has connected within `limit`.
+    /// Takes QEMU's connection from the helper; `None` if QEMU has not connected within `limit`.
     pub(crate) fn accepted(&self, limit: Duration) -> anyhow::Result<Option<UnixStream>> {
         if !readable(&self.channel, Some(limit))? {
             return Ok(None);
@@ -59,7 +59,7 @@ impl StreamKeeper {
         }
     }
 
-    /// Ends the helper: QEMU has sent everything.
+    /// Ends the helper, because QEMU has sent everything.
     pub(crate) fn dismiss(mut self) {
         // A helper that has ended reads nothing.
         let _ = self.channel.send(&DONE, None);
@@ -92,7 +92,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     discard(stream)
 }
 
-/// Whether the command says that QEMU has sent everything, rather than ends.
+/// Waits for the command. Returns true if it reports that QEMU has sent everything, and false if it
+/// has ended.
 fn is_done(channel: &Channel) -> anyhow::Result<bool> {
     let message = channel.receive::<String>().context("the command's messages")?;
     ensure!(

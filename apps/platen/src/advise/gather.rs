@@ -14,14 +14,14 @@ use qpl::Qpl;
 use std::path::Path;
 use std::time::Duration;
 
-/// Links where none is known, bytes per second.
+/// Rates of the links to advise on where no link is known, bytes per second.
 const DEFAULTS: [u64; 2] = [125_000_000, 1_250_000_000];
-/// The most multifd channels that are proposed.
+/// The most multifd channels that the advice proposes.
 const CHANNELS: f64 = 8.0;
 /// The time between two samples of the memory where the guest's writes are not measured meanwhile.
 const APART: Duration = Duration::from_secs(2);
 
-/// Everything that is known.
+/// All facts that are known for the advice.
 pub(super) struct Gathered {
     pub(super) host: Host,
     pub(super) vm: Option<Vm>,
@@ -38,7 +38,7 @@ pub(super) struct Gathered {
     pub(super) machines: Vec<Machine>,
 }
 
-/// One question.
+/// One machine to advise on.
 pub(super) struct Machine {
     pub(super) over: Over,
     pub(super) figures: Figures,
@@ -84,7 +84,7 @@ pub(super) fn gather(args: &AdviseArgs, go_on: &dyn Fn() -> bool) -> anyhow::Res
     Ok(gathered)
 }
 
-/// The looks at a QEMU.
+/// The data that were read from a QEMU.
 #[derive(Default)]
 struct Looked {
     vm: Option<Vm>,
@@ -113,7 +113,7 @@ fn look(args: &AdviseArgs, qmp: &mut Qmp, go_on: &dyn Fn() -> bool) -> anyhow::R
     Ok(looked)
 }
 
-/// The questions: one for each --what-if, or one for each link that is known.
+/// The machines to advise on: one for each --what-if, or one for each link that is known.
 fn machines(args: &AdviseArgs, known: &Gathered, over: Option<Over>) -> Vec<Machine> {
     let imagined = |rate| Over { link: Link::of_rate(rate, Duration::ZERO), is_measured: false };
     let fastest = known.host.nics.iter().filter(|nic| nic.up).filter_map(|nic| nic.speed).max();

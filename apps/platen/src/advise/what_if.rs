@@ -14,7 +14,7 @@ const FASTEST: f64 = 10_000.0;
 /// Mbit/s of the slowest one.
 const SLOWEST: f64 = 1.0;
 
-/// A machine; `None`: as here.
+/// A machine to advise on. A field that is `None` has the value of this host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct WhatIf {
     /// Bytes per second, headers included.

@@ -157,7 +157,7 @@ pub(crate) enum PageAccelerator {
 }
 
 impl ServeArgs {
-    /// Applies these changes.
+    /// Applies `changes` to these arguments.
     pub(super) fn change(&mut self, changes: &Changes) {
         self.size = changes.size.unwrap_or(self.size);
         self.mem_limit = changes.mem_limit.or(self.mem_limit);

@@ -13,9 +13,9 @@ use std::thread;
 use std::time::Duration;
 use store::{BackingError, Disk, DiskError, FileDisk, Store};
 
-/// Opens, locks and formats the backing device that the settings name; `None` if they name none.
-/// `swap`: the device will hold swapped-out pages. A file created here is removed again unless
-/// [`NewFile::keep`] is called.
+/// Opens, locks and formats the backing device that the settings name; returns `None` if they name
+/// none. `swap` tells whether the device will hold swapped-out pages. A file created here is
+/// removed again unless [`NewFile::keep`] is called.
 pub(super) fn make(
     settings: &Settings,
     store: &Store,
@@ -105,8 +105,8 @@ pub(super) type Refused = Arc<OnceLock<String>>;
 
 /// Attaches the backing device to the store: the supervisor's, or a new one without a supervisor. A
 /// device that cannot be used is an error for a new store. A store that has had servers continues
-/// without it and logs the reason. It does not wait for the device, which may not answer, because
-/// the host waits for the pages in memory. Also returns a file created for the device.
+/// without it and logs the reason. This does not wait for the device, which may not answer: the
+/// host waits for the pages in memory. Also returns a file created for the device.
 pub(super) fn attach(
     settings: &Settings,
     store: &Arc<Store>,
@@ -175,7 +175,7 @@ fn look_at(store: &Arc<Store>, refused: &Refused, name: &str) -> std::io::Result
 /// Interval between these checks.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The fate of pages on a backing device that is missing, and on one that has changed.
+/// The consequence for pages on a backing device that is missing or has changed.
 const UNREAD: &str = "pages that are on it cannot be read";
 const READ_ON: &str =
     "nothing more is written to it, and pages that are on it are read as far as it still has them";

@@ -48,7 +48,7 @@ impl Claims {
         Ok(Self { control, requests, nbd, metrics: metrics.transpose()?, lock })
     }
 
-    /// Adopts the claims that this process held before `execve`.
+    /// Takes over the claims that this process held before `execve`.
     pub(super) fn adopt(args: &ServeArgs, handed: &Adopt) -> anyhow::Result<Self> {
         let folder = control::folder(args.control.run_dir.as_deref())?;
         let servers = &handed.inherited;

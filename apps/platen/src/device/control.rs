@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const QUESTION: usize = 64;
 /// Limit on the size of an answer, in bytes.
 const ANSWER: usize = 1 << 20;
-/// Time for the answer, from the connection on.
+/// Time limit for an answer, from the connection on.
 const ANSWERED: Duration = Duration::from_secs(5);
 /// Pause before another attempt while the listen backlog is full.
 const AGAIN: Duration = Duration::from_millis(20);

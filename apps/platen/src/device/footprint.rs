@@ -52,7 +52,7 @@ impl Footprint {
         self.supervisor + self.server + self.stand_by
     }
 
-    /// As [`super::status::MmStat::fields`].
+    /// The counters, in the form of [`super::status::MmStat::fields`].
     pub(crate) fn fields(&self) -> [Field; 8] {
         let beside = self.private() + self.heap + self.text + self.buffers;
         [

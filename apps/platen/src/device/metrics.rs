@@ -26,7 +26,8 @@ pub(crate) fn start(
     serve_text(listener, move || text(&status()))
 }
 
-/// Answers with that text in Prometheus's format until the endpoint is dropped.
+/// Answers with the text that `text` returns, in Prometheus's format, until the endpoint is
+/// dropped.
 pub(crate) fn serve_text<L>(
     listener: L,
     text: impl Fn() -> String + Send + 'static,

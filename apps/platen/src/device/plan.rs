@@ -43,7 +43,7 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// `policy`: the text of the file that --policy names.
+    /// Checks and resolves `args`. `policy` is the text of the file that --policy names.
     ///
     /// # Errors
     /// An argument is out of its range, or contradicts another.
@@ -86,7 +86,8 @@ impl<'a> Plan<'a> {
         self.store_options_within(swap::memory_limit())
     }
 
-    /// `cgroup`: the limit of this process's cgroup. A server that reaches it is killed.
+    /// The options of the store, in a cgroup with the limit `cgroup`, in bytes. A server that
+    /// reaches that limit is killed.
     fn store_options_within(&self, cgroup: Option<u64>) -> store::Options {
         let mut options = store::Options::default();
         match (self.args.mem_limit, self.args.swap, cgroup) {
@@ -114,7 +115,8 @@ impl<'a> Plan<'a> {
         options
     }
 
-    /// `dictionaries`: whether the device reserves room for trained dictionaries.
+    /// The options of the device. `dictionaries` tells whether the device reserves room for trained
+    /// dictionaries.
     pub(super) fn device_options(&self, dictionaries: bool) -> DeviceOptions {
         let mut options =
             DeviceOptions { settings: self.codec, dictionaries, ..DeviceOptions::default() };
@@ -146,8 +148,8 @@ impl<'a> Plan<'a> {
         options
     }
 
-    /// Bytes of heap that a server may need. A stand-by server has them in advance.
-    /// `backing_table`: bytes of its table of the backing device, if there is one.
+    /// Bytes of heap that a server may need. A stand-by server has them in advance. `backing_table`
+    /// is the size in bytes of the server's table of the backing device, if there is one.
     pub(super) fn heap(&self, backing_table: Option<usize>) -> usize {
         let (heap, fetchers) = match backing_table {
             Some(table) => (BACKING_HEAP + table, FETCHERS),

@@ -14,8 +14,9 @@ use std::process::{Command, Stdio};
 
 const NAME: &str = "platen-device";
 
-/// Executes `platen-device` in this process, if `args` ask for processes that stay, and the program
-/// lies beside this one and has the same version. Otherwise returns: the caller can do all of it.
+/// Executes `platen-device` in this process if `args` ask for processes that stay, and if the
+/// program lies beside this one and has the same version. Otherwise returns: this program can do
+/// all of it.
 pub(crate) fn use_small_one(args: &DeviceArgs) {
     let stays = match &args.command {
         // A supervisor starts servers with the program that it is itself.
@@ -41,7 +42,7 @@ fn needs_all(args: &ServeArgs) -> bool {
     args.fuse.is_some() || offload::needs_drivers(args)
 }
 
-/// The same of a device that is served; `None` if it does not answer.
+/// Whether a device that is served needs that code; `None` if the device does not answer.
 fn needs_all_as_served(args: &UpgradeArgs) -> Option<bool> {
     let folder = control::folder(args.control.run_dir.as_deref()).ok()?;
     let status = stat::ask(control::address(&folder, &args.name).path()).ok()?;

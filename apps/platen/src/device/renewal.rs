@@ -80,7 +80,7 @@ impl Serving {
         })
     }
 
-    /// Adopts the processes of that supervisor.
+    /// Adopts the processes of the former supervisor.
     pub(super) fn adopted(&self, handed: &Adopt) -> anyhow::Result<Adopted> {
         let process = |(pid, channel): (u32, i32)| Ok::<_, anyhow::Error>((pid, taken(channel)?));
         Ok(Adopted {
@@ -90,7 +90,8 @@ impl Serving {
         })
     }
 
-    /// Handles a request; returns the command of the new server, if it asks for one.
+    /// Handles a request. Returns the command that starts the new server, if the request asks for
+    /// one.
     pub(super) fn take_request(&mut self, server: Result<BorrowedFd<'_>, &str>) -> Option<Command> {
         let (request, client) = self.requests.take()?;
         if let Request::State = request {
@@ -217,7 +218,7 @@ impl Serving {
         swap::area::can_extend(&disk).context("--size")
     }
 
-    /// The part of a growth that the new server could not do.
+    /// The part of a requested growth that the device still lacks; `None` if it lacks nothing.
     fn smaller_than_asked(&self) -> Option<String> {
         let wanted = self.plan.pages;
         let pages = store::sizes(self.store.as_fd()).map_or(wanted, |(pages, _)| pages);

@@ -56,7 +56,8 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A failure is reported and not retried: the areas that there are remain in use.
+/// Swaps to the rest of a disk that has grown. A failure is reported and not retried: the present
+/// areas remain in use.
 fn grow(disk: &Path) {
     match area::extend(disk) {
         Ok(areas) => say(&format!("swapping to {} in {areas} areas more", disk.display())),

@@ -1,10 +1,10 @@
 //! `platen device train`: trains a dictionary for a server, in a process of its own. The supervisor
 //! starts it, and kills it if it takes long. Its result is not trusted.
 //!
-//! It shares nothing with server and supervisor that it could hold while it waits for memory.
-//! Standard output is its end of a socket pair; standard input and error are `/dev/null`, because a
-//! log that is a pipe has one lock for all writers. The supervisor reports an exit status other
-//! than 0.
+//! The process shares nothing with server and supervisor that it could hold while it waits for
+//! memory. Standard output is its end of a socket pair; standard input and error are `/dev/null`,
+//! because a log that is a pipe has one lock for all writers. The supervisor reports an exit status
+//! other than 0.
 
 use crate::say::say;
 use anyhow::Context;

@@ -37,8 +37,8 @@ impl Answer {
     }
 }
 
-/// Asks the policy to write such pages back; returns JSON. `enabled`: whether a policy is
-/// configured.
+/// Asks the policy to write back the pages that `what` names; returns an [`Answer`] as JSON.
+/// `enabled` tells whether a policy is configured.
 pub(super) fn ask(policy: Option<&Policy>, enabled: bool, generation: u64, what: &str) -> String {
     let ticket = match (what.parse::<What>(), policy) {
         (Err(error), _) => Err(error),
@@ -55,7 +55,7 @@ pub(super) fn ask(policy: Option<&Policy>, enabled: bool, generation: u64, what:
     }
 }
 
-/// The outcome of a ticket; JSON.
+/// Returns the outcome for a ticket as JSON.
 pub(super) fn told(policy: Option<&Policy>, generation: u64, ticket: &str) -> String {
     let number = ticket.parse().unwrap_or(0);
     let asked = policy.map_or(Asked::Unknown, |policy| policy.asked(number));

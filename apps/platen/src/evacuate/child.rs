@@ -7,8 +7,9 @@
 //!      ◄── --json FILE: its report
 //! ```
 //!
-//! It shares nothing that it would wait for: if `evacuate` is stopped or killed, it migrates on.
-//! The figures of a domain of libvirt come from `virsh domjobinfo` (`domain`).
+//! `migrate` waits for nothing that `evacuate` shares with it: if `evacuate` is stopped or killed,
+//! the migration continues. The figures of a domain of libvirt come from `virsh domjobinfo`
+//! (`domain`).
 
 use super::domain;
 use super::schedule::Sample;
@@ -34,9 +35,9 @@ const REPORT: u64 = 1 << 20;
 /// An event of a migration.
 #[derive(Debug)]
 pub(super) enum Told {
-    /// A line for the user.
+    /// A line of text for the user.
     Line(String),
-    /// A figure.
+    /// The migration's progress.
     Sample(Sample),
 }
 
@@ -90,7 +91,7 @@ impl Migration {
     /// Starts `virsh migrate` of the domain `name` with these words.
     ///
     /// # Errors
-    /// As [`Self::start`].
+    /// The errors of [`Self::start`].
     pub(super) fn start_domain(
         vm: usize,
         name: &str,
@@ -120,7 +121,8 @@ impl Migration {
         Ok(Self { child, report: PathBuf::new(), over })
     }
 
-    /// Asks it to cancel. Call it once: a second signal would force it.
+    /// Asks the process to cancel the migration. Call this once: a second signal would force the
+    /// end.
     pub(super) fn cancel(&mut self) {
         let id = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
         // A process that has ended and was not waited for keeps its number.
@@ -134,7 +136,7 @@ impl Migration {
         self.child.id()
     }
 
-    /// How it has ended, once it has.
+    /// The exit status, once the process has ended.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         let ended = self.child.try_wait().ok().flatten();
         if ended.is_some() {
@@ -143,7 +145,7 @@ impl Migration {
         ended
     }
 
-    /// The report that it has written; null without one.
+    /// The report that the process has written; null if there is none.
     pub(super) fn report(&self) -> Value {
         let mut text = String::new();
         let read =
@@ -152,7 +154,7 @@ impl Migration {
     }
 }
 
-/// A line that `migrate --feed` writes.
+/// Parses a line that `migrate --feed` writes.
 fn sample(line: &[u8]) -> Option<Sample> {
     let value: Value = serde_json::from_slice(line).ok()?;
     Some(Sample { bytes: value["transferred"].as_u64()?, in_doubt: value["in-doubt"].as_bool()? })

@@ -1,4 +1,4 @@
-//! A VM under libvirt: `virsh` looks at it, migrates it, and tells where it is.
+//! A VM under libvirt: `virsh` examines and migrates it, and shows where it is.
 //!
 //! Each command is a process with a time limit: a libvirtd that hangs delays no other VM.
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Time limit of one command.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The interval between two looks at a command, and at the figures of a migration.
+/// The interval between two checks of a command, and between two of the figures of a migration.
 const TICK: Duration = Duration::from_millis(20);
 const FIGURES: Duration = Duration::from_secs(1);
 /// Longest time in which libvirt continues a VM whose migration has failed.
@@ -24,7 +24,7 @@ const MEASURED: u64 = 5;
 /// The longest output that is read.
 const OUTPUT: u64 = 64 << 10;
 
-/// A command of `virsh`, in English.
+/// Prepares a command of `virsh`, with messages in English.
 pub(super) fn virsh(words: &[&str]) -> Command {
     let mut command = Command::new("virsh");
     command.arg("-q").args(words).env("LC_ALL", "C").stdin(Stdio::null());
@@ -79,19 +79,19 @@ fn within(child: &mut Child, limit: Duration) -> anyhow::Result<std::process::Ex
 /// A domain before its migration.
 #[derive(Debug)]
 pub(super) struct Looked {
-    /// libvirt's state of it.
+    /// libvirt's state of the domain.
     pub(super) state: String,
     /// Bytes of RAM.
     pub(super) ram: u64,
     /// Bytes of distinct pages that the guest writes to per second, by QEMU's samples; `None` where
-    /// libvirt did not tell.
+    /// libvirt did not report them.
     pub(super) dirty: Option<f64>,
 }
 
-/// Looks at a domain, for some seconds where it runs. Nothing is changed.
+/// Examines a domain, for some seconds if it runs. Changes nothing.
 ///
 /// # Errors
-/// It cannot move; the message says why.
+/// The domain cannot migrate; the message gives the reason.
 pub(super) fn look(name: &str, go_on: &dyn Fn() -> bool) -> anyhow::Result<Looked> {
     let state = ask(&["domstate", "--domain", name])?;
     ensure!(
@@ -108,7 +108,7 @@ pub(super) fn look(name: &str, go_on: &dyn Fn() -> bool) -> anyhow::Result<Looke
     Ok(Looked { state, ram: ram << 10, dirty })
 }
 
-/// Whether libvirt does something with the domain.
+/// Whether libvirt runs a job on the domain.
 fn has_job(name: &str) -> anyhow::Result<bool> {
     let info = ask(&["domjobinfo", "--domain", name])?;
     Ok(!info
@@ -154,7 +154,8 @@ pub(super) fn words(
     words
 }
 
-/// Tells the bytes that a domain has sent, each second until `over`, or until `tell` returns false.
+/// Passes the bytes that a domain has sent to `tell`, each second until `over`, or until `tell`
+/// returns false.
 pub(super) fn follow(
     name: String,
     over: Arc<AtomicBool>,
@@ -186,7 +187,8 @@ fn processed(info: &str) -> Option<u64> {
     u64::try_from((number << (10 * shift)) / 1000).ok()
 }
 
-/// Where a domain is that was `before`, and whose `virsh migrate` has ended without success.
+/// Finds where a domain is whose `virsh migrate` has ended without success. `before` is its state
+/// before the migration.
 pub(super) fn verdict(name: &str, before: &str) -> (Outcome, String) {
     let until = Instant::now() + PATIENCE;
     loop {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// The interval between two looks at the processes.
 const TICK: Duration = Duration::from_millis(200);
-/// How long the last words of a process that has ended are waited for.
+/// How long messages of a process that has ended may still arrive.
 const LAST_WORDS: Duration = Duration::from_millis(600);
 
 /// A VM and its turn.
@@ -35,7 +35,7 @@ pub(super) struct Turn {
 enum State {
     Waiting,
     Running(Migration),
-    /// The process has ended, and its last words may still come.
+    /// The process has ended, and its last messages may still arrive.
     Ended(Migration, ExitStatus, Instant),
     /// Its source QEMU is asked where the VM is.
     Judged,
@@ -54,7 +54,8 @@ struct Drive<'a> {
     verdicts: Sender<(usize, Outcome, String)>,
 }
 
-/// Migrates the VMs, each in its turn, until each has an outcome. Returns the most at once.
+/// Migrates the VMs, each in its turn, until each has an outcome. Returns the largest number of VMs
+/// that migrated at once.
 pub(super) fn drive(
     turns: &mut [Turn],
     at_once: AtOnce,
@@ -100,8 +101,9 @@ impl Drive<'_> {
         say(&format!("{}: {text}", self.turns[vm].entry.name));
     }
 
-    /// The first interrupt cancels what runs. Another one would force the migrations, which may
-    /// leave doubts, or in postcopy a VM at neither host: that is left to the user, for each VM.
+    /// The first interrupt cancels the running migrations. A second signal would force them, which
+    /// may leave VMs in doubt, or in postcopy a VM at neither host. So a further interrupt only
+    /// tells the user how to force each migration.
     fn interrupt(&mut self, is_first: bool) {
         for vm in self.schedule.interrupt() {
             self.end(vm, Outcome::NotStarted, Some("interrupted before its turn".into()));
@@ -184,7 +186,7 @@ impl Drive<'_> {
         }
     }
 
-    /// Looks whether a process has ended.
+    /// Checks whether a process has ended, and whether its last messages have had their time.
     fn look(&mut self, vm: usize) {
         let state = std::mem::replace(&mut self.states[vm], State::Judged);
         self.states[vm] = match state {
@@ -214,7 +216,7 @@ impl Drive<'_> {
         };
     }
 
-    /// How long a migration has run that has just ended, ms.
+    /// The duration of a migration that has just ended, ms.
     fn took(&self, vm: usize) -> Option<u64> {
         let now =
             u64::try_from(self.begun.elapsed().saturating_sub(LAST_WORDS).as_millis()).ok()?;

@@ -11,7 +11,7 @@ use std::str::FromStr;
 /// The longest name in bytes, as for `migrate --name`.
 const LONGEST: usize = 255;
 
-/// `NAME=unix:PATH[,HOST:PORT]`.
+/// A VM as the command line names it: `NAME=unix:PATH[,HOST:PORT]`, or the name of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) name: String,
@@ -32,10 +32,10 @@ pub(super) enum Way {
 }
 
 impl Entry {
-    /// A domain of libvirt.
+    /// Parses the name of a domain of libvirt.
     ///
     /// # Errors
-    /// No domain has this name.
+    /// No domain can have this name.
     pub(super) fn domain(name: &str) -> Result<Self, String> {
         if name.is_empty() || name.len() > LONGEST || name.contains(char::is_control) {
             return Err(format!("'{}' is no name of a domain", name.escape_debug()));

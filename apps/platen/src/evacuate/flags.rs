@@ -5,7 +5,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::ffi::OsString;
 
-/// Options of `migrate` that are of one VM, and those that `evacuate` has in its own words.
+/// Options of `migrate` that differ for each VM, and those that `evacuate` has itself.
 const NOT_PASSED_ON: [&str; 7] = ["qmp", "peer", "name", "json", "max_bandwidth", "turns", "feed"];
 
 /// Words of a command line of `migrate`.

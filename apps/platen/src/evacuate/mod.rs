@@ -11,8 +11,9 @@
 //!  report
 //! ```
 //!
-//! A process for each VM: what ends one migration, a bug included, ends no other. They do not need
-//! this process: if it is killed they migrate on, and the VMs that wait stay.
+//! Each VM has a process of its own, so whatever ends one migration, a bug included, ends no other.
+//! The processes do not need this one: if it is killed, the migrations continue, and the VMs that
+//! wait stay.
 
 mod child;
 mod domain;
@@ -109,7 +110,7 @@ impl EvacuateArgs {
         }
     }
 
-    /// The bytes per second of one domain.
+    /// The rate of one domain.
     fn share(&self) -> anyhow::Result<Option<Rate>> {
         let Some(Rate(all)) = self.max_bandwidth else { return Ok(None) };
         let number = u64::from(self.at_once.unwrap_or(1));
@@ -145,7 +146,7 @@ impl EvacuateArgs {
             format!("--peer={peer}").into(),
             format!("--name={name}").into(),
         ];
-        // A path that the process finds as long as this one lives.
+        // The path is valid as long as this process lives.
         let path = format!("/proc/{}/fd/{}", std::process::id(), turns.as_raw_fd()).into();
         let priority = self.priority.iter().find(|(of, _)| of == name);
         let priority = priority.map_or_else(Priority::default, |(_, priority)| *priority);
@@ -182,19 +183,19 @@ struct Plan {
     entry: Entry,
     /// Words of `platen migrate`, or of `virsh`.
     words: Vec<OsString>,
-    /// The words' meaning for `platen migrate`.
+    /// The words as `platen migrate` parses them; `None` for a domain.
     options: Option<MigrateArgs>,
     /// The other host, for the report.
     peer: String,
 }
 
-/// `NAME=N`.
+/// Parses `NAME=N`.
 fn priority(text: &str) -> Result<(String, Priority), String> {
     let (name, number) = text.rsplit_once('=').ok_or("this is not NAME=N")?;
     Ok((name.to_owned(), number.parse()?))
 }
 
-/// Arguments of `platen migrate` as it parses them.
+/// Parses arguments of `platen migrate`.
 fn parse(words: &[OsString]) -> anyhow::Result<MigrateArgs> {
     let command = MigrateArgs::augment_args(clap::Command::new("migrate").no_binary_name(true));
     let matches = command.try_get_matches_from(words)?;
@@ -254,7 +255,7 @@ fn check<'a>(all: impl Iterator<Item = &'a MigrateArgs>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Looks at all VMs at the same time.
+/// Examines all VMs at the same time.
 fn look_at(plans: &[Plan], go_on: &(dyn Fn() -> bool + Sync)) -> Vec<anyhow::Result<Found>> {
     say(&format!("looking at {} VMs for 6 s", plans.len()));
     std::thread::scope(|scope| {

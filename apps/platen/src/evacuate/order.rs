@@ -9,28 +9,30 @@ use advise::vm::{dirtying, Vm};
 use anyhow::{bail, Context};
 use std::cmp::Ordering;
 
-/// Bytes per second at which memory is assumed to leave where no --max-bandwidth says it: 1 Gbit/s.
+/// The rate in bytes per second at which memory is assumed to leave without --max-bandwidth: 1
+/// Gbit/s.
 pub(super) const ASSUMED: u64 = 125_000_000;
 
 /// Run states of a VM that is at another host already, or on its way.
 const NOT_HERE: [&str; 4] = ["postmigrate", "inmigrate", "finish-migrate", "colo"];
 
-/// A VM that can move.
+/// A VM that can migrate.
 #[derive(Debug)]
 pub(super) struct Found {
     /// The run state.
     pub(super) state: String,
     /// Bytes of RAM.
     pub(super) ram: u64,
-    /// Bytes of distinct pages that the guest writes to per second; `None` where QEMU did not tell.
+    /// Bytes of distinct pages that the guest writes to per second; `None` where QEMU did not
+    /// report them.
     pub(super) dirty: Option<f64>,
     _claim: Claim,
 }
 
-/// Looks at one VM, for some seconds where it runs. Nothing is changed.
+/// Examines one VM, for some seconds if it runs. Changes nothing.
 ///
 /// # Errors
-/// The VM cannot move; the message says why.
+/// The VM cannot migrate; the message gives the reason.
 pub(super) fn look(
     entry: &Entry,
     args: Option<&MigrateArgs>,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::fmt::Write;
 use std::path::Path;
 
-/// How it ended for one VM.
+/// Outcome for one VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
@@ -16,7 +16,7 @@ pub(super) enum Outcome {
     Moved,
     /// Its migration has failed or was cancelled, and it is here as before.
     Stayed,
-    /// It could not move, which a look at it showed. Nothing was started.
+    /// It could not migrate, as its examination showed. Nothing was started.
     Refused,
     /// The evacuation was interrupted before its turn. It is here as before.
     NotStarted,
@@ -46,28 +46,28 @@ pub(super) struct VmReport {
     /// (it could not move, and nothing was started); not-started (interrupted before its turn);
     /// in-doubt (its source QEMU has not confirmed that it runs).
     pub(super) outcome: Outcome,
-    /// Why it has not moved.
+    /// Why the VM has not migrated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
-    /// Address of its receiver, or URI of the other host's libvirt.
+    /// Address of the VM's receiver, or URI of the other host's libvirt.
     pub(super) peer: String,
-    /// RAM, bytes. Absent if it was refused.
+    /// RAM, bytes. Absent if the VM was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ram: Option<u64>,
-    /// Distinct pages that the guest wrote to before it started, bytes per second, by QEMU's
-    /// calc-dirty-rate over 5 s. Absent if QEMU did not tell.
+    /// Distinct pages that the guest wrote to before the migration, bytes per second, by QEMU's
+    /// calc-dirty-rate over 5 s. Absent if QEMU did not report them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) dirty_rate: Option<f64>,
-    /// When its migration started, ms after the evacuation. Absent if it did not.
+    /// When the migration started, ms after the evacuation. Absent if it did not start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) started: Option<u64>,
-    /// Duration of its migration, ms.
+    /// Duration of the migration, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) total_time: Option<u64>,
-    /// Time during which it did not run, by QEMU's query-migrate, ms.
+    /// Time during which the VM did not run, by QEMU's query-migrate, ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) downtime: Option<u64>,
-    /// Bytes that crossed the network for it.
+    /// Bytes that crossed the network for the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) transferred: Option<u64>,
 }

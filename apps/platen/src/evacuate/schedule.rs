@@ -1,33 +1,32 @@
-//! When the next VM starts: a state machine over samples, without clocks and processes.
+//! Decides when the next VM starts: a state machine over samples, without clocks and processes.
 //!
-//! VMs start in order. With a number given, that many move at once. Without one, the first VM
-//! moves alone, and another joins as long as the last one to join has raised the rate of all
-//! together by a tenth. The one that has not goes on too, but no other takes its place.
+//! VMs start in order. With a given number, that many migrate at once. Without one, the first VM
+//! migrates alone, and a further VM starts as long as the last one to start has raised the rate of
+//! all together by a tenth. A VM that has not raised it goes on too, but no other takes its place.
 //!
-//! A VM in doubt whose migration has sent next to nothing for 10 s does not count: it may wait for
+//! A VM in doubt does not count if its migration has sent next to nothing for 10 s: it may wait for
 //! a person, and the others must not wait with it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The most VMs that move at once without a number given: each relay has threads and buffers.
+/// The most VMs that migrate at once without a given number: each relay has threads and buffers.
 pub(super) const MOST: usize = 8;
 /// How much the last VM to join must have raised the rate for another to join.
 const GAIN: f64 = 1.1;
-/// Time that is not measured behind a start or an end: slow start, set-up, the codec's first
-/// choice.
+/// Time after a start or an end that is not measured: slow start, set-up, the codec's first choice.
 const SETTLES: Duration = Duration::from_secs(3);
 /// How long a rate is measured.
 const WINDOW: Duration = Duration::from_secs(4);
 /// How long a VM in doubt may be silent before it does not count any more.
 const SILENT: Duration = Duration::from_secs(10);
-/// Bytes in that time which are no more than heartbeats and attempts to connect.
+/// Bytes in that time that are no more than heartbeats and attempts to connect.
 const NEXT_TO_NOTHING: u64 = 1 << 20;
 
 /// How many VMs may move at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AtOnce {
-    /// So many.
+    /// A fixed number.
     Fixed(usize),
     /// As many as raise the rate.
     Auto,
@@ -38,7 +37,7 @@ pub(super) enum AtOnce {
 pub(super) struct Sample {
     /// Bytes on the network so far.
     pub(super) bytes: u64,
-    /// The destination may be starting the VM, or has it.
+    /// Whether the destination may be starting the VM, or has it.
     pub(super) in_doubt: bool,
 }
 
@@ -68,14 +67,14 @@ pub(super) struct Schedule {
     most: usize,
 }
 
-/// The search for the number at once.
+/// The search for the number of VMs to migrate at once.
 #[derive(Debug)]
 struct Probe {
     number: usize,
     is_found: bool,
-    /// The rate before the last one joined, bytes per second.
+    /// The rate before the last VM joined, bytes per second.
     before: f64,
-    /// The last start or end.
+    /// Time of the last start or end.
     changed: Duration,
     /// Time and bytes at the beginning of the measurement.
     window: Option<(Duration, u64)>,
@@ -87,7 +86,7 @@ impl Probe {
         self.window = None;
     }
 
-    /// Takes a look at the bytes of all VMs while as many run as may.
+    /// Measures the rate of all VMs, while as many run as may, and adapts their number.
     fn look(&mut self, now: Duration, bytes: u64) {
         let Some((begun, first)) = self.window else {
             if now.saturating_sub(self.changed) >= SETTLES {
@@ -114,7 +113,7 @@ impl Probe {
 }
 
 impl Schedule {
-    /// `count` VMs, by number and in order.
+    /// A schedule of `count` VMs, which are numbered from 0 in their order.
     pub(super) fn new(count: usize, at_once: AtOnce) -> Self {
         Self {
             at_once,
@@ -157,7 +156,7 @@ impl Schedule {
         Some(vm)
     }
 
-    /// Progress of a VM's migration.
+    /// Takes note of the progress of a VM's migration.
     pub(super) fn tells(&mut self, vm: usize, sample: Sample, now: Duration) {
         let Some(one) = self.running.iter_mut().find(|one| one.vm == vm) else { return };
         self.bytes = self.bytes.saturating_add(sample.bytes.saturating_sub(one.last.bytes));
@@ -168,7 +167,7 @@ impl Schedule {
         one.last = sample;
     }
 
-    /// A VM's migration has ended, however.
+    /// Takes note that a VM's migration has ended, whatever its outcome.
     pub(super) fn ended(&mut self, vm: usize, now: Duration) {
         self.running.retain(|one| one.vm != vm);
         self.probe.restart(now);
@@ -185,7 +184,7 @@ impl Schedule {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// The most that have moved at once.
+    /// The largest number of VMs that have migrated at once.
     pub(super) fn most(&self) -> usize {
         self.most
     }

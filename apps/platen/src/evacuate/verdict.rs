@@ -1,4 +1,4 @@
-//! Where a VM is when its migration has not succeeded: by its source QEMU's own words.
+//! Finds where a VM is whose migration has not succeeded, from the state of its source QEMU.
 
 use super::report::Outcome;
 use qmp::Qmp;
@@ -11,8 +11,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const MONITOR: Duration = Duration::from_secs(5);
 const ASK: Duration = Duration::from_millis(200);
 
-/// Where a VM is that was `before`, and whose `platen migrate` has ended without success: still
-/// here as it was, or in doubt.
+/// Finds where a VM is whose `platen migrate` has ended without success: still here as it was, or
+/// in doubt. `before` is its run state before the migration.
 pub(super) fn verdict(monitor: &UnixAddress, before: &str) -> (Outcome, String) {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -31,7 +31,7 @@ pub(super) fn verdict(monitor: &UnixAddress, before: &str) -> (Outcome, String) 
     }
 }
 
-/// A source QEMU's words.
+/// The state of a source QEMU.
 struct Seen {
     vm: String,
     runs: bool,
@@ -40,13 +40,13 @@ struct Seen {
 
 fn ask(monitor: &UnixAddress) -> Result<Seen, qmp::QmpError> {
     let mut qmp = Qmp::connect(monitor.path(), MONITOR)?;
-    // The migration first: a VM that runs behind the end of its migration stays.
+    // The migration first: a VM that runs after the end of its migration stays.
     let migration = qmp.query_migrate()?.status().to_owned();
     let vm = qmp.query_status()?;
     Ok(Seen { vm: vm.status, runs: vm.running, migration })
 }
 
-/// `None`: it may still change.
+/// Returns the outcome; `None` while it may still change.
 fn judge(seen: Option<&Seen>, before: &str) -> Option<Outcome> {
     let seen = seen?;
     let is_over = matches!(seen.migration.as_str(), "none" | "failed" | "cancelled" | "completed");

@@ -10,16 +10,16 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(super) struct Activity {
     pub(super) since: Instant,
-    /// Doors that are open now, and all.
+    /// Doors that are open now; `doors_configured` counts all.
     pub(super) doors: AtomicU64,
     pub(super) doors_configured: AtomicU64,
     /// Connections reset because of their user, or because too many waited.
     pub(super) refused: AtomicU64,
-    /// Connections that were no migration.
+    /// Connections that carried no migration.
     pub(super) strangers: AtomicU64,
-    /// Connections of other hosts that were turned away.
+    /// Connections from other hosts that were refused.
     pub(super) links_refused: AtomicU64,
-    /// Reloads of the configuration that took effect, and that did not.
+    /// Reloads of the configuration that took effect; `reloads_failed` counts the others.
     pub(super) reloads: AtomicU64,
     pub(super) reloads_failed: AtomicU64,
     /// End of this host's certificate, seconds since 1970; 0 if it is not known.
@@ -47,7 +47,7 @@ pub(super) struct OfRole {
 }
 
 impl OfRole {
-    /// Counts a beginning.
+    /// Counts a migration, or an NBD connection, that begins.
     pub(super) fn begins(&self, what: What) {
         let counter = if what == What::Vm { &self.begun } else { &self.disks_begun };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -62,7 +62,7 @@ impl OfRole {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Migrations that have ended so.
+    /// The number of migrations that have ended with `status`.
     pub(super) fn ended(&self, status: Status) -> u64 {
         self.ended[status as usize].load(Ordering::Relaxed)
     }
@@ -116,7 +116,7 @@ impl Watcher for Activity {
     }
 }
 
-/// Says how a migration has ended.
+/// Logs how a migration has ended.
 fn tell(record: &Record) {
     let outcome = match (record.status, &record.cause) {
         (Some(Status::Completed), _) => "completed".into(),

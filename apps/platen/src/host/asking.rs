@@ -1,7 +1,7 @@
-//! Asks the other hosts what awaits silent connections there.
+//! Asks other hosts what their silent connections are for.
 //!
-//! A question takes a thread of its own, as another host may take seconds, and the service's loop
-//! must not wait. All silent connections to a place share a question.
+//! Each question has a thread of its own, because another host may take seconds and the service's
+//! loop must not wait. All silent connections to a place share a question.
 
 use super::question::{about, ask, OfPlace};
 use super::settings::Settings;
@@ -12,27 +12,27 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tls::Connector;
 
-/// How long an answer holds. The place may be another QEMU's by then.
+/// How long an answer is valid. After that the place may belong to another QEMU.
 const FRESH: Duration = Duration::from_secs(2);
-/// Questions at a time.
+/// Largest number of questions at a time.
 const AT_ONCE: usize = 16;
 
-/// The questions that are asked, and the last answers.
+/// The open questions, and the last answers.
 #[derive(Default)]
 pub(super) struct Asking {
     asked: HashMap<(String, Place), Question>,
 }
 
 struct Question {
-    /// When it was asked.
+    /// Time of the question.
     at: Instant,
-    /// The answer, and its time.
+    /// The answer and its time, once it has come.
     answer: Arc<OnceLock<(Awaits, Instant)>>,
 }
 
 impl Asking {
-    /// The answer of the host `peer` about a place, to a question asked after `since`; `None` if
-    /// there is none yet.
+    /// Returns the answer of the host `peer` about a place, to a question asked after `since`;
+    /// `None` if there is none yet.
     pub(super) fn about(
         &mut self,
         settings: &Arc<Settings>,

@@ -24,7 +24,7 @@ impl Outcome {
     }
 }
 
-/// Ends the migration, at the request of the user who ends this process.
+/// Ends the migration. A signal by which the user ends this process calls it.
 pub(super) type Stop = Box<dyn Fn() + Send>;
 
 /// The migration of this process, for signals and messages.
@@ -37,13 +37,13 @@ pub(super) struct Carriage {
 }
 
 impl Carriage {
-    /// A message for the user.
+    /// Shows a message to the user.
     pub(super) fn say(&self, text: &str) {
         let record = self.carrier.record();
         say_of(&record, &format!("{}: {text}", record.title()));
     }
 
-    /// Effect of a signal to end.
+    /// Sets what a signal to end does.
     pub(super) fn stop_by(&self, stop: impl Fn() + Send + 'static) {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(stop));
     }

@@ -1,5 +1,5 @@
-//! A carrier: the process of one migration. It gets its orders from the service that starts it, and
-//! outlives that service.
+//! A carrier: the process of one migration. The service that starts it passes it its task and its
+//! sockets. It outlives that service.
 
 use super::carriage::{Carriage, Outcome, Stop};
 use super::destination;
@@ -16,7 +16,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
 use turns::{Priority, Turns};
 
-/// The task and sockets that a carrier has got from the service.
+/// The task and sockets that the service has passed to a carrier.
 struct Orders {
     job: Job,
     connections: Vec<QemuSocket>,
@@ -25,13 +25,13 @@ struct Orders {
 }
 
 pub(super) fn run() -> anyhow::Result<ExitCode> {
-    // Otherwise `ps` without arguments shows the last part of /proc/self/exe.
+    // Otherwise `ps` without arguments would show the last part of /proc/self/exe.
     let _ = rustix::thread::set_name(c"platen");
     say_panics();
     let channel = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
     let channel = Channel::from(channel);
     let Orders { job, connections, door, turns } = orders(&channel)?;
-    // Ended by no terminal and no service.
+    // No terminal and no service shall end this process.
     let _ = rustix::process::setsid();
     let (links, taken) = mpsc::channel();
     let copy = door.as_ref().map(DoorListener::try_clone).transpose()?;

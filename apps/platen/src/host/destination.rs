@@ -40,7 +40,7 @@ pub(super) fn run(
         qat: None,
         page_size: settings.config.page_size,
         grants: Grants::default(),
-        // As the front has granted it.
+        // These sizes are those that the front has granted.
         delta_cache: promise.hello.delta_cache,
         history: promise.hello.histories.map_or(0, Histories::bytes),
         resume: Duration::from_secs(settings.config.resume_timeout),
@@ -135,7 +135,7 @@ impl Host for Receiving {
             record.ram_sent =
                 destination.counters().ram_seen(self.carriage.settings.config.page_size);
             let begun = destination.has_begun();
-            // QEMU has all it needs: the next VM may have its port.
+            // QEMU has all it needs, so the next VM may have its port.
             let over = destination.is_confirmed() || destination.session().failure().is_some();
             record.holds_port = !over && record.what == What::Vm;
             record.phase = match (begun, over) {
@@ -167,8 +167,8 @@ impl Host for Receiving {
     }
 }
 
-/// Refuses a path that a second QEMU has taken from a first one, which still waits there: the VM is
-/// for one of them, and there is no telling for which.
+/// Refuses a path that a second QEMU has taken from a first one that still waits there: the VM is
+/// for one of them, and nothing shows for which.
 fn is_of_one_vm(path: &Path) -> Result<(), String> {
     let found = unix_listeners(path).map_err(|error| {
         format!("the kernel does not tell who listens at {}: {error}", path.display())

@@ -1,4 +1,4 @@
-//! `platen host add` and `platen host join`: another host gets its certificate and the
+//! `platen host add` and `platen host join`, by which another host gets its certificate and the
 //! configuration.
 
 use super::settings;
@@ -53,10 +53,11 @@ pub(super) struct AddArgs {
 /// Arguments of `platen host join`.
 #[derive(Args)]
 pub(super) struct JoinArgs {
-    /// Where `platen host add` waits
+    /// Address at which `platen host add` waits
     #[arg(value_name = "HOST:PORT")]
     address: String,
-    /// Its token; - reads a line from standard input. Every user of this host can read an argument
+    /// Token of `platen host add`; - reads a line from standard input. Every user of this host can
+    /// read an argument
     #[arg(value_name = "TOKEN", default_value = "-")]
     token: String,
     /// Folder for this host's ca.pem, cert.pem and key.pem
@@ -70,7 +71,7 @@ pub(super) struct JoinArgs {
     force: bool,
 }
 
-/// `platen host add`.
+/// Runs `platen host add`.
 pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
     let config = settings::read(&args.config)?;
     let host = config.find(&args.name).with_context(|| args.config.display().to_string())?;
@@ -118,11 +119,11 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs `platen host join` there. The token goes through its standard input, where no list of
-/// processes shows it.
+/// Runs `platen host join` on the new host. The token goes through its standard input, where no
+/// list of processes shows it.
 fn by_ssh(offer: &Offer, to: &str, address: &str) -> anyhow::Result<()> {
     ensure!(!to.starts_with('-'), "--ssh: '{to}' is no USER@HOST");
-    // Taken by the shell there as it is.
+    // The shell of the new host takes the address as it is.
     let plain = |c: char| c.is_ascii_alphanumeric() || ".:-_[]".contains(c);
     ensure!(address.chars().all(plain), "--address: '{address}' is no name or address of a host");
     let ssh = Command::new("ssh")
@@ -130,7 +131,7 @@ fn by_ssh(offer: &Offer, to: &str, address: &str) -> anyhow::Result<()> {
         .stdin(Stdio::piped())
         .spawn()
         .context("cannot run ssh")?;
-    // Looked at while the offer waits.
+    // The wait below checks ssh meanwhile.
     let ssh = Mutex::new(ssh);
     let there = || ssh.lock().unwrap_or_else(PoisonError::into_inner);
     let mut input = there().stdin.take().context("ssh has no standard input")?;
@@ -152,7 +153,7 @@ fn by_ssh(offer: &Offer, to: &str, address: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `platen host join`.
+/// Runs `platen host join`.
 pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
     let token = match args.token.as_str() {
         "-" => {
@@ -170,7 +171,7 @@ pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
     if let Some(there) = files.iter().find(|path| !args.force && path.exists()) {
         bail!("{} exists: --force replaces key and certificate", there.display());
     }
-    // The token is spent with the answer, so a folder that cannot be written comes first.
+    // The token is spent with the answer, so the check that the folder can be written comes first.
     let place = args.tls_dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
     tempfile::tempfile_in(place).with_context(|| format!("cannot write to {}", place.display()))?;
     let (joined, reply) = ::enrol::join(&args.address, &token)?;
@@ -195,15 +196,15 @@ pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes everything. The configuration is there before the key and the certificates, without which
-/// a second attempt needs no --force.
+/// Writes the configuration first and then the key and the certificates: without the latter, a
+/// second attempt needs no --force. Returns a sentence on the configuration.
 fn write(joined: &Joined, args: &JoinArgs) -> anyhow::Result<String> {
     let kept = configure(joined.configuration.as_deref(), &args.config)?;
     store(joined, &args.tls_dir)?;
     Ok(kept)
 }
 
-/// Writes key and certificates, all of them or none, for root and the service's user.
+/// Writes key and certificates, all of them or none, readable for the service's user.
 fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
     let owner = match rustix::process::geteuid().is_root() {
         true => User::from_name(SERVICE_USER).ok().flatten(),
@@ -225,7 +226,7 @@ fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
     let fresh = |name: &str| dir.join(format!("{name}.new"));
     let written = texts.iter().try_for_each(|(name, text)| -> anyhow::Result<()> {
         let path = fresh(name);
-        // Left by a run that was killed.
+        // A run that was killed may have left it.
         let _ = fs::remove_file(&path);
         let open = File::options().write(true).create_new(true).mode(mode).open(&path);
         let mut file = open.with_context(|| format!("cannot write {}", path.display()))?;
@@ -256,7 +257,7 @@ fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the configuration, unless this host has one with hosts. Prints the result.
+/// Writes the configuration, unless this host has one with hosts. Returns a sentence on the result.
 fn configure(text: Option<&str>, path: &Path) -> anyhow::Result<String> {
     let shown = path.display();
     let Some(text) = text else { return Ok(format!("{shown} is as it was.")) };

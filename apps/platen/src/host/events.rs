@@ -20,13 +20,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 use time::OffsetDateTime;
 
-/// How long a service may take to greet.
+/// How long a service may take to send its greeting.
 const GREETED: Duration = Duration::from_secs(5);
 /// The longest line that is read.
 const MAX_LINE: u64 = 64 << 10;
 /// Pause before another attempt to reach a service.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Migrations of which `platen events` knows the last phase.
+/// Number of migrations of which `platen events` remembers the last phase.
 const MAX_KNOWN: usize = 2000;
 
 fn address(run_dir: &Path) -> UnixAddress {
@@ -49,7 +49,7 @@ pub(super) fn start(
     })
 }
 
-/// `platen events`.
+/// Runs `platen events`.
 pub(super) fn run(args: &EventsArgs) -> anyhow::Result<ExitCode> {
     let run_dir = &status::run_dir(&args.service)?;
     let mut known = Known::default();
@@ -81,7 +81,7 @@ fn status_of(args: &ServiceArgs) -> anyhow::Result<HostStatus> {
     Ok(status::ask(args, status::STATUS)?.1)
 }
 
-/// Becomes a follower.
+/// Connects to the service as a follower.
 fn follow(run_dir: &Path) -> anyhow::Result<BufReader<UnixStream>> {
     let address = address(run_dir);
     let stream = match address.connect_now() {
@@ -106,7 +106,7 @@ fn follow(run_dir: &Path) -> anyhow::Result<BufReader<UnixStream>> {
     Ok(reader)
 }
 
-/// The next event; `None` when the service has gone.
+/// Reads the next event; `None` if the service has gone.
 fn next(reader: &mut BufReader<UnixStream>) -> anyhow::Result<Option<Event>> {
     let mut line = Vec::new();
     match reader.take(MAX_LINE).read_until(b'\n', &mut line) {
@@ -119,12 +119,12 @@ fn next(reader: &mut BufReader<UnixStream>) -> anyhow::Result<Option<Event>> {
     serde_json::from_slice(&line).map(Some).context("an event of the service")
 }
 
-/// The last phase that was printed of each migration.
+/// The last printed phase of each migration.
 #[derive(Default)]
 struct Known(BTreeMap<String, Phase>);
 
 impl Known {
-    /// Whether this event was not printed yet.
+    /// Whether this event has not been printed yet.
     fn is_new(&mut self, event: &Event) -> bool {
         let is_new = match self.0.insert(event.id.clone(), event.phase) {
             Some(told) if told as u8 >= event.phase as u8 => {
@@ -140,8 +140,8 @@ impl Known {
         is_new
     }
 
-    /// The events in a status that were not printed yet. Of the `first` status, those of running
-    /// migrations.
+    /// The events in a status that have not been printed yet. Of the `first` status these are only
+    /// the events of running migrations.
     fn of_status(&mut self, status: &HostStatus, first: bool) -> Vec<Event> {
         let all = status.history.iter().chain(&status.running).map(Event::from);
         let new = all.filter(|event| self.is_new(event));
@@ -155,7 +155,7 @@ fn print(event: &Event, json: bool) -> anyhow::Result<()> {
     show(&format!("{line}\n"))
 }
 
-/// An event on a line, for a person.
+/// Formats an event as a line for a person.
 fn described(event: &Event) -> String {
     let milliseconds = i128::from(event.time) * 1_000_000;
     let at = OffsetDateTime::from_unix_timestamp_nanos(milliseconds)

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Largest number of followers at a time.
 pub(super) const MAX_FOLLOWERS: usize = 16;
-/// The first line.
+/// The first line that a follower gets.
 pub(super) const GREETING: &[u8] = b"{\"platen-events\":1}\n";
 /// The followers.
 #[derive(Debug, Default)]
@@ -34,14 +34,14 @@ impl Feed {
     }
 }
 
-/// Writes a whole line at once, or fails.
+/// Writes a whole line at once. Returns false if that fails.
 fn write(stream: &UnixStream, line: &[u8]) -> bool {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     send(stream, line, flags).is_ok_and(|sent| sent == line.len())
 }
 
 fn has_gone(mut stream: &UnixStream) -> bool {
-    // A follower says nothing.
+    // A follower sends nothing.
     stream.set_nonblocking(true).is_err()
         || !matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
 }

@@ -37,7 +37,7 @@ const STOP: &str = "flush chain ip platen intercept\n\
     add rule ip platen stopped jump when_stopped\n";
 /// How long a service that has just started may take to open its doors.
 const OPENS: Duration = Duration::from_secs(10);
-/// How often it is asked.
+/// Pause before the service is asked again.
 const ASK: Duration = Duration::from_millis(100);
 
 /// Operation on the rules.
@@ -47,7 +47,7 @@ enum What {
     On,
     /// Remove them
     Off,
-    /// As `intercept_stopped` says: for the service's unit, when the service has ended
+    /// Apply `intercept_stopped`: for the service's unit, when the service has ended
     Stopped,
 }
 
@@ -74,7 +74,7 @@ pub(super) fn run(args: &InterceptArgs) -> anyhow::Result<ExitCode> {
 fn on(service: &ServiceArgs) -> anyhow::Result<String> {
     let settings = Settings::new(service)?;
     let Some(rules) = rules(&settings)? else {
-        // Without a service there is nothing that could disagree.
+        // Without a service there is nothing that could contradict the configuration.
         if let Ok((_, status)) = status::ask(service, status::LIST) {
             adopted(&status, &settings)?;
         }
@@ -87,7 +87,7 @@ fn on(service: &ServiceArgs) -> anyhow::Result<String> {
     Ok(format!("migrations to {} are intercepted\n", names.join(", ")))
 }
 
-/// Refuses a configuration that the service has not adopted.
+/// Refuses a configuration that differs from the one that the service has adopted.
 fn adopted(status: &HostStatus, settings: &Settings) -> anyhow::Result<()> {
     match &status.intercept {
         Some(theirs) if *theirs != settings.interception() => bail!(
@@ -128,7 +128,8 @@ fn off() -> anyhow::Result<String> {
     Ok("no migration is intercepted\n".into())
 }
 
-/// The value that `on` has left in the table for this, whatever the configuration says by now.
+/// Applies the value of `intercept_stopped` that `on` has left in the table, whatever the
+/// configuration says by now.
 fn stopped() -> anyhow::Result<String> {
     if !table()?.is_some_and(|listed| listed.contains("reject")) {
         return off();
@@ -139,7 +140,7 @@ fn stopped() -> anyhow::Result<String> {
         .into())
 }
 
-/// The table as nft lists it; none without it, or without nft.
+/// The table as nft lists it; `None` if there is no table or no nft.
 fn table() -> anyhow::Result<Option<String>> {
     if program().is_none() {
         return Ok(None);
@@ -151,7 +152,7 @@ fn table() -> anyhow::Result<Option<String>> {
     }
 }
 
-/// The rules, as nft reads them; none if nothing is to be intercepted.
+/// The rules in nft's syntax; `None` if the configuration intercepts nothing.
 fn rules(settings: &Settings) -> anyhow::Result<Option<String>> {
     let users = settings.qemu_users();
     let users: Vec<_> = users.iter().map(u32::to_string).collect();
@@ -230,8 +231,8 @@ fn nft(words: &[&str], text: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// The doors to which no rule redirects, by the names of their hosts; none if nothing is to be
-/// intercepted.
+/// The doors to which no rule redirects, by the names of their hosts; `None` if the configuration
+/// intercepts nothing.
 pub(super) fn missing(settings: &Settings) -> Option<anyhow::Result<Vec<String>>> {
     let wanted: Vec<_> = settings.intercepted().collect();
     if wanted.is_empty() {

@@ -1,8 +1,8 @@
-//! Messages about a migration, with fields where the journal reads them: `journalctl PLATEN_VM=g1`.
+//! Messages about a migration. In the journal they have fields: `journalctl PLATEN_VM=g1`.
 //!
-//! A service manager says in `JOURNAL_STREAM` that standard error goes to the journal. A message
-//! then goes to the journal's own socket, as a datagram of fields; where that fails, to standard
-//! error as ever.
+//! A service manager sets `JOURNAL_STREAM` if standard error goes to the journal. A message then
+//! goes to the journal's own socket, as a datagram of fields. If that fails, it goes to standard
+//! error.
 
 use crate::say::{printable, say};
 use host::Record;
@@ -11,7 +11,7 @@ use rustix::fs::fstat;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
-/// Where the journal takes datagrams.
+/// The socket at which the journal takes datagrams.
 const SOCKET: &str = "/run/systemd/journal/socket";
 /// The most bytes of a message: a cause has 2000, and a datagram has to fit the socket's buffer.
 const MOST: usize = 16 << 10;
@@ -27,13 +27,14 @@ pub(super) fn say_of(record: &Record, text: &str) {
     }
 }
 
-/// Whether this file is the one that the service manager means: standard error may lead elsewhere.
+/// Whether this file is the one that `JOURNAL_STREAM` names: standard error may have been
+/// redirected.
 fn is_read_by_journal(stream: Option<&str>, file: BorrowedFd<'_>) -> bool {
     let Ok(found) = fstat(file) else { return false };
     stream.is_some_and(|named| named == format!("{}:{}", found.st_dev, found.st_ino))
 }
 
-/// Sends a message without waiting; whether it was taken.
+/// Sends a message without waiting. Returns whether the journal took it.
 fn send(socket: &Path, record: &Record, text: &str) -> bool {
     let Ok(journal) = UnixDatagram::unbound() else { return false };
     let sent = journal.set_nonblocking(true).and_then(|()| {
@@ -43,7 +44,8 @@ fn send(socket: &Path, record: &Record, text: &str) -> bool {
     sent.is_ok()
 }
 
-/// The fields of a message, in the journal's form: a name, the length of the value, the value.
+/// Encodes the fields of a message in the journal's form: a name, the length of the value, the
+/// value.
 fn entry(record: &Record, text: &str) -> Vec<u8> {
     let text = printable(text);
     let mut end = text.len().min(MOST);

@@ -18,12 +18,12 @@ pub(super) struct Links {
     listener: TcpListener,
     pub(super) address: SocketAddr,
     carriers: Arc<Carriers>,
-    /// Rises while the thread works.
+    /// Rises while the thread accepts.
     beat: Arc<AtomicU64>,
-    /// The listening socket has failed.
+    /// Whether the listening socket has failed.
     broken: Arc<AtomicBool>,
     current: Option<Current>,
-    /// Connections that fronts before this one have turned away.
+    /// Connections that earlier fronts have turned away.
     turned_away_before: u64,
 }
 
@@ -89,7 +89,7 @@ impl Links {
         Ok(())
     }
 
-    /// Ends the thread that accepts: within 200 ms.
+    /// Ends the thread that accepts, within 200 ms.
     fn stop(&mut self) {
         let Some(Current { front, over, thread }) = self.current.take() else { return };
         over.store(true, Ordering::Release);
@@ -108,7 +108,7 @@ impl Links {
         self.beat.load(Ordering::Relaxed)
     }
 
-    /// Connections that were turned away.
+    /// Number of connections that were turned away.
     pub(super) fn turned_away(&self) -> u64 {
         let now = self.current.as_ref().map_or(0, |current| current.front.strangers());
         self.turned_away_before + now

@@ -15,14 +15,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// The endpoint; dropping it ends it.
+/// The endpoint. Dropping this ends it.
 pub(super) struct Metrics {
     _endpoint: Endpoint,
     /// Removes the socket.
     _listening: Option<Listening>,
 }
 
-/// Serves the metrics where the configuration says, if it does.
+/// Serves the metrics at `address`, if there is one.
 pub(super) fn start(
     address: Option<&str>,
     activity: &Arc<Activity>,
@@ -40,7 +40,7 @@ pub(super) fn start(
         }
         MetricsAddress::Unix(path) => {
             let listening = UnixAddress::from(path.clone()).listen().context("metrics")?;
-            // For the group of the service, too: a scraper is another user.
+            // The group of the service may connect, too: a scraper is another user.
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o660))
                 .with_context(|| format!("metrics: {}", path.display()))?;
             (serve_text(listening.listener.try_clone()?, text)?, Some(listening))
@@ -174,7 +174,7 @@ fn of_roles(out: &mut String, activity: &Activity, running: &[Record]) {
     }
 }
 
-/// Those of a service without migrations.
+/// The metrics of a service without migrations.
 #[cfg(test)]
 pub(crate) fn example() -> String {
     text(&Activity::new(), &[])

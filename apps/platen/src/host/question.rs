@@ -1,6 +1,6 @@
 //! Questions of another host's service or `platen doctor`, and their answers.
 //!
-//! A question is a hello for a target of its name, which opens nothing; the reason of the refusal
+//! A question is a hello for a target that names it, which opens nothing; the reason of the refusal
 //! is the answer (W38). A service of an older version refuses it as a target that it does not have.
 
 use host::{now, Awaits, Place};
@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use session::{dial, Hello, SessionError};
 use tls::Connector;
 
-/// The question of a doctor.
+/// Prefix of the target with a doctor's question.
 const DOCTOR: &str = "doctor:";
-/// Bytes that its name is filled up with: more than a packet of 1500 takes at once, and with one of
-/// 9000 it is one packet that is larger than those of 1500.
+/// Bytes that fill the target up. With an MTU of 1500 it takes several packets, with one of 9000 a
+/// single packet that is larger than 1500 bytes.
 const FILL: usize = 6000;
-/// The question what awaits a connection to the place behind it.
+/// Prefix of the target that asks what awaits a connection to a place. The place follows.
 const AWAITS: &str = "awaits:";
 
 /// A service's answer about itself.
@@ -33,12 +33,12 @@ pub(super) struct OfPlace {
     pub(super) awaits: Awaits,
 }
 
-/// The target of a doctor, as long as packets of full size need.
+/// The target of a doctor, as long as a packet of full size needs.
 pub(super) fn of_doctor() -> String {
     format!("{DOCTOR}{}", ".".repeat(FILL))
 }
 
-/// The target that asks what awaits a connection there.
+/// The target that asks what awaits a connection to `place`.
 pub(super) fn about(place: Place) -> String {
     format!("{AWAITS}{place}")
 }
@@ -46,7 +46,7 @@ pub(super) fn about(place: Place) -> String {
 /// Asks another host's service.
 ///
 /// # Errors
-/// It is not reached, or has no answer to this question.
+/// The service cannot be reached, or has no answer to this question.
 pub(super) fn ask<T: DeserializeOwned>(
     to: &str,
     connector: &Connector,
@@ -66,8 +66,8 @@ pub(super) fn ask<T: DeserializeOwned>(
     }
 }
 
-/// The answer to a hello for this target, if it is one that asks. `awaits` finds what awaits a
-/// connection to a place, or says why the place is none.
+/// The answer to a hello for `target`, if that is a question. `awaits` finds what awaits a
+/// connection to a place, or returns why there is no such place.
 pub(super) fn answer(
     target: &str,
     awaits: impl FnOnce(&str) -> Result<Awaits, String>,

@@ -12,12 +12,12 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::time::{clock_gettime, ClockId};
 use tls::Acceptor;
 
-/// The signals that ask for a new configuration.
+/// The signals that ask for a new configuration (SIGHUP).
 pub(super) struct Hangups(SignalFd);
 
 impl Hangups {
-    /// Blocks the signal, which would end the process. Call this before there are threads, which
-    /// inherit the mask; so do carriers, which have no use for the signal.
+    /// Blocks the signal, which would end the process. Call this before there are threads: they
+    /// inherit the mask, as do carriers, which have no use for the signal.
     pub(super) fn take() -> anyhow::Result<Self> {
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGHUP);
@@ -42,7 +42,7 @@ pub(super) struct Reload {
     pub(super) settings: Settings,
     /// The certificates as they are now.
     pub(super) acceptor: Acceptor,
-    /// End of this host's own one, seconds since 1970.
+    /// End of this host's own certificate, seconds since 1970.
     pub(super) certificate_end: u64,
 }
 
@@ -64,7 +64,7 @@ pub(super) fn read(args: &ServiceArgs, now: &Settings) -> anyhow::Result<Reload>
     Ok(Reload { change, settings, acceptor, certificate_end })
 }
 
-/// Notice to the service manager at the beginning.
+/// The message to the service manager at the beginning of a reload.
 pub(super) fn reloading() -> String {
     let now = clock_gettime(ClockId::Monotonic);
     let microseconds = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;

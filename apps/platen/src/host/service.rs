@@ -184,7 +184,7 @@ fn raise_descriptors() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// Lets some messages of a minute through.
+/// Limits the messages in a minute to [`SAID`].
 struct Said {
     since: Instant,
     count: u32,
@@ -249,9 +249,9 @@ impl Doorkeeper for Keeper {
     fn stranger(&mut self, door: &Door, connection: QemuSocket, why: &str) {
         Self::count(&self.activity.strangers);
         let policy = match door.place {
-            // Where a unix socket would lead in the clear, nobody has said.
+            // The configuration does not say where a unix socket would lead in the clear.
             Place::Socket(_) => Policy::Refuse,
-            // A connection that nobody has sent to a door passes unharmed.
+            // A connection that was intercepted is forwarded unharmed.
             _ if intercepted(&connection).is_some() => Policy::Forward,
             _ => self.carriers.settings().config.stranger,
         };

@@ -57,7 +57,7 @@ impl Settings {
         Ok(Self { config, me })
     }
 
-    /// Those that a service has given to its carrier.
+    /// The settings that a service has passed to its carrier.
     pub(super) fn given(config: Config, me: String) -> anyhow::Result<Self> {
         config.find(&me)?;
         Ok(Self { config, me })
@@ -78,8 +78,9 @@ impl Settings {
         self.others().filter_map(|host| Some((host, host.intercept.as_ref()?)))
     }
 
-    /// The interception that is configured, a line for each other host. The service and `platen
-    /// host intercept on` each read the configuration; rules are made only if both say the same.
+    /// The configured interception, a line for each other host. The service and `platen host
+    /// intercept on` each read the configuration; the rules are made only if both results are
+    /// equal.
     pub(super) fn interception(&self) -> String {
         let line = |(host, ports): (&HostEntry, &PortRange)| {
             let (door, to) = (host.door, &host.ports);
@@ -112,7 +113,8 @@ impl Settings {
         self.others().flat_map(of_host)
     }
 
-    /// Makes the folder in which this host's QEMUs listen at unix sockets, if there are any.
+    /// Creates the folder in which this host's QEMUs listen at unix sockets, if there are any such
+    /// sockets.
     pub(super) fn make_socket_folder(&self) -> anyhow::Result<()> {
         if self.config.sockets == 0 {
             return Ok(());
@@ -169,7 +171,7 @@ impl Settings {
         Ok((Acceptor::new(&credentials, &names)?, credentials.valid_until()?))
     }
 
-    /// The source end of a migration to `peer`, for what comes to `target` there.
+    /// The configuration of the source end of a migration to `target` at `peer`.
     pub(super) fn source(&self, peer: &HostEntry, target: Target) -> anyhow::Result<SourceConfig> {
         let config = &self.config;
         let codec = codec(config)?;
@@ -203,10 +205,10 @@ impl Settings {
         })
     }
 
-    /// The target on this host that the other host asks for.
+    /// Finds the target on this host that another host asks for.
     ///
     /// # Errors
-    /// No VM may come to it; the message is for the peer's user.
+    /// This host takes no VM there; the message is for the peer's user.
     pub(super) fn target(&self, named: &str) -> Result<Target, String> {
         let (ports, sockets) = (&self.me().ports, self.config.sockets);
         let may = |place: &Place| match place {
@@ -236,7 +238,7 @@ impl Settings {
         })
     }
 
-    /// Where a QEMU of this host awaits the VM of that place.
+    /// The address at which a QEMU of this host awaits the VM of `place`.
     pub(super) fn deliver(&self, place: Place) -> QemuAddress {
         match place {
             Place::Door(port) => QemuAddress::Tcp((self.me().deliver(), port).into()),
@@ -247,16 +249,17 @@ impl Settings {
         }
     }
 
-    /// Threads that decompress one migration.
+    /// Number of threads that decompress one migration.
     pub(super) fn decompress_threads(&self) -> usize {
         self.config.decompress_threads.map_or_else(default_threads, usize::from)
     }
 }
 
-/// Whether other hosts reach this one by this address.
+/// Whether `address` is one of this host's own, by which other hosts reach it.
 fn is_own(address: Ipv4Addr) -> bool {
-    // The kernel's choice of an address for what goes to one of its own is that one. It may let a
-    // socket be bound to any address, as for a cluster's that comes and goes.
+    // To reach one of its own addresses, the kernel chooses that address as the source. Binding
+    // proves less: the kernel may permit any address, as for a cluster's address that comes and
+    // goes.
     let way = || -> std::io::Result<_> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         socket.connect((address, 1))?;

@@ -1,4 +1,5 @@
-//! A carrier beside the source QEMU: of a migration, of a disk, or of what goes past platen.
+//! A carrier beside the source QEMU: of a migration, of a disk, or of a connection that goes past
+//! platen.
 
 use super::carriage::{Carriage, Outcome};
 use super::journal::say_of;
@@ -33,7 +34,7 @@ pub(super) fn run(
     let turns = carriage.turns.clone();
     let target = Target { place: record.place(), what: record.what };
     let config = SourceConfig { turns, ..settings.source(peer, target)? };
-    // Where a unix socket would lead in the clear, nobody has said.
+    // The configuration does not say where a unix socket would lead in the clear.
     let may_forward = settings.config.unreachable == Policy::Forward
         && !matches!(record.place(), Place::Socket(_));
     // Before the peer is contacted, so that a failure here costs the peer nothing.
@@ -65,7 +66,7 @@ pub(super) fn run(
         record.ram_sent = source.counters().ram_seen(config.page_size);
         let over = handle.is_over();
         record.phase = if over { Phase::Ending } else { Phase::Active };
-        // The relay accepts nothing any more: what comes now is another migration's.
+        // The relay accepts nothing any more: a new connection is another migration's.
         record.holds_port = !over;
     };
     let cpu = process_cpu();
@@ -122,16 +123,16 @@ pub(super) fn disk(carriage: &Carriage, connections: Vec<QemuSocket>) -> anyhow:
     }
 }
 
-/// The treatment of a connection that turns out to be no NBD client's.
+/// The policy for a connection that turns out to be no NBD client's.
 fn policy(carriage: &Carriage) -> Policy {
     match carriage.carrier.record().place() {
-        // A connection that nobody has sent to a door passes unharmed.
+        // A connection that was intercepted is forwarded unharmed.
         Place::Address(_) => Policy::Forward,
         _ => carriage.settings.config.stranger,
     }
 }
 
-/// A silent connection that was not carried goes in the clear, or is reset.
+/// Forwards a silent connection that was not carried, unencrypted, or resets it.
 fn past_platen(
     carriage: &Carriage,
     untouched: Option<QemuSocket>,
@@ -139,7 +140,7 @@ fn past_platen(
     error: RelayError,
 ) -> anyhow::Result<Outcome> {
     let Some(connection) = untouched else { return Err(error.into()) };
-    // Where a unix socket would lead in the clear, nobody has said.
+    // The configuration does not say where a unix socket would lead in the clear.
     let is_socket = matches!(carriage.carrier.record().place(), Place::Socket(_));
     if policy == Policy::Refuse || is_socket {
         reset(connection);
@@ -171,8 +172,8 @@ fn forward_all(
     care: Care,
 ) -> anyhow::Result<Outcome> {
     let record = carriage.carrier.record();
-    // Only a connection that was intercepted is led anywhere. One that was silent may still turn
-    // out to be a migration.
+    // Only a connection that was intercepted is redirected. A connection that was silent may still
+    // turn out to be a migration.
     let own = rustix::process::geteuid().as_raw();
     let is_led = matches!(record.place(), Place::Address(_));
     let care = Care {

@@ -30,7 +30,7 @@ pub(super) struct HostStatus {
     pub(super) name: String,
     /// Doors that are open.
     pub(super) doors: u64,
-    /// The interception that its configuration asks for; `None` from an older service.
+    /// The interception that the service's configuration asks for; null from an older service.
     #[serde(default)]
     pub(super) intercept: Option<String>,
     /// Migrations that have begun since the service started, of either role.
@@ -68,8 +68,8 @@ pub(super) fn answer(question: &str, carriers: &Carriers, activity: &Activity) -
     serde_json::to_string(&status).ok()
 }
 
-/// The folder of the service's sockets. The configuration may have an error by now: with --run-dir
-/// it is not read.
+/// The folder of the service's sockets. With --run-dir the configuration is not read: it may have
+/// an error by now.
 pub(super) fn run_dir(args: &ServiceArgs) -> anyhow::Result<PathBuf> {
     match &args.run_dir {
         Some(run_dir) => Ok(run_dir.clone()),
@@ -79,7 +79,7 @@ pub(super) fn run_dir(args: &ServiceArgs) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Asks the service.
+/// Asks the service. Returns its answer as text and parsed.
 pub(super) fn ask(args: &ServiceArgs, question: &str) -> anyhow::Result<(String, HostStatus)> {
     let text = control::ask(&socket(&run_dir(args)?), question)
         .context("the service of this host (`platen host`)")?;
@@ -87,14 +87,14 @@ pub(super) fn ask(args: &ServiceArgs, question: &str) -> anyhow::Result<(String,
     Ok((text, status))
 }
 
-/// `platen host status`.
+/// Runs `platen host status`.
 pub(super) fn status(args: &ServiceArgs, json: bool) -> anyhow::Result<ExitCode> {
     let (text, status) = ask(args, STATUS)?;
     show(&if json { text } else { described(&status) })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// `platen list`.
+/// Runs `platen list`.
 pub(super) fn list(args: &ServiceArgs, json: bool) -> anyhow::Result<ExitCode> {
     let (text, status) = ask(args, LIST)?;
     show(&if json { text } else { table(&status.running) })?;
@@ -117,7 +117,7 @@ fn described(status: &HostStatus) -> String {
     out
 }
 
-/// One line for each migration.
+/// Formats one line for each migration.
 fn table(records: &[Record]) -> String {
     if records.is_empty() {
         return String::new();

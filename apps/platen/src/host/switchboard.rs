@@ -23,12 +23,12 @@ use turns::Turns;
 /// Longest time in which the last migration with a port returns it: that migration is ending when
 /// the next one begins.
 const PORT_FREE: Duration = Duration::from_secs(2);
-/// Carriers of this host at a time, those included whose migration is over and whose source may
-/// still ask about it.
+/// Largest number of carriers at a time. It includes those whose migration is over and whose source
+/// may still ask about it.
 const MAX_CARRIERS: usize = 512;
 /// How long a carrier that starts may take to read its orders.
 const ORDERS: Duration = Duration::from_secs(10);
-/// Pause before a look at something that has to change.
+/// Pause before another check of a state that has to change.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The processes of a service.
@@ -104,7 +104,8 @@ impl Carriers {
         let running = self.registry.running().len();
         ensure!(running < MAX_CARRIERS, "{running} migrations run or end here, as many as may");
         let (ours, theirs) = Channel::pair().context("no socket for a carrier")?;
-        // By its own file, so that an upgrade does not matter; `ps` shows the name.
+        // The carrier runs this process's own file, so an upgrade does not matter; `ps` shows the
+        // name.
         let mut child = Command::new("/proc/self/exe")
             .arg0("platen")
             .arg("carry")
@@ -119,7 +120,7 @@ impl Carriers {
             .context("cannot start a carrier")?;
         record.pid = child.id();
         let reap = move || drop(child.wait());
-        // A carrier that is not waited for stays in the process table.
+        // A child that is not waited for would stay in the process table.
         let _ = std::thread::Builder::new().name("wait".into()).spawn(reap);
         let settings = self.settings();
         let (config, me) = (settings.config.clone(), settings.me().name.clone());
@@ -132,7 +133,8 @@ impl Carriers {
             send(&ours, &Order::Listener, Some(listener.as_fd()))?;
         }
         let begun = record.clone();
-        // Before it may begin: one that nobody follows would migrate, and its port be free.
+        // The registry comes before the order: a carrier that nobody follows would migrate while
+        // its port counts as free.
         let orders = self.registry.add(ours, record)?;
         send(&orders, &Order::Carry(Box::new(job)), None).inspect_err(|_| orders.close())?;
         self.activity.of(begun.role).begins(begun.what);
@@ -140,7 +142,7 @@ impl Carriers {
         Ok(())
     }
 
-    /// Starts the carrier of a migration that comes to this host; the error is for the peer's user.
+    /// Starts the carrier of a migration that comes to this host. The error is for the peer's user.
     fn come(&self, promise: Promise) -> Result<(), String> {
         let settings = self.settings();
         let named = promise.hello.name.as_deref().unwrap_or_default();
@@ -185,7 +187,8 @@ impl Carriers {
     }
 }
 
-/// Where a connection at a door goes. One that was led to the door wanted to go elsewhere.
+/// The place to which a connection at a door goes. For an intercepted connection this is its
+/// original destination.
 pub(super) fn place_of(door: &Door, connection: &QemuSocket) -> Place {
     intercepted(connection).map_or(door.place, Place::Address)
 }

@@ -16,7 +16,7 @@ fn section(text: &mut String, command: &Command, path: &str) {
         .filter(|below| !below.is_hide_set() && below.get_name() != "help")
         .peekable();
     let is_group = below.peek().is_some();
-    // A command that also does something without one of those below it.
+    // The command also does something without a subcommand.
     if is_group && !command.is_subcommand_required_set() {
         own(text, command, path);
     }

@@ -94,7 +94,7 @@ fn kind(of: &Type) -> (String, Option<String>, bool) {
     }
 }
 
-/// The doc comment on one line.
+/// Joins the doc comment to one line.
 fn meaning(attributes: &[Attribute]) -> String {
     let lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
         Meta::NameValue(doc) if doc.path.is_ident("doc") => match &doc.value {

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 /// The interval between queries of the monitor.
 const ASK: Duration = Duration::from_millis(25);
-/// How long an old QEMU may take to report that it waits to hand the VM over, before a cancel.
+/// How long an old QEMU may take, before a cancel, to report that it waits to hand the VM over.
 const AT_REST: Duration = Duration::from_millis(50);
-/// With fewer passes than this, a millisecond of the guest's time is spent on one more.
+/// With fewer passes than this, the rehearsal takes one more, for which the guest stands still a
+/// millisecond longer.
 const ENOUGH: usize = 3;
 /// Time limit for QEMU to end a migration that is cancelled.
 const SETTLES: Duration = Duration::from_secs(120);
-/// Where no page size was reported.
+/// The page size if QEMU reported none.
 pub(super) const PAGE: u16 = 4096;
 
 /// A rehearsal under way.
@@ -24,16 +25,16 @@ pub(super) struct Course {
     pub(super) schedule: Schedule,
     length: Duration,
     pub(super) begun: Instant,
-    /// When the first pass had ended.
+    /// End of the first pass.
     first_pass: Option<Instant>,
     pub(super) ram: u64,
-    /// The VM stands still since then.
+    /// When the VM stopped; `None` while it runs.
     stopped: Option<Timestamp>,
     pub(super) pause: Duration,
-    /// QEMU waits to hand the VM over.
+    /// Whether QEMU waits to hand the VM over.
     waits: bool,
-    /// The rehearsed migration has ended. Whatever QEMU reports from here on is another client's
-    /// migration, and is not cancelled.
+    /// Whether the rehearsed migration has ended. A migration that QEMU reports after that is
+    /// another client's, and is not cancelled.
     pub(super) over: bool,
 }
 
@@ -73,7 +74,7 @@ impl Course {
                     self.waits = !self.over;
                     continue;
                 }
-                // Not with the capabilities of a rehearsal.
+                // A rehearsal's capabilities exclude postcopy.
                 status if status.starts_with("postcopy") => {
                     self.over = true;
                     continue;
@@ -93,7 +94,7 @@ impl Course {
         }
     }
 
-    /// The first pass ends, unless QEMU waits for a device or for the guest.
+    /// Fails if the first pass takes too long: QEMU then waits for a device or for the guest.
     fn ensure_progress(&self) -> anyhow::Result<()> {
         /// Seconds, and bytes a second beyond that.
         const LONGEST: (u64, u64) = (120, 100_000_000);
@@ -161,7 +162,7 @@ impl Course {
             // QEMU writes nothing now. If another client lets it continue, it must not wait in a
             // write with the monitor locked.
             discard.allow(Allowed::All);
-            // Of an idle guest nothing else is known than the pass that made QEMU converge.
+            // For an idle guest, the only known pass is the one that made QEMU converge.
             if self.schedule.passes().len() < ENOUGH {
                 if let Ok(info) = qmp.query_migrate() {
                     self.observe(&info, discard);
@@ -169,8 +170,9 @@ impl Course {
                 }
             }
         } else {
-            // QEMU loses a cancel that comes while it stops the VM (an instant): it is told to when
-            // it waits in a write, or has reported that it waits to hand the VM over.
+            // QEMU loses a cancel that comes in the instant in which it stops the VM. So the cancel
+            // comes while QEMU waits in a write, or after it has reported that it waits to hand the
+            // VM over.
             discard.allow(Allowed::Nothing);
             self.listen(qmp, AT_REST)?;
         }
@@ -201,7 +203,7 @@ impl Course {
                 say(&text);
                 bail!(text);
             }
-            // It converged meanwhile, and waits.
+            // The migration has converged meanwhile, and QEMU waits.
             if info.status() == "pre-switchover" && !self.over {
                 qmp.migrate_cancel()?;
             }

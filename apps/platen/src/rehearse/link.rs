@@ -1,4 +1,4 @@
-//! The links that a user imagines.
+//! The links of --what-if.
 
 use crate::link::Over;
 use crate::rate::Rate;
@@ -6,7 +6,7 @@ use forecast::Link;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The longest round trip that can be imagined, milliseconds.
+/// The longest round trip of a --what-if, milliseconds.
 const LONGEST: u64 = crate::link::LONGEST_TRIP;
 /// Links without --peer and --what-if, bytes per second.
 const DEFAULTS: [u64; 2] = [125_000_000, 1_250_000_000];

@@ -14,8 +14,8 @@ use serde_json::json;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// QEMU's threshold is this time's bytes: it stops the VM, where it may at all, when next to
-/// nothing is left. (With 0 it would not read the dirty log again.)
+/// QEMU's downtime-limit in a rehearsal, milliseconds: QEMU stops the VM, if it may at all, only
+/// when next to nothing is left. (With 0 it would not read the dirty log again.)
 const RELUCTANT: u64 = 1;
 
 /// A capability of QEMU 8.1 and later.
@@ -49,7 +49,7 @@ const CAPABILITIES: [(&str, bool); 16] = [
     ("block", false),
 ];
 
-/// QEMU before the rehearsal.
+/// QEMU's state before the rehearsal.
 #[derive(Debug)]
 pub(super) struct BeforeIt {
     version: Version,
@@ -89,7 +89,7 @@ pub(super) fn check(qmp: &mut Qmp, max_downtime: Option<u64>) -> anyhow::Result<
 /// Result of a rehearsal.
 #[derive(Debug)]
 pub(super) struct Rehearsed {
-    /// Seconds.
+    /// Duration, seconds.
     pub(super) seconds: f64,
     /// QEMU's version.
     pub(super) version: Version,
@@ -125,7 +125,7 @@ impl Rehearsed {
 }
 
 impl BeforeIt {
-    /// Inputs of forecasts. `workers`: codec threads.
+    /// Makes the inputs of forecasts. `workers` is the number of codec threads.
     pub(super) fn setup(&self, seen: &Rehearsed, workers: f64) -> Setup {
         /// Bytes of pages per second of a QEMU that sent too little to measure it.
         const FAST: f64 = 1e9;
@@ -165,8 +165,8 @@ impl BeforeIt {
     }
 }
 
-/// Sets QEMU up, rehearses for about `length`, and cancels. QEMU's settings are changed afterwards,
-/// and the VM runs; an error says if it does not.
+/// Sets QEMU up, rehearses for about `length`, and cancels. QEMU's settings stay changed.
+/// Afterwards the VM runs, or the error says that it does not.
 pub(super) fn rehearse(
     qmp: &mut Qmp,
     settings: &mut Before,
@@ -189,7 +189,7 @@ pub(super) fn rehearse(
     let address = UnixAddress::from(dir.path().join("rehearse.sock"));
     let discard =
         Discard::listen(address, PAGE.into(), crate::relay_options::delta_cache_default())?;
-    // Events of the time before mean nothing here.
+    // Earlier events mean nothing here.
     while qmp.poll_event(Duration::ZERO)?.is_some() {}
     // From here on the helper cancels a migration that waits to hand the VM over.
     settings.rehearse(true)?;
@@ -197,14 +197,14 @@ pub(super) fn rehearse(
     let mut course = Course::new(length);
     if let Err(error) = begin(qmp, &discard) {
         if !is_silent(&error) {
-            // Another client's migration may be in progress, which nobody here may cancel.
+            // Another client's migration may be in progress, which platen must not cancel.
             settings.rehearse(false)?;
         }
         return Err(error);
     }
     let watched = course.watch(qmp, &discard, interrupted);
     let watched = match watched {
-        // QEMU's migration fails with its socket, and the helper process does what is left.
+        // QEMU's migration fails with its socket, and the helper process does the rest.
         Err(error) if is_silent(&error) => return Err(error),
         watched => watched,
     };

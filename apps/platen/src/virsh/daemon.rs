@@ -6,9 +6,9 @@ use relay::UnixAddress;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Sockets of the daemon, those of a daemon for QEMU alone first.
+/// Possible sockets of the daemon. A daemon for QEMU alone comes first.
 const SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
-/// The driver.
+/// The URI of libvirt's driver for QEMU.
 const URI: &str = "qemu:///system";
 /// Time limit for a daemon that is restarted.
 const RETURNS: Duration = Duration::from_secs(120);
@@ -22,7 +22,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// The daemon that was named, or the first one that has a socket.
+    /// The daemon that `named` gives, or the first one that has a socket.
     pub(super) fn find(named: Option<&UnixAddress>) -> anyhow::Result<Self> {
         if let Some(named) = named {
             return Ok(Self { socket: named.path().to_owned() });
@@ -36,12 +36,12 @@ impl Daemon {
         }
     }
 
-    /// Connects to it.
+    /// Connects to the daemon.
     pub(super) fn open(&self) -> Result<Connection, LibvirtError> {
         Connection::open(&self.socket, URI)
     }
 
-    /// Whether a domain is there, as far as the daemon says now.
+    /// Whether a domain exists, by the daemon's present answer.
     pub(super) fn has(&self, domain: &Domain) -> bool {
         let state = self.open().and_then(|mut connection| connection.state(domain));
         !matches!(state, Ok(state) if state.and_then(State::why).is_none())

@@ -1,4 +1,4 @@
-//! Whether a domain is that of the image, as far as its XML tells.
+//! Checks whether a domain is that of the image, as far as its XML shows.
 
 use image::Image;
 use libvirt::Domain;

@@ -1,5 +1,5 @@
-//! The folder of the sockets at which QEMU waits for a VM. Its name says which domain is restored
-//! from which image, for `--recover`.
+//! The folder of the sockets at which QEMU waits for a VM. For `--recover` its name tells which
+//! domain is restored, and from which image.
 
 use anyhow::{bail, ensure, Context};
 use image::Image;
@@ -15,12 +15,12 @@ const MAX_PATH: usize = 107;
 /// Sockets in one folder: a player that dies needs a new one.
 const MOST: u32 = 100_000;
 
-/// A folder that only QEMU's user and root can look into.
+/// A folder that only QEMU's user and root can search.
 #[derive(Debug)]
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes the folder, in the place of those of former restores of this domain.
+    /// Makes the folder, and replaces the folders of former restores of this domain.
     pub(super) fn make(
         base: &Path,
         domain: &Domain,
@@ -29,7 +29,7 @@ impl Folder {
     ) -> anyhow::Result<Self> {
         let name = || format!("folder {}", base.display());
         match DirBuilder::new().mode(0o711).create(base) {
-            // Whatever this process's umask is: QEMU's user has to come through.
+            // The mode is set whatever this process's umask is: QEMU's user has to pass through.
             Ok(()) => {
                 fs::set_permissions(base, fs::Permissions::from_mode(0o711)).with_context(name)?
             }
@@ -55,7 +55,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// The folder of a restore that is to continue. Another image would send wrong pages.
+    /// Finds the folder of a restore that is to continue. Another image would send wrong pages.
     pub(super) fn find(base: &Path, domain: &Domain, image: &Image) -> anyhow::Result<Self> {
         let expected = base.join(format!("{}-{}", domain.uuid(), identity(image)));
         if expected.is_dir() {
@@ -75,7 +75,7 @@ impl Folder {
         }
     }
 
-    /// Path of a socket that is not there.
+    /// Path of a socket that does not exist yet.
     pub(super) fn next_socket(&self) -> anyhow::Result<String> {
         let path = (0..MOST)
             .map(|nth| self.0.join(format!("{nth}.sock")))
@@ -94,12 +94,12 @@ impl Folder {
 
     /// Removes the folder of a restore that has ended.
     pub(super) fn remove(&self) {
-        // The next restore of the domain removes what stays.
+        // The next restore of the domain removes what is left.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Folders of a domain.
+/// Finds the folders of a domain.
 fn of_domain(base: &Path, domain: &Domain) -> anyhow::Result<Vec<PathBuf>> {
     let prefix = format!("{}-", domain.uuid());
     let entries = fs::read_dir(base).with_context(|| format!("folder {}", base.display()))?;
@@ -109,7 +109,7 @@ fn of_domain(base: &Path, domain: &Domain) -> anyhow::Result<Vec<PathBuf>> {
     Ok(entries.flatten().map(|entry| entry.path()).filter(is_its).collect())
 }
 
-/// A part of the image's identity, for a name.
+/// A part of the image's identity, for the folder's name.
 fn identity(image: &Image) -> String {
     format!("{:016x}", image.identity() >> 64)
 }

@@ -1,8 +1,9 @@
-//! `platen virsh-restore`: a saved VM runs under libvirt before its RAM is loaded.
+//! `platen virsh-restore`: makes a saved VM run under libvirt before its RAM is loaded.
 //!
-//! libvirt starts the QEMU and owns its monitor. platen plays the client and the source of a
-//! postcopy migration: it asks libvirt to prepare the domain, a player sends the image to the QEMU,
-//! and once its devices are loaded libvirt is asked to finish, which starts the CPUs.
+//! libvirt starts the QEMU and owns its monitor. platen acts as the client and the source of a
+//! postcopy migration. It asks libvirt to prepare the domain, and a player sends the image to the
+//! QEMU. Once the QEMU has loaded the devices, platen asks libvirt to finish, which starts the
+//! CPUs.
 
 mod daemon;
 mod fit;
@@ -52,7 +53,7 @@ pub(crate) struct VirshRestoreArgs {
     loading: Loading,
 }
 
-/// The longest XML that is read, bytes. libvirt takes 4 MiB.
+/// The longest XML that is read, bytes. libvirt accepts 4 MiB.
 const MAX_XML: u64 = 4 << 20;
 
 /// Decompressed pages that the player keeps, bytes: those that the VM is about to get.
@@ -118,7 +119,7 @@ fn restore(
     );
     let folder = Folder::make(&args.socket_dir, domain, image, owner)?;
     let restored = start(args, domain, players, &daemon, connection, &folder);
-    // A VM that waits for another player is continued by what the folder's name says.
+    // The folder's name is needed to continue a VM that waits for another player.
     if restored.is_ok() || !daemon.has(domain) {
         folder.remove();
     }

@@ -1,4 +1,4 @@
-//! The end of a restore under libvirt, or of one of its players, as libvirt tells it.
+//! The end of a restore under libvirt, or of one of its players, as libvirt reports it.
 
 use super::daemon::Daemon;
 use anyhow::bail;
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 /// Time limit for libvirt to notice the end of a player, or of the load.
 pub(super) const NOTICES: Duration = Duration::from_secs(120);
-/// Time between two looks at a VM that libvirt has not made up its mind about.
+/// Interval of queries about a VM whose state libvirt has not settled yet.
 pub(super) const LATER: Duration = Duration::from_millis(50);
 
-/// How libvirt has taken the end of a player.
+/// State of a VM whose player has gone.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Without {
-    /// The VM waits for another one.
+    /// The VM waits for another player.
     Waits,
     /// QEMU had everything.
     Completed,
@@ -31,7 +31,8 @@ pub(super) fn refuse_unless_it_waits(daemon: &Daemon, domain: &Domain) -> anyhow
     }
 }
 
-/// Lets libvirt end a VM that has not run. The error names what is left, and quotes QEMU.
+/// Lets libvirt end a VM that has not run. Returns an error that names what is left, and quotes
+/// QEMU.
 pub(super) fn cancelled(
     mut connection: Connection,
     daemon: &Daemon,
@@ -48,14 +49,14 @@ pub(super) fn cancelled(
         ),
     };
     match cancelled {
-        // QEMU's last words, if it has ended by itself.
+        // This is QEMU's last message, if it has ended by itself.
         Err(error) => anyhow::Error::from(error).context(left),
         Ok(()) => anyhow::Error::msg(left),
     }
 }
 
-/// Asks libvirt about a VM whose player is gone. `said`: libvirt's own words. A daemon that was
-/// restarted may not say that the load has failed; it takes the next player nevertheless.
+/// Asks libvirt about a VM whose player has gone. `said` is libvirt's error message. A daemon that
+/// was restarted may not report that the load has failed; it accepts the next player nevertheless.
 pub(super) fn after_death(
     daemon: &Daemon,
     domain: &Domain,

@@ -16,7 +16,8 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Instant;
 
-/// Questions about the VM's state until it runs: 10 s and the time of their answers.
+/// Number of questions about the VM's state until it runs: they take 10 s and the time of their
+/// answers.
 const QUESTIONS: u32 = 5000;
 /// The only VM of its players.
 const VM: usize = 0;
@@ -34,9 +35,10 @@ pub(super) struct Supervisor<'a> {
     /// The connection on which libvirt has prepared the VM. If it ends before libvirt is asked to
     /// finish, libvirt destroys the VM.
     connection: Option<Connection>,
-    /// Where libvirt's answer arrives, once it was asked to finish.
+    /// The channel on which libvirt's answer arrives, once it was asked to finish.
     finishing: Option<Receiver<Result<(), LibvirtError>>>,
-    /// Asks for the VM's state until it runs.
+    /// The connection for questions about the VM's state until it runs, and the number of questions
+    /// left.
     watch: Option<(Connection, u32)>,
     /// Time until libvirt had started the CPUs, milliseconds.
     started_ms: Option<f64>,
@@ -77,7 +79,7 @@ impl<'a> Supervisor<'a> {
         self.supervise(true)
     }
 
-    /// Has players serve the VM until one has sent QEMU everything.
+    /// Has players serve the VM until one of them has sent QEMU everything.
     fn supervise(&mut self, mut resume: bool) -> anyhow::Result<Value> {
         let mut attempts = 0;
         let mut recovery = None;
@@ -94,7 +96,7 @@ impl<'a> Supervisor<'a> {
                 }
                 End::Died { connecting } => {
                     attempts += 1;
-                    // It has told QEMU nothing.
+                    // The player has sent QEMU nothing.
                     if !connecting && attempts < ATTEMPTS {
                         continue;
                     }
@@ -164,13 +166,13 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Has libvirt start the CPUs and take the VM over. The answer comes at the end of the load.
+    /// Makes libvirt start the CPUs and take the VM over. Its answer comes at the end of the load.
     fn finish(&mut self, how: Handover) -> anyhow::Result<()> {
         let mut connection = self.connection.take().context("no connection to libvirt")?;
         let (answer, finishing) = channel();
         let domain = self.domain.clone();
         let finish = move || {
-            // Nobody waits if the restore has failed meanwhile.
+            // Nobody waits for it if the restore has failed meanwhile.
             let _ = answer.send(connection.finish(&domain, how));
         };
         thread::Builder::new()
@@ -179,13 +181,13 @@ impl<'a> Supervisor<'a> {
             .context("cannot start a thread")?;
         self.finishing = Some(finishing);
         if how == Handover::AtOnce {
-            // Without a second connection the VM runs, and nobody says when it has begun to.
+            // Without a second connection the VM runs, but nothing shows when it has begun to.
             self.watch = self.daemon.open().ok().map(|connection| (connection, QUESTIONS));
         }
         Ok(())
     }
 
-    /// Asks for the VM's state, and says it once the CPUs run.
+    /// Asks for the VM's state, and prints it once the CPUs run.
     fn ask_state(&mut self) {
         let Some((connection, questions)) = &mut self.watch else { return };
         *questions -= 1;
@@ -203,16 +205,16 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Has libvirt end a VM that has not run.
+    /// Makes libvirt end a VM that has not run.
     fn give_up(&mut self, why: &str) -> anyhow::Result<Value> {
         let connection = self.connection.take().context("no connection to libvirt")?;
         Err(cancelled(connection, self.daemon, self.domain, Handover::AtOnce))
             .context(format!("{why}, before the VM ran"))
     }
 
-    /// Finds out what became of the VM whose player is gone.
+    /// Finds out the state of a VM whose player has gone.
     fn without(&mut self, why: &str) -> anyhow::Result<Without> {
-        // Without this connection libvirt takes another one's attempt to continue.
+        // Without this connection libvirt accepts another one's attempt to continue.
         self.connection = None;
         let said = match self.answer() {
             Some(Ok(())) => return Ok(Without::Completed),
@@ -240,7 +242,7 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Has libvirt tell QEMU to listen for the next player.
+    /// Makes libvirt tell QEMU to listen for the next player.
     fn recover(&mut self) -> anyhow::Result<()> {
         self.socket = self.folder.next_socket()?;
         let until = Instant::now() + NOTICES;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use std::os::fd::OwnedFd;
 use swap::heap::{self, Heap};
 
-/// The supervisor's file of memory, and addresses for it on this process's heap.
+/// The supervisor's memory file, and addresses reserved for it in this process.
 pub(super) struct ServersHeap(Option<(OwnedFd, Heap)>);
 
 impl ServersHeap {
@@ -30,13 +30,13 @@ impl ServersHeap {
         self.0 = logged(self.0.take().map(map));
     }
 
-    /// Whether the server has this heap.
+    /// Whether the server has the supervisor's memory file.
     pub(super) fn is_there(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Adopts the memory: of the former server, of which nothing has kept the memory present since
-    /// it ended, or of none.
+    /// Discards the memory of the former server, if there was one, and adopts the file. Nothing has
+    /// kept that memory present since the server ended.
     pub(super) fn adopt_anew(mut self) {
         if let Some((file, _)) = &self.0 {
             logged(Some(heap::discard(file).map_err(Into::into)));

@@ -28,7 +28,7 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    /// `there`: whether a supervisor started this process.
+    /// `there` tells whether a supervisor started this process.
     pub(super) fn new(there: bool) -> anyhow::Result<Self> {
         let input: BorrowedFd<'_> = rustix::stdio::stdin();
         let stream = there.then(|| input.try_clone_to_owned()).transpose()?;

@@ -117,9 +117,9 @@ pub(crate) struct BackingStatus {
     pub(crate) bd_written_today: u64,
     pub(crate) bd_failed_reads: u64,
     pub(crate) bd_failed_writes: u64,
-    /// Why the server writes no more pages to it.
+    /// Why the server writes no more pages to the backing device.
     pub(crate) stopped: Option<String>,
-    /// Why the server could not take it over.
+    /// Why the server could not take the backing device over.
     pub(crate) refused: Option<String>,
 }
 

@@ -15,7 +15,7 @@ use std::path::Path;
 /// The user of the service, as the package makes it.
 const SERVICE_USER: &str = "platen";
 const DAY: u64 = 86_400;
-/// Days before the end of a certificate from which on it is a warning.
+/// Days before the end of a certificate from which on there is a warning.
 const SOON: u64 = 30;
 
 pub(super) fn check(args: &ServiceArgs, settings: &Settings) -> Vec<Finding> {
@@ -36,7 +36,7 @@ pub(super) fn check(args: &ServiceArgs, settings: &Settings) -> Vec<Finding> {
     findings
 }
 
-/// The users who may connect to a door.
+/// Checks the users who may connect to a door.
 fn users(allowed: &[String]) -> Finding {
     const CHECK: &str = "users";
     let is_known = |name: &&String| {
@@ -51,7 +51,7 @@ fn users(allowed: &[String]) -> Finding {
     Finding::ok(CHECK, format!("a door takes root, the service and {}", known.join(", ")))
 }
 
-/// Whether the kernel tells who has made a connection, as it has to for each one to a door.
+/// Checks whether the kernel reports the user of a connection, which each door needs.
 fn sockets() -> Finding {
     const CHECK: &str = "sockets";
     let owner = || -> std::io::Result<_> {
@@ -118,7 +118,7 @@ fn ends(end: u64, now: u64) -> Finding {
     }
 }
 
-/// Whether the service's user can read the key.
+/// Checks whether the service's user can read the key.
 fn key_of(path: &Path, uid: u32, gid: u32) -> Option<Finding> {
     const CHECK: &str = "key";
     let found = fs::metadata(path).ok()?;
@@ -138,7 +138,7 @@ fn key_of(path: &Path, uid: u32, gid: u32) -> Option<Finding> {
 }
 
 fn run_dir(path: &Path) -> Option<Finding> {
-    // The service makes it.
+    // The service creates the folder.
     let mode = fs::metadata(path).ok()?.mode() & 0o7777;
     let shown = path.display();
     (mode & 0o022 != 0).then(|| {
@@ -147,7 +147,7 @@ fn run_dir(path: &Path) -> Option<Finding> {
     })
 }
 
-/// The folder in which QEMUs of this host listen at unix sockets.
+/// Checks the folder in which QEMUs of this host listen at unix sockets.
 fn unix_sockets(folder: &Path) -> Finding {
     const CHECK: &str = "unix sockets";
     let shown = folder.display();
@@ -173,7 +173,7 @@ fn unix_sockets(folder: &Path) -> Finding {
     Finding::ok(CHECK, format!("QEMU can make sockets in {shown}"))
 }
 
-/// Whether QEMU's connections are led to the doors, where they are to be.
+/// Checks whether the interception leads QEMU's connections to the doors, where it is configured.
 fn led(missing: anyhow::Result<Vec<String>>) -> Finding {
     const CHECK: &str = "interception";
     let advice =
@@ -200,7 +200,7 @@ fn served(status: Result<&HostStatus, &anyhow::Error>) -> Finding {
     }
 }
 
-/// The doors of a service that runs.
+/// Checks the doors of a service that runs.
 fn open_doors(settings: &Settings, status: &HostStatus) -> Finding {
     const CHECK: &str = "doors";
     let all = settings.doors().count();
@@ -216,7 +216,7 @@ fn open_doors(settings: &Settings, status: &HostStatus) -> Finding {
     )
 }
 
-/// The ports that a service will need.
+/// Checks the ports that a service will need.
 fn free_ports(settings: &Settings) -> Vec<Finding> {
     let any = IpAddr::from(Ipv4Addr::UNSPECIFIED);
     let port = (settings.me().listen.unwrap_or(any), settings.config.port).into();

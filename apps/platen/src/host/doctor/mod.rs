@@ -23,7 +23,7 @@ use std::process::ExitCode;
 pub(super) enum Verdict {
     /// Migrations work, as far as this check can tell.
     Ok,
-    /// Migrations work, some kinds of them perhaps not.
+    /// Migrations work, but some kinds of them may fail.
     Warn,
     /// Migrations fail.
     Fail,
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The checks that need the configuration.
+/// Runs the checks that need the configuration.
 fn configured(args: &DoctorArgs) -> Vec<Finding> {
     const CHECK: &str = "configuration";
     let path = args.service.config.display();

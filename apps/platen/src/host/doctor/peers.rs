@@ -1,8 +1,10 @@
-//! The other hosts: whether they are reached, who they are, their version, their clock, the MTU.
+//! Checks the other hosts: whether they are reached, who they are, their version, their clock and
+//! the MTU.
 //!
-//! A service is asked by a hello for a target of this name, which opens nothing: the reason of the
-//! refusal has the answer. A service of a version without it says that there is no such door. The
-//! target's name is as long as a hello allows, so that packets of full size have to arrive.
+//! The check sends the service a hello for a target of a fixed name, which opens nothing; the
+//! refusal's reason carries the answer. A service of a version without it answers that there is no
+//! such door. The target's name is as long as a hello allows, so that packets of full size have to
+//! arrive.
 
 use super::super::question::{ask, of_doctor, Told};
 use super::super::settings::Settings;
@@ -16,7 +18,7 @@ use tls::Connector;
 
 /// How long another host may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Hosts that are asked at a time.
+/// Largest number of hosts that are asked at a time.
 const AT_A_TIME: usize = 8;
 /// Difference of clocks, beyond what the answer took: a warning, and a failure.
 const CLOCK_WARN: u64 = 2_000;
@@ -130,7 +132,8 @@ fn version(check: &str, version: &str) -> Finding {
     Finding::warn(check, found, "install the same platen on all hosts")
 }
 
-/// Compares clocks: asked at `begun`, answered `took` ms later with `there`.
+/// Compares the clocks. `begun` is the time of the question, `took` the milliseconds until the
+/// answer, `there` the time in it.
 fn clock(check: &str, begun: u64, took: u64, there: u64) -> Finding {
     let behind = begun.saturating_sub(there);
     let ahead = there.saturating_sub(begun.saturating_add(took));
@@ -159,7 +162,7 @@ fn path_mtu(socket: &TcpStream) -> Option<u32> {
     if is_v4 { ip_mtu(socket) } else { ipv6_mtu(socket) }.ok()
 }
 
-/// A segment has what both ends allow, the MTU is this end's.
+/// Compares the segment size, which both ends limit, with this end's MTU.
 fn sizes_agree(check: &str, segment: u32, mtu: u32) -> Finding {
     if segment + OVERHEAD < mtu.min(MAX_MTU) {
         return Finding::warn(

@@ -19,10 +19,10 @@ const LIBVIRTS: [&str; 2] = ["virtqemud", "libvirtd"];
 const OLDEST_QEMU: (u32, u32) = (7, 2);
 const OLDEST_LIBVIRT: (u32, u32) = (9, 0);
 const USERFAULTFD: &str = "/proc/sys/vm/unprivileged_userfaultfd";
-/// How long a program may take to tell its version.
+/// How long a program may take to print its version.
 const TOLD: Duration = Duration::from_secs(10);
 
-/// The checks that need no configuration.
+/// Runs the checks that need no configuration.
 pub(super) fn check() -> Vec<Finding> {
     let ask = |names: &[&str]| {
         let found =
@@ -36,7 +36,7 @@ pub(super) fn check() -> Vec<Finding> {
     ]
 }
 
-/// The version that a program prints.
+/// Runs a program and returns the version line that it prints.
 fn version_of(path: &Path) -> Option<String> {
     let mut child = Command::new(path)
         .arg("--version")
@@ -139,7 +139,7 @@ pub(super) fn libvirt_settings(path: &Path, me: &HostEntry) -> Vec<Finding> {
     findings
 }
 
-/// libvirt's own encryption leaves nothing to compress.
+/// Checks libvirt's own encryption, which leaves nothing to compress.
 fn forced_tls(text: &str) -> Option<Finding> {
     let forced = setting_of(text, "migrate_tls_force").filter(|value| *value != "0")?;
     Some(Finding::fail(
@@ -151,7 +151,7 @@ fn forced_tls(text: &str) -> Option<Finding> {
     ))
 }
 
-/// Whether libvirt's daemon has read the file.
+/// Checks whether libvirt's daemon has read the file.
 fn restarted(changed: Option<SystemTime>, daemon: Option<SystemTime>) -> Option<Finding> {
     const CHECK: &str = "libvirtd";
     let (changed, started) = (changed?, daemon?);
@@ -166,7 +166,7 @@ fn restarted(changed: Option<SystemTime>, daemon: Option<SystemTime>) -> Option<
     })
 }
 
-/// When the process of that name was started.
+/// The time at which the process of that name was started.
 fn started(proc: &Path, name: &str) -> Option<SystemTime> {
     let processes = fs::read_dir(proc).ok()?.flatten().map(|process| process.path());
     let is_it = |process: &PathBuf| {
@@ -176,7 +176,7 @@ fn started(proc: &Path, name: &str) -> Option<SystemTime> {
     let boot = fs::read_to_string(proc.join("stat")).ok()?;
     let boot = boot.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
     let stat = fs::read_to_string(process.join("stat")).ok()?;
-    // Behind the name, which may have spaces and brackets: the 22nd field of all.
+    // The fields after the name, which may have spaces and brackets; this is the 22nd field of all.
     let ticks: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
     let since = Duration::from_secs(ticks / rustix::param::clock_ticks_per_second());
     Some(UNIX_EPOCH + Duration::from_secs(boot) + since)

@@ -1,7 +1,7 @@
 //! `platen top`: the migrations of this host, live, on a terminal.
 //!
-//! Once a second it asks the service for the data of `platen list --json`, and draws what has come
-//! ([`view`]). A migration that is not there any more has ended: its outcome comes from the
+//! Once a second it asks the service for the data of `platen list --json`, and draws them
+//! ([`view`]). A migration that is missing from the answer has ended: its outcome comes from the
 //! history.
 
 mod rates;
@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use view::View;
 
-/// Time between two looks at the service.
+/// Interval of queries to the service.
 const TICK: Duration = Duration::from_secs(1);
 
-/// `platen top`.
+/// Runs `platen top`.
 pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     ensure!(
         std::io::stdout().is_terminal() && std::io::stdin().is_terminal(),
@@ -46,7 +46,7 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
             let left = TICK.saturating_sub(drawn.elapsed());
             match screen.key(left)? {
                 Some(Key::Quit) => return Ok(ExitCode::SUCCESS),
-                // Another size, or a key that means nothing.
+                // The terminal has another size, or the key has no meaning.
                 Some(Key::Other) if !left.is_zero() && !stop.load(Ordering::Acquire) => {}
                 _ => break,
             }
@@ -56,7 +56,7 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Contents of the screen.
+/// State of the screen.
 struct Shown {
     status: HostStatus,
     rates: Rates,

@@ -1,20 +1,20 @@
-//! How fast migrations go, from one look to the next.
+//! Computes how fast migrations go, from one query to the next.
 
 use host::Record;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// How much of a new value a rate takes over: the rates of the last few seconds.
+/// Weight of a new value in a rate, which thus covers the last few seconds.
 const WEIGHT: f64 = 0.4;
 
 /// Bytes per second of a migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Rate {
-    /// Of QEMU's migration stream.
+    /// Rate of QEMU's migration stream.
     pub(super) plain: f64,
-    /// On the network.
+    /// Rate on the network.
     pub(super) network: f64,
-    /// Of the VM's RAM.
+    /// Rate of the VM's RAM.
     pub(super) ram: f64,
 }
 
@@ -30,7 +30,7 @@ struct Known {
 }
 
 impl Rates {
-    /// Takes the counters of a look.
+    /// Takes the counters of a query.
     pub(super) fn take(&mut self, running: &[Record], now: Instant) {
         self.0.retain(|id, _| running.iter().any(|record| record.id == *id));
         for record in running {
@@ -51,7 +51,7 @@ impl Rates {
         }
     }
 
-    /// The rates of a migration; `None` until there were two looks.
+    /// The rates of a migration; `None` before its second query.
     pub(super) fn of(&self, record: &Record) -> Option<Rate> {
         let [plain, network, ram] = self.0.get(&record.id)?.rate?;
         Some(Rate { plain, network, ram })

@@ -1,4 +1,4 @@
-//! A terminal that is drawn on as a whole.
+//! Draws on a whole terminal.
 
 use anyhow::Context;
 use console::Term;
@@ -8,24 +8,24 @@ use rustix::io::Errno;
 use std::io::Write;
 use std::time::Duration;
 
-/// Another screen, from which what was there before comes back; no cursor, no line that goes on in
-/// the next row.
+/// Switches to the alternate screen, hides the cursor and turns line wrapping off. The end brings
+/// the former contents back.
 const BEGIN: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const END: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
-/// Command of a person.
+/// A user's command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Key {
     /// q, Esc, Ctrl-C, Ctrl-D.
     Quit,
-    /// Any other key, or another size of the terminal.
+    /// Any other key, or a change of the terminal's size.
     Other,
 }
 
-/// The terminal, which is as it was when this is dropped.
+/// The terminal. Dropping this restores its former state.
 pub(super) struct Screen {
     before: Termios,
 }
@@ -62,7 +62,7 @@ impl Screen {
         let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
         match poll(&mut fds, Timespec::try_from(patience).ok().as_ref()) {
             Ok(0) => return Ok(None),
-            // Another size of the terminal, or an end.
+            // The terminal has another size, or a signal is to end the program.
             Err(Errno::INTR) => return Ok(Some(Key::Other)),
             ready => ready.context("the terminal")?,
         };

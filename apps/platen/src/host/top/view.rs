@@ -6,16 +6,16 @@ use crate::say::printable;
 use host::{Phase, Record, Role, Status};
 use std::time::Duration;
 
-/// Migrations that have ended, of which the last are shown.
+/// Largest number of ended migrations that are shown.
 const ENDED: usize = 5;
-/// The longest time that is foretold: a rate of nearly 0 tells nothing.
+/// The longest expected time that is shown: a longer one follows from a rate of nearly 0.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
-/// The part that is shown.
+/// The state that is shown.
 pub(super) struct View<'a> {
     pub(super) status: &'a HostStatus,
     pub(super) rates: &'a Rates,
-    /// Why the service does not answer: the rest is as it was.
+    /// Why the service does not answer. The other fields then are those of its last answer.
     pub(super) gone: Option<&'a str>,
     /// Milliseconds since 1970.
     pub(super) now: u64,
@@ -99,7 +99,8 @@ fn heading() -> String {
     )
 }
 
-/// A migration that runs. `total`: bytes per second of all of them on the network.
+/// Formats a migration that runs. `total` is the rate of all migrations on the network, bytes per
+/// second.
 fn line(record: &Record, rate: Option<Rate>, total: f64, now: u64) -> String {
     let unknown = || "-".to_owned();
     let progress = match record.ram {
@@ -128,7 +129,7 @@ fn line(record: &Record, rate: Option<Rate>, total: f64, now: u64) -> String {
 fn left(record: &Record, rate: Option<Rate>) -> Option<u64> {
     let rate = rate?.ram;
     let bytes = record.ram.checked_sub(record.ram_sent).filter(|left| *left > 0)?;
-    // An error is a rate of 0.
+    // The conversion fails for a rate of 0.
     let left = Duration::try_from_secs_f64((bytes as f64 / rate).ceil()).ok()?;
     let is_known = record.phase == Phase::Active && left < LONGEST;
     is_known.then_some(left.as_secs())
@@ -150,7 +151,7 @@ fn cut(text: &str, most: usize) -> String {
     printable(text).chars().take(most).collect()
 }
 
-/// Bytes in three digits and a unit.
+/// Formats bytes with three digits and a unit.
 fn bytes(count: f64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
     let (mut count, mut unit) = (count, 0);
@@ -173,8 +174,8 @@ fn duration(seconds: u64) -> String {
     }
 }
 
-/// A line without control characters, of at most so many columns. Names and causes come from other
-/// hosts.
+/// Removes control characters from a line and cuts it to `columns`. Names and causes come from
+/// other hosts.
 fn fitted(line: &str, columns: usize) -> String {
     let line = line.replace(['\n', '\t'], " ");
     printable(&line).chars().take(columns).collect()
