@@ -15,7 +15,7 @@ use crate::error::ServeError;
 use crate::geometry::{DiskState, Geometry, Info};
 use crate::queue::QueueError;
 use crate::queues::{Counters, Queues};
-use crate::sys;
+use crate::sys::{self, MAX_DEPTH};
 
 /// A server's options.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct Options {
 impl Options {
     /// The options for a backend of `pages` pages. The default number of queues is that of CPUs, at
     /// most 8. A queue has up to 64 requests of up to 512 KiB (a page-out of 128 pages) in flight.
-    /// Both numbers are reduced until all buffers together take at most `buffers` bytes, down to 16
+    /// Both numbers are reduced until all buffers together take at most `buffers` bytes, down to 8
     /// requests of 16 KiB.
     pub fn new(pages: u64, queues: Option<u16>, buffers: u64) -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
@@ -38,10 +38,10 @@ impl Options {
         let mut geometry =
             Geometry { size: pages.saturating_mul(4096), queues, depth: 64, max_io: 512 << 10 };
         while Buffers::len_of(&geometry) > buffers
-            && (geometry.depth > 16 || geometry.max_io > 16384)
+            && (geometry.depth > 8 || geometry.max_io > 16384)
         {
             // Depth is worth more than length, because most swap requests are short.
-            if geometry.max_io > 131_072 || geometry.depth <= 16 {
+            if geometry.max_io > 131_072 || geometry.depth <= 16 && geometry.max_io > 16384 {
                 geometry.max_io /= 2;
             } else {
                 geometry.depth /= 2;
@@ -53,6 +53,10 @@ impl Options {
 
 /// The most bytes of a request.
 const MAX_IO: u32 = 32 << 20;
+
+/// The most requests, and the longest, that a device of another version may have.
+const LARGEST: Geometry =
+    Geometry { size: u64::MAX, queues: u16::MAX, depth: MAX_DEPTH, max_io: MAX_IO };
 
 /// A device with its queues' threads.
 #[derive(Debug)]
@@ -85,7 +89,7 @@ impl Server {
         let id = info.id;
         on_add(id);
         let begun = (|| {
-            let geometry = granted(&info, &wanted, wanted.max_io)?;
+            let geometry = granted(&info, &wanted, &wanted)?;
             control.set_parameters(id, &geometry)?;
             let buffers = buffers_for(id, buffers, &geometry)?;
             let mut queues =
@@ -130,9 +134,10 @@ impl Server {
             control.delete(id)?;
             return Self::create(backend, buffers, options, on_add);
         }
-        // The driver says how long the requests of this device are. An earlier version may have
-        // made it for longer ones than this version would, and has left buffers of that length.
-        let geometry = granted(&info, &wanted, MAX_IO)?;
+        // The driver says how many requests this device has, and how long they are. An earlier
+        // version may have made it for more or longer ones than this version would, and has left
+        // buffers for them.
+        let geometry = granted(&info, &wanted, &LARGEST)?;
         let buffers = buffers_for(id, buffers, &geometry)?;
         control.start_recovery(id)?;
         let mut queues = Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
@@ -244,15 +249,15 @@ fn checked(geometry: &Geometry, pages: u64) -> Result<Geometry, ServeError> {
     Ok(*geometry)
 }
 
-/// The granted geometry: there are at most as many queues as CPUs, and requests have at most
-/// `longest` bytes.
-fn granted(info: &Info, wanted: &Geometry, longest: u32) -> Result<Geometry, ServeError> {
+/// The granted geometry: there are at most as many queues as CPUs, and at most as many requests, and
+/// as long, as in `most`.
+fn granted(info: &Info, wanted: &Geometry, most: &Geometry) -> Result<Geometry, ServeError> {
     let same = info.queues >= 1
         && info.queues <= wanted.queues
-        && (1..=wanted.depth).contains(&info.depth)
+        && (1..=most.depth).contains(&info.depth)
         && info.max_io >= 4096
         && info.max_io.is_multiple_of(4096)
-        && info.max_io <= longest;
+        && info.max_io <= most.max_io;
     if !same {
         let (has, wanted) = (Box::new(*info), Box::new(*wanted));
         return Err(ServeError::Other { id: info.id, has, wanted });
@@ -278,7 +283,7 @@ mod tests {
             let geometry = Options::new(1 << 20, None, budget).geometry;
             checked(&geometry, 1 << 20).unwrap();
             let len = Buffers::len_of(&geometry);
-            let smallest = u64::from(geometry.queues) * 16 * 16384;
+            let smallest = u64::from(geometry.queues) * 8 * 16384;
             assert!(len <= budget.max(smallest), "{geometry:?} takes {len} of {budget}");
         }
         let geometry = Options::new(1 << 20, Some(1), 1 << 30).geometry;
@@ -306,12 +311,12 @@ mod tests {
         let wanted = Geometry { size: 8 << 20, queues: 4, depth: 64, max_io: 1 << 19 };
         let state = DiskState::Quiesced;
         let info = Info { id: 3, queues: 2, depth: 64, max_io: 1 << 19, state, pid: 9 };
-        let recovered = |info: &Info| granted(info, &wanted, MAX_IO);
+        let recovered = |info: &Info| granted(info, &wanted, &LARGEST);
         assert_eq!(recovered(&info).unwrap(), Geometry { queues: 2, ..wanted });
         for bad in [
             Info { queues: 8, ..info },
             Info { queues: 0, ..info },
-            Info { depth: 128, ..info },
+            Info { depth: MAX_DEPTH + 1, ..info },
             Info { depth: 0, ..info },
             Info { max_io: 64 << 20, ..info },
             Info { max_io: 5000, ..info },
@@ -323,23 +328,29 @@ mod tests {
     }
 
     #[test]
-    fn a_device_with_longer_requests_is_recovered_with_the_buffers_that_it_has() {
-        // The geometry of an earlier version on a machine of 256 MiB, and that of this one.
-        let older = Geometry { size: 8 << 20, queues: 2, depth: 16, max_io: 32 << 10 };
-        let wanted = Geometry { max_io: 16 << 10, ..older };
+    fn a_device_with_more_or_longer_requests_is_recovered_with_the_buffers_that_it_has() {
+        // The geometry of earlier versions on a machine of 256 MiB, and that of this one.
+        let oldest = Geometry { size: 8 << 20, queues: 2, depth: 16, max_io: 32 << 10 };
+        for older in [oldest, Geometry { max_io: 16 << 10, ..oldest }] {
+            recovers(older, Geometry { depth: 8, max_io: 16 << 10, ..older });
+        }
+    }
+
+    fn recovers(older: Geometry, wanted: Geometry) {
         let state = DiskState::Quiesced;
-        let info = Info { id: 3, queues: 2, depth: 16, max_io: older.max_io, state, pid: 9 };
-        let geometry = granted(&info, &wanted, MAX_IO).unwrap();
+        let (depth, max_io) = (older.depth, older.max_io);
+        let info = Info { id: 3, queues: 2, depth, max_io, state, pid: 9 };
+        let geometry = granted(&info, &wanted, &LARGEST).unwrap();
         assert_eq!(geometry, older);
         buffers_for(3, Some(Buffers::file(&older).unwrap()), &geometry).unwrap();
         // Buffers of this version's length would let the kernel write beyond them.
         let short = buffers_for(3, Some(Buffers::file(&wanted).unwrap()), &geometry).unwrap_err();
         assert!(matches!(short, ServeError::Io { id: 3, .. }), "{short}");
-        // A new device never has longer requests than were asked for.
-        let error = granted(&info, &wanted, wanted.max_io).unwrap_err();
+        // A new device never has more or longer requests than were asked for.
+        let error = granted(&info, &wanted, &wanted).unwrap_err();
         assert!(matches!(error, ServeError::Other { id: 3, .. }), "{error}");
         // The earlier version takes back what this one has made.
-        let info = Info { max_io: wanted.max_io, ..info };
-        assert_eq!(granted(&info, &older, older.max_io).unwrap(), wanted);
+        let info = Info { depth: wanted.depth, max_io: wanted.max_io, ..info };
+        assert_eq!(granted(&info, &older, &older).unwrap(), wanted);
     }
 }

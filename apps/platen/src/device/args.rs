@@ -99,7 +99,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, requires = "ublk", value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) queues: Option<u16>,
     /// Memory for the ublk device's requests in flight, in bytes [default: 1/128 of the host's
-    /// memory, 1M to 256M; with --swap and less than 1 GiB of memory 1/512, 512K to 2M]
+    /// memory, 1M to 256M; with --swap and less than 1 GiB of memory 1/512, 256K to 2M]
     #[arg(long, value_name = "SIZE", requires = "ublk")]
     pub(crate) buffers: Option<Size>,
     /// Memory that the server allocates ahead of writes, in bytes, less while the host is short of

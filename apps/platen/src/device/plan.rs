@@ -137,8 +137,8 @@ impl<'a> Plan<'a> {
     pub(super) fn ublk_options(&self) -> ublk::Options {
         let budget = match self.args.buffers {
             Some(Size(budget)) => budget,
-            // 16 KiB a request with 256 MiB of memory.
-            None if small(self.args) => share_of_memory(512, 512 << 10, 2 << 20),
+            // 8 requests of 16 KiB a queue with 256 MiB of memory.
+            None if small(self.args) => share_of_memory(512, 256 << 10, 2 << 20),
             None => share_of_memory(128, 1 << 20, 256 << 20),
         };
         let queues = self.args.queues.or(small(self.args).then_some(2));
@@ -214,8 +214,10 @@ impl<'a> Plan<'a> {
     fn buffers_heap(&self) -> usize {
         if self.args.ublk {
             let geometry = self.ublk_options().geometry;
-            // Notes about each request, and a queue's own state.
-            usize::from(geometry.queues) * (usize::from(geometry.depth) * 256 + (16 << 10))
+            // Notes about each request, and a queue's own state. The disk of an earlier version,
+            // which had at least 16 requests, may be taken over.
+            let depth = usize::from(geometry.depth.max(16));
+            usize::from(geometry.queues) * (depth * 256 + (16 << 10))
         } else {
             self.swap_connections() * nbd::connection_memory(small(self.args))
         }
