@@ -285,7 +285,14 @@ fn cancelled_in_setup(stage: &mut Stage, mut flight: Flight, spec: &VmSpec) -> R
     // A relay that continues shows nothing.
     if flight.relay.process.ends_within(Duration::from_secs(4))? {
         names_the_cause(&flight.relay.fail(NOTICE)?, &["cancel", "source"])?;
-        flight.receive.platen.fail(NOTICE)?;
+        // If the relay had read only a few bytes, the target is free for the next migration.
+        let receive = &mut flight.receive.platen;
+        if receive.process.ends_within(Duration::from_secs(4))? {
+            receive.fail(NOTICE)?;
+        } else {
+            names_the_cause(&receive.process.tail(), &["the target is free again"])?;
+            receive.process.kill()?;
+        }
         // It may never have had a connection.
         flight.destination.process.kill()?;
         return again(stage, flight, spec);
