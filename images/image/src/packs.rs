@@ -156,7 +156,8 @@ impl OpenPack {
     pub(crate) fn hashes(&self) -> Result<Vec<u8>, Damage> {
         let of = self.trailer.first;
         let named = |damage| Damage::Pack { id: self.id, damage: Box::new(damage) };
-        let damage = Damage::Hashes { offset: of.offset, end: of.offset + of.len };
+        let end = (of.offset + of.len).saturating_sub(1);
+        let damage = Damage::Hashes { offset: of.offset, end };
         let bytes = part(&self.file, of, "the hashes of pages").map_err(named)?;
         bytes.ok_or_else(|| named(damage))
     }
