@@ -12,9 +12,9 @@ use rustix::process::{waitid, Pid, WaitId, WaitIdOptions};
 
 use crate::outcome::{self, Format, Outcome};
 
-/// A job hangs if it prints nothing for so long. The whole of a job has no limit: that of all
-/// whole-VM scenarios takes more than an hour on a busy machine with two cores. The longest scenario
-/// takes a quarter of this there.
+/// A job hangs if it prints nothing for so long. A whole job has no limit: the whole-VM scenarios
+/// together take more than an hour on a busy machine with two cores. The longest of them takes a
+/// quarter of this there.
 const SILENCE: Duration = Duration::from_secs(3600);
 
 /// One process.
