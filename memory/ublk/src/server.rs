@@ -249,8 +249,8 @@ fn checked(geometry: &Geometry, pages: u64) -> Result<Geometry, ServeError> {
     Ok(*geometry)
 }
 
-/// The granted geometry. There are at most as many queues as CPUs. The requests are at most as many,
-/// and as long, as in `most`.
+/// The granted geometry. There are at most as many queues as CPUs. There are at most as many
+/// requests as in `most`, and none is longer.
 fn granted(info: &Info, wanted: &Geometry, most: &Geometry) -> Result<Geometry, ServeError> {
     let same = info.queues >= 1
         && info.queues <= wanted.queues
