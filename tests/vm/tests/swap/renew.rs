@@ -195,9 +195,15 @@ fn killed_at(guest: &mut Guest, at: &str) -> Result<u64> {
     guest.wait_for("serve", "device platen0", SHORT)?;
     guest.background("io", "guest swap disk /dev/ublkb0 mib=32 seconds=600 threads=2")?;
     guest.wait_for_stat("pages_written", 200)?;
-    let kill = "touch /tmp/killed; kill -9 $(ps -o pid,ppid,args | awk '/[d]evice serve/ && !/inherited/ {print $1}')";
-    let later =
-        if cfg!(debug_assertions) { String::new() } else { format!("(sleep {at}; {kill}) & ") };
+    // Its process stays the same when it becomes the other program.
+    let supervisor =
+        "ps -o pid,ppid,args | awk '/[d]evice serve/ && !/inherited/ {print \"pid=\" $1}'";
+    let said = guest.vm.sh(supervisor, SHORT)?;
+    let supervisor = number(&said, "pid=").with_context(|| format!("no supervisor: {said}"))?;
+    let later = match cfg!(debug_assertions) {
+        true => String::new(),
+        false => format!("(sleep {at}; touch /tmp/killed; kill -9 {supervisor}) & "),
+    };
     // The upgrade may have finished by then, or have no answer.
     guest.vm.try_sh(&format!("{later}{ANOTHER} device upgrade platen0; wait"), LONG)?;
     guest.vm.sh("test -e /tmp/killed", SHORT).context("nothing was killed")?;
