@@ -290,7 +290,7 @@ fn apply(store: &Store, worker: &mut Worker, number: usize, op: Op) -> bool {
         Op::Trade(pages) => {
             store.heap.regions.trade(&store.heap.map, pages);
             // There may be no room.
-            let _ = store.heap.grow(pages);
+            let _ = store.heap.grow(pages, None);
         }
     }
     true

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use ring::EventCount;
 
+use crate::asks::Asks;
 use crate::class::{Class, CLASSES, LENGTHS, TABLE, WHOLE};
 use crate::groups::Groups;
 use crate::inject;
@@ -68,7 +69,8 @@ pub(crate) struct Heap {
     pub(crate) work: EventCount,
     /// Where workers wait for the keeper.
     pub(crate) room: EventCount,
-    patience: Duration,
+    /// The keeper's requests to the kernel.
+    pub(crate) asks: Asks,
 }
 
 impl Heap {
@@ -91,7 +93,7 @@ impl Heap {
             keepers: AtomicU32::new(0),
             work: EventCount::new(),
             room: EventCount::new(),
-            patience,
+            asks: Asks::new(patience),
         }
     }
 
@@ -223,31 +225,45 @@ impl Heap {
                 return Ok(slab);
             }
             if self.keepers.load(Ordering::Relaxed) == 0 {
-                self.grow(pages)?;
+                self.grow(pages, None)?;
                 continue;
             }
             if !self.regions.could_have(pages) {
                 return Err(Full);
             }
-            let refused = self.refused[length].load(Ordering::Relaxed);
-            self.wanted[length].fetch_add(1, Ordering::Relaxed);
-            self.work.notify_one();
-            let deadline = Instant::now() + self.patience;
-            let got = self.room.wait_until(Some(deadline), || {
+            if let Some(slab) = self.wait_for_keeper(pages)? {
+                return Ok(slab);
+            }
+        }
+    }
+
+    /// Waits until the keeper has made a slab or cannot; `None` when the keeper is gone. However
+    /// late the keeper's thread runs, only the kernel's silence fails the wait (`asks.rs`).
+    fn wait_for_keeper(&self, pages: u32) -> Result<Option<u32>, Full> {
+        let length = pages as usize;
+        let refused = self.refused[length].load(Ordering::Relaxed);
+        self.wanted[length].fetch_add(1, Ordering::Relaxed);
+        self.work.notify_one();
+        let mut looks = self.asks.looks();
+        let got = loop {
+            let next = Instant::now() + self.asks.interval();
+            let got = self.room.wait_until(Some(next), || {
                 let gone = self.keepers.load(Ordering::Relaxed) == 0;
                 let no = self.refused[length].load(Ordering::Relaxed) != refused;
-                match take() {
+                match self.regions.take_ready(&self.map, pages) {
                     Some((slab, _)) => Some(Ok(Some(slab))),
                     None if gone => Some(Ok(None)),
                     None => no.then_some(Err(Full)),
                 }
             });
-            self.wanted[length].fetch_sub(1, Ordering::Relaxed);
-            match got.unwrap_or(Err(Full))? {
-                Some(slab) => return Ok(slab),
-                None => continue,
+            match got {
+                Some(got) => break got,
+                None if self.asks.are_unanswered(&mut looks) => break Err(Full),
+                None => {}
             }
-        }
+        };
+        self.wanted[length].fetch_sub(1, Ordering::Relaxed);
+        got
     }
 
     /// A slab for `class` that writes do not need: more of its length are ready than wake the
@@ -267,7 +283,7 @@ impl Heap {
             let enough = self.regions.ready() >= half.max(u64::from(pages));
             if !enough
                 || self.regions.trade(&self.map, pages) < pages
-                || self.regions.grow(&self.map, pages).is_err()
+                || self.regions.grow(&self.map, pages, None).is_err()
             {
                 self.is_low.store(1, Ordering::Relaxed);
                 self.work.notify_one();
@@ -278,12 +294,12 @@ impl Heap {
     }
 
     /// Makes one more ready slab of `pages` pages, at the limit by freeing ready slabs of other
-    /// lengths.
-    pub(crate) fn grow(&self, pages: u32) -> Result<(), Full> {
-        match self.regions.grow(&self.map, pages) {
+    /// lengths. The keeper passes its requests.
+    pub(crate) fn grow(&self, pages: u32, asks: Option<&Asks>) -> Result<(), Full> {
+        match self.regions.grow(&self.map, pages, asks) {
             Ok(()) => Ok(()),
             Err(NoMemory::Limit) if self.regions.make_room(&self.map, pages) => {
-                self.regions.grow(&self.map, pages).map_err(|_| Full)
+                self.regions.grow(&self.map, pages, asks).map_err(|_| Full)
             }
             Err(NoMemory::Limit | NoMemory::Address | NoMemory::Kernel) => Err(Full),
         }

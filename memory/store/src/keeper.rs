@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use crate::available::Available;
 use crate::class::{LENGTHS, MAX_PAGES, TABLE};
 use crate::compact::Compacted;
+use crate::heap::Heap;
 use crate::layout::PAGE;
 use crate::stats::sum;
 use crate::store::Store;
@@ -134,9 +135,14 @@ impl Keeper {
         let mut memory = Memory::new(store, available);
         store.look(&mut memory);
         store.stock(&memory.demand);
-        let (kept, stopped) = (Arc::clone(store), Arc::clone(&stop));
+        // The first wait of a process asks for the number of its CPUs, which allocates: do it here,
+        // and not when a worker first waits.
+        let _ = store.heap.room.wait_until(Some(Instant::now()), || None::<()>);
+        let (counted, stopped) = (Counted::new(store), Arc::clone(&stop));
         let thread = thread::Builder::new().name(Self::THREAD.to_owned()).spawn(move || {
-            // As below, for this thread's own first wait.
+            let kept = &counted.0;
+            kept.heap.asks.enter();
+            // As above, for this thread's own first wait.
             let _ = kept.heap.work.wait_until(Some(Instant::now()), || None::<()>);
             let _held = enter();
             while !stopped.load(std::sync::atomic::Ordering::Acquire) {
@@ -151,26 +157,37 @@ impl Keeper {
                 }
             }
         })?;
-        // The first wait of a process asks for the number of its CPUs, which allocates: do it here,
-        // and not when a worker first waits.
-        let _ = store.heap.room.wait_until(Some(Instant::now()), || None::<()>);
-        store.heap.keepers.fetch_add(1, Ordering::Relaxed);
         Ok(Self { store: Arc::clone(store), stop, thread: Some(thread) })
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // From now on workers ask the kernel; those that wait for the keeper are woken and try
-        // again.
-        self.store.heap.keepers.fetch_sub(1, Ordering::Relaxed);
         self.stop.store(true, std::sync::atomic::Ordering::Release);
         self.store.heap.work.notify_all();
         if let Some(thread) = self.thread.take() {
             // A panic of the keeper has ended the process, or was reported already.
             let _ = thread.join();
         }
-        self.store.heap.room.notify_all();
+    }
+}
+
+/// A keeper that workers wait for: the thread has this value, also if it ends by a panic.
+struct Counted(Arc<Store>);
+
+impl Counted {
+    fn new(store: &Arc<Store>) -> Self {
+        store.heap.keepers.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(store))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // From now on workers ask the kernel; those that wait for the keeper are woken and try
+        // again.
+        self.0.heap.keepers.fetch_sub(1, Ordering::Relaxed);
+        self.0.heap.room.notify_all();
     }
 }
 
@@ -272,7 +289,8 @@ impl Store {
             memory.compacting = matches!(self.compact_step(STEP), Compacted::More);
         }
         if let Some(region) = memory.warm {
-            memory.warm = self.heap.regions.warm(&self.heap.map, region).then_some(region + 1);
+            let Heap { regions, map, asks, .. } = &self.heap;
+            memory.warm = regions.warm(map, region, asks).then_some(region + 1);
         }
         memory.compacting || memory.warm.is_some()
     }
@@ -288,7 +306,7 @@ impl Store {
                 // First frees ready slabs of other lengths: the kernel may have no other memory to
                 // give, because its reclaim waits for this very slab.
                 self.heap.regions.trade(&self.heap.map, pages);
-                if self.heap.grow(pages).is_err() {
+                if self.heap.grow(pages, Some(&self.heap.asks)).is_err() {
                     self.heap.refused[pages as usize].fetch_add(1, Ordering::Relaxed);
                     break;
                 }
@@ -302,6 +320,7 @@ impl Store {
     /// Makes slabs until each length in use has its share of the reserve ready.
     fn stock(&self, demand: &[u32; LENGTHS]) {
         let targets = self.targets(demand);
+        let regions = &self.heap.regions;
         let reserve = self.heap.reserve.load(Ordering::Relaxed);
         for pages in 1..=MAX_PAGES {
             // Waking the keeper for each slab would cost more than making the slab.
@@ -309,16 +328,16 @@ impl Store {
         }
         for pages in 1..=MAX_PAGES {
             let target = targets[pages as usize];
-            while self.heap.regions.ready_slabs(pages) < target {
+            while regions.ready_slabs(pages) < target {
                 // Waiting workers come first. With enough pages ready in other lengths, trading is
                 // cheaper.
                 let wanted =
                     self.heap.wanted.iter().any(|wanted| wanted.load(Ordering::Relaxed) > 0);
-                let enough = self.heap.regions.ready() >= reserve;
-                if wanted || enough && self.heap.regions.ready_slabs(pages) > 0 {
+                let enough = regions.ready() >= reserve;
+                if wanted || enough && regions.ready_slabs(pages) > 0 {
                     return;
                 }
-                if self.heap.regions.grow(&self.heap.map, pages).is_err() {
+                if regions.grow(&self.heap.map, pages, Some(&self.heap.asks)).is_err() {
                     return;
                 }
             }

@@ -136,6 +136,8 @@ mod account;
 #[cfg(not(loom))]
 mod ahead;
 #[cfg(not(loom))]
+mod asks;
+#[cfg(not(loom))]
 mod available;
 #[cfg(not(loom))]
 mod backing;

@@ -16,8 +16,11 @@ pub struct Options {
     /// Bytes that a [`Keeper`](crate::Keeper) allocates ahead of need. The default covers a fifth
     /// of a second at 300 MB/s; a server under memory pressure wants 64 MiB to 256 MiB.
     pub reserve: u64,
-    /// How long a write waits for the keeper when no slab is ready, before it fails with
-    /// [`PutError::Full`](crate::PutError::Full).
+    /// How long a write without a ready slab waits while the kernel leaves one request of the
+    /// keeper for memory unanswered, before the write fails with
+    /// [`PutError::Full`](crate::PutError::Full). Only time in which the keeper's thread sleeps in
+    /// that request counts, or a tenth of the CPU time that it uses there: a write waits for a
+    /// keeper that gets no CPU, however long.
     pub patience: Duration,
     /// While the machine is short of memory ([`Store::is_short`](crate::Store::is_short)): the part
     /// of the limit, as its divisor, that pages stored as they are may take. A write of one more

@@ -16,6 +16,7 @@ mod lists;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::lists::{Lists, Region};
+use crate::asks::Asks;
 use crate::class::MAX_PAGES;
 use crate::inject;
 use crate::layout::{CUTS, PLACE_PAGES, SLAB_BITS};
@@ -119,8 +120,8 @@ impl Regions {
         self.ready.fetch_add(u64::from(pages), Ordering::Relaxed);
     }
 
-    /// Makes one more ready slab of `pages` pages.
-    pub(crate) fn grow(&self, map: &Map, pages: u32) -> Result<(), NoMemory> {
+    /// Makes one more ready slab of `pages` pages. The keeper passes its requests.
+    pub(crate) fn grow(&self, map: &Map, pages: u32, asks: Option<&Asks>) -> Result<(), NoMemory> {
         let slab = loop {
             let mut lists = self.lock();
             let slab = lists.bare[pages as usize];
@@ -131,12 +132,12 @@ impl Regions {
             }
             let region = lists.take_region().ok_or(NoMemory::Address)?;
             drop(lists);
-            self.type_region(map, region, pages)?;
+            self.type_region(map, region, pages, asks)?;
         };
         inject::step();
         let populated = self
             .charge(u64::from(pages))
-            .and_then(|()| self.populate(map, map.layout().slab(slab, pages), pages));
+            .and_then(|()| self.populate(map, map.layout().slab(slab, pages), pages, asks));
         inject::step();
         if let Err(error) = populated {
             self.put_bare(map, slab, pages);
@@ -196,7 +197,7 @@ impl Regions {
 
     /// Maps the memory of a region's slabs in a process that has taken the store over; otherwise
     /// the first use of each page would allocate page tables. `false` if there is no such region.
-    pub(crate) fn warm(&self, map: &Map, region: u32) -> bool {
+    pub(crate) fn warm(&self, map: &Map, region: u32, asks: &Asks) -> bool {
         let _mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(&Region { pages, .. }) = self.lock().regions.get(region as usize) else {
             return false;
@@ -208,7 +209,7 @@ impl Regions {
         // A bare slab is mapped when it gets memory.
         for slab in slabs.filter(|&slab| map.slab(slab).role() != Role::Bare) {
             // Without memory for page tables, the first use takes a minor fault.
-            let _ = map.populate(map.layout().slab(slab, pages), pages);
+            let _ = asks.ask(|| map.populate(map.layout().slab(slab, pages), pages));
         }
         true
     }
@@ -223,7 +224,7 @@ impl Regions {
 
     /// Allocates memory for page `page` of the records of groups.
     pub(crate) fn grow_records(&self, map: &Map, page: u64) -> Result<(), NoMemory> {
-        self.charge(1).and_then(|()| self.populate(map, map.layout().record_page(page), 1))
+        self.charge(1).and_then(|()| self.populate(map, map.layout().record_page(page), 1, None))
     }
 
     /// Frees the memory of these pages of records; returns whether the kernel took it.
@@ -241,15 +242,21 @@ impl Regions {
         let at = map.layout().dictionary(place);
         self.charge(PLACE_PAGES as u64).and_then(|()| {
             let pages = u32::try_from(PLACE_PAGES).expect("a few");
-            self.populate(map, at, pages)
+            self.populate(map, at, pages, None)
         })
     }
 
-    fn type_region(&self, map: &Map, region: u32, pages: u32) -> Result<(), NoMemory> {
+    fn type_region(
+        &self,
+        map: &Map,
+        region: u32,
+        pages: u32,
+        asks: Option<&Asks>,
+    ) -> Result<(), NoMemory> {
         let cut = CUTS[pages as usize];
         let populated = self
             .charge(u64::from(cut.head))
-            .and_then(|()| self.populate(map, map.layout().region(region), cut.head));
+            .and_then(|()| self.populate(map, map.layout().region(region), cut.head, asks));
         let mut lists = self.lock();
         if let Err(error) = populated {
             lists.put_region(region);
@@ -312,8 +319,19 @@ impl Regions {
     }
 
     /// Allocates memory that is charged; drops the charge if the kernel has none.
-    fn populate(&self, map: &Map, at: usize, pages: u32) -> Result<(), NoMemory> {
-        map.populate(at, pages).map_err(|_| {
+    fn populate(
+        &self,
+        map: &Map,
+        at: usize,
+        pages: u32,
+        asks: Option<&Asks>,
+    ) -> Result<(), NoMemory> {
+        let populate = || map.populate(at, pages);
+        let populated = match asks {
+            Some(asks) => asks.ask(populate),
+            None => populate(),
+        };
+        populated.map_err(|_| {
             // A part of it may be there. Free it, or the file would have more than is charged.
             let _ = map.punch(at, pages as usize);
             self.discharge(u64::from(pages));

@@ -1,10 +1,11 @@
-//! A worker that waits for a slab is woken, whatever made the slab ready.
+//! A worker that waits for a slab is woken, whatever made the slab ready, and waits as long as the
+//! keeper has not run.
 
-use std::sync::Arc;
+use std::sync::{mpsc, Arc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use store::{Keeper, Options, Store};
+use store::{Keeper, Options, PutError, Store};
 
 /// Longer than the whole test may take: a worker that is not woken waits this long.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -37,4 +38,67 @@ fn every_waiter_for_the_keeper_is_woken() {
         drop(keeper);
         assert!(start.elapsed() < PATIENCE / 2, "a worker was not woken in round {round}");
     }
+}
+
+/// The keeper's thread does not run for a hundred times the patience, as on a machine with many
+/// runnable threads.
+#[test]
+fn a_write_waits_for_a_keeper_that_does_not_run() {
+    let patience = Duration::from_millis(5);
+    let options = Options { reserve: 1 << 20, patience, ..Options::default() };
+    let store = Store::create(4096, options).unwrap();
+    let (run, held) = mpsc::channel::<()>();
+    let keeper = Keeper::start_in(&store, move || held.recv()).unwrap();
+    assert_eq!(store.stats().mem_ready, 0, "the write needs the keeper");
+    let mut worker = store.worker().unwrap();
+    let writer = thread::spawn(move || worker.put(0, 1, &[0x5a; 1000]));
+    thread::sleep(patience * 100);
+    let early = writer.is_finished();
+    run.send(()).unwrap();
+    let written = writer.join().unwrap();
+    drop(keeper);
+    assert!(!early && written.is_ok(), "{written:?}, before the keeper ran: {early}");
+}
+
+#[test]
+fn a_write_at_the_limit_fails_at_once() {
+    let start = Instant::now();
+    let (limit, patience) = (4 << 20, PATIENCE);
+    let options = Options { mem_limit: limit, reserve: 1 << 20, patience, ..Options::default() };
+    let store = Store::create(4096, options).unwrap();
+    let keeper = Keeper::start(&store).unwrap();
+    let mut worker = store.worker().unwrap();
+    let full = (0..4096).find_map(|index| worker.put(index, 1, &[0x5a; 3000]).err());
+    assert!(matches!(full, Some(PutError::Full { .. })), "{full:?}");
+    let used = store.stats().mem_used_total;
+    assert!(used > limit - (256 << 10), "full with {used} bytes of {limit}");
+    drop(keeper);
+    // As well when the keeper does not run.
+    let (run, held) = mpsc::channel::<()>();
+    let keeper = Keeper::start_in(&store, move || held.recv()).unwrap();
+    let full = (4000..4096).find_map(|index| worker.put(index, 1, &[0x5a; 4096]).err());
+    run.send(()).unwrap();
+    drop(keeper);
+    assert!(matches!(full, Some(PutError::Full { .. })), "{full:?}");
+    assert!(start.elapsed() < PATIENCE / 2, "a write waited at the limit");
+}
+
+/// The thread of a keeper ends early only by a defect.
+#[test]
+fn a_write_does_not_wait_for_a_keeper_that_is_gone() {
+    let options = Options { reserve: 1 << 20, patience: PATIENCE, ..Options::default() };
+    let store = Store::create(4096, options).unwrap();
+    let (end, held) = mpsc::channel::<()>();
+    let keeper = Keeper::start_in(&store, move || {
+        let _ = held.recv();
+        // As a panic, without its message.
+        std::panic::resume_unwind(Box::new(()));
+    })
+    .unwrap();
+    let mut worker = store.worker().unwrap();
+    let writer = thread::spawn(move || worker.put(0, 1, &[0x5a; 1000]));
+    thread::sleep(Duration::from_millis(50));
+    end.send(()).unwrap();
+    writer.join().unwrap().unwrap();
+    drop(keeper);
 }

@@ -109,7 +109,7 @@ impl<'a> Plan<'a> {
         }
         if self.args.swap {
             // The kernel tries another page when one cannot be written, and reads wait behind the
-            // write.
+            // write. This is time in which the kernel finds no memory, on a machine of any speed.
             options.patience = Duration::from_millis(50);
         }
         options

@@ -2,6 +2,7 @@ use super::*;
 use crate::options::Options;
 use crate::PutError;
 use std::os::unix::fs::FileExt;
+use std::sync::mpsc;
 
 /// Sets the contents of `/proc/meminfo`.
 fn say(file: &std::fs::File, available_kib: u64) {
@@ -124,4 +125,48 @@ fn pages_that_do_not_compress_have_a_part_of_the_limit_while_memory_is_short() {
     wait_until("memory is there", || !store.is_short());
     worker.put(300, 0, &[8; PAGE]).unwrap();
     drop(keeper);
+}
+
+/// A store whose keeper's thread runs `enter` and then waits for the sender.
+fn held(enter: impl FnOnce(&Store, &mpsc::Receiver<()>) + Send + 'static) -> Held {
+    let patience = Duration::from_millis(20);
+    let options = Options { reserve: 1 << 20, patience, ..Options::default() };
+    let store = Store::create(4096, options).unwrap();
+    let (run, wait) = mpsc::channel();
+    let (kept, (begun, begin)) = (Arc::clone(&store), mpsc::channel());
+    let enter = move || {
+        begun.send(()).unwrap();
+        enter(&kept, &wait);
+    };
+    let keeper = Keeper::start_in(&store, enter).unwrap();
+    begin.recv().unwrap();
+    Held { store, keeper, run }
+}
+
+struct Held {
+    store: Arc<Store>,
+    keeper: Keeper,
+    run: mpsc::Sender<()>,
+}
+
+/// Reads wait behind the write, and the kernel may need them to find memory.
+#[test]
+fn a_write_fails_while_the_kernel_does_not_answer() {
+    let asleep = held(|store, wait| {
+        // Stands for a system call that does not return.
+        let _ = store.heap.asks.ask(|| wait.recv());
+    });
+    let busy = held(|store, wait| {
+        store.heap.asks.ask(|| while wait.try_recv().is_err() {});
+    });
+    for Held { store, keeper, run } in [asleep, busy] {
+        let mut worker = store.worker().unwrap();
+        let full = [(); 3].map(|()| worker.put(0, 1, &[7; 1000]));
+        run.send(()).unwrap();
+        let all = full.iter().all(|full| matches!(full, Err(PutError::Full { .. })));
+        assert!(all, "{full:?}");
+        // It may still be in that request.
+        wait_until("an answer", || worker.put(0, 1, &[7; 1000]).is_ok());
+        drop(keeper);
+    }
 }
