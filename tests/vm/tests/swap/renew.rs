@@ -197,7 +197,7 @@ fn killed_at(guest: &mut Guest, at: &str) -> Result<u64> {
     guest.wait_for_stat("pages_written", 200)?;
     // Its process stays the same when it becomes the other program.
     let supervisor =
-        "ps -o pid,ppid,args | awk '/[d]evice serve/ && !/inherited/ {print \"pid=\" $1}'";
+        "ps -o pid,ppid,args | awk '$3 == \"platen\" && /device serve/ && !/inherited/ {print \"pid=\" $1}'";
     let said = guest.vm.sh(supervisor, SHORT)?;
     let supervisor = number(&said, "pid=").with_context(|| format!("no supervisor: {said}"))?;
     let later = match cfg!(debug_assertions) {
