@@ -8,7 +8,7 @@ use crate::harness::{
 };
 use crate::proxy::{Proxy, Tamper};
 use relay::RelayError;
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -64,44 +64,61 @@ impl Rig {
 fn a_silent_connection_reaches_qemu_and_its_pages_come_while_main_is_stuck() {
     bounded(|| {
         for links in [1, 2, 4] {
-            let receiving = Receiving::new();
-            let listener = receiving.qemu(None);
-            let options = Options { links, ..Options::default() };
-            let proxy = Proxy::new(receiving.address, Tamper::Nothing);
-            let sending = Sending::new(&receiving, proxy.address, options);
-            let (source, preempt) = (sending.connect(), sending.connect());
-            let mut main = announced(2000);
-            let head = main.take();
-            // Far more than all sockets and buffers between the relays hold.
-            let rest = pages(30_000, 7).concat();
-            let to = source.try_clone().unwrap();
-            let stuck = std::thread::spawn(move || {
-                (&to).write_all(&head).and_then(|()| (&to).write_all(&rest))
-            });
-            let (main, _) = listener.accept().unwrap();
-            // It carries no byte, and still it is connected.
-            let (asked, _) = listener.accept().unwrap();
-            assert!(!readable(&asked, A_WHILE));
-            assert!(!stuck.is_finished(), "main must be stuck for this to show anything");
-            // Few pages after the freeze: they must arrive before the first link is found silent (3
-            // s).
-            for nth in 0..20u8 {
-                if nth == 10 && links > 1 {
-                    // The link that carries everything else is stuck too; that of the preempt
-                    // channel is not.
-                    proxy.freeze_first();
-                }
-                let page = [&(u64::from(nth) << 12 | 8).to_be_bytes()[..], &[nth; PAGE]].concat();
-                (&preempt).write_all(&page).unwrap();
-                assert_same(&read_exactly(&asked, page.len()), &page, "a page that was asked for");
-            }
-            drop((main, asked));
-            let _ = stuck.join().unwrap();
-            drop((source, preempt));
-            sending.result().unwrap_err();
-            receiving.result().unwrap_err();
+            // On a busy machine the frozen link may be found silent before the pages have come.
+            let come = (0..5).any(|_| pages_come_while_main_is_stuck(links));
+            assert!(come, "with {links} links pages wait behind a frozen one in each of five runs");
         }
     });
+}
+
+/// Whether the pages that were asked for came in time after the link of everything else froze.
+fn pages_come_while_main_is_stuck(links: u16) -> bool {
+    let receiving = Receiving::new();
+    let listener = receiving.qemu(None);
+    let options = Options { links, ..Options::default() };
+    let proxy = Proxy::new(receiving.address, Tamper::Nothing);
+    let sending = Sending::new(&receiving, proxy.address, options);
+    let (source, preempt) = (sending.connect(), sending.connect());
+    let mut main = announced(2000);
+    let head = main.take();
+    // Far more than all sockets and buffers between the relays hold.
+    let rest = pages(30_000, 7).concat();
+    let to = source.try_clone().unwrap();
+    let stuck =
+        std::thread::spawn(move || (&to).write_all(&head).and_then(|()| (&to).write_all(&rest)));
+    let (main, _) = listener.accept().unwrap();
+    // It carries no byte, and still it is connected.
+    let (asked, _) = listener.accept().unwrap();
+    assert!(!readable(&asked, A_WHILE));
+    assert!(!stuck.is_finished(), "main must be stuck for this to show anything");
+    let mut come = true;
+    // Few pages after the freeze: they must arrive before the first link is found silent (3 s).
+    for nth in 0..20u8 {
+        if nth == 10 && links > 1 {
+            // The link that carries everything else is stuck too; that of the preempt channel is
+            // not.
+            proxy.freeze_first();
+            asked.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        }
+        let page = [&(u64::from(nth) << 12 | 8).to_be_bytes()[..], &[nth; PAGE]].concat();
+        (&preempt).write_all(&page).unwrap();
+        let mut got = vec![0; page.len()];
+        match (&asked).read_exact(&mut got) {
+            Ok(()) => assert_same(&got, &page, "a page that was asked for"),
+            Err(error) => {
+                let late = [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind());
+                assert!(late && nth >= 10, "page {nth}: {error}");
+                come = false;
+                break;
+            }
+        }
+    }
+    drop((main, asked));
+    let _ = stuck.join().unwrap();
+    drop((source, preempt));
+    sending.result().unwrap_err();
+    receiving.result().unwrap_err();
+    come
 }
 
 #[test]
