@@ -44,7 +44,7 @@ struct Padded(Mutex<List>);
 
 /// The longest wait for the keeper, whatever it does: requests that wait behind a write must not
 /// wait until the watchdog takes the server for one that hangs, after 10 s.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 pub(crate) struct Heap {
     pub(crate) map: Map,

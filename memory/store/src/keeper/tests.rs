@@ -170,3 +170,19 @@ fn a_write_fails_while_the_kernel_does_not_answer() {
         drop(keeper);
     }
 }
+
+/// As where it waits for a lock: reads wait behind the write here, too.
+#[test]
+fn a_write_does_not_wait_for_ever_for_a_keeper_that_does_something_else() {
+    let Held { store, keeper, run } = held(|_, wait| {
+        let _ = wait.recv();
+    });
+    let mut worker = store.worker().unwrap();
+    let begun = Instant::now();
+    let full = worker.put(0, 1, &[7; 1000]);
+    let waited = begun.elapsed();
+    run.send(()).unwrap();
+    assert!(matches!(full, Err(PutError::Full { .. })), "{full:?}");
+    assert!(waited >= crate::heap::LONGEST_WAIT, "{waited:?}");
+    drop(keeper);
+}
