@@ -4,6 +4,11 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::AsFd;
 use std::time::Duration;
 
+/// How long a source QEMU without a return path, which has written its last byte, may take to close
+/// its main connection after the destination QEMU has closed. A stopped source takes longer than a
+/// busy one.
+pub(crate) const LAST_EOF: Duration = Duration::from_secs(60);
+
 /// Waits until `socket` is readable or at its end; false when `timeout` passes first.
 pub(crate) fn wait_readable(socket: &impl AsFd, timeout: Option<Duration>) -> bool {
     let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());

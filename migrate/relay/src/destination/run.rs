@@ -9,6 +9,7 @@ use super::sink::{DestinationSink, Notice};
 use crate::counters::Counters;
 use crate::error::{error_chain, RelayError};
 use crate::qemu_socket::QemuAddress;
+use crate::sockets::LAST_EOF;
 use pipeline::Pool;
 use ring::EventCount;
 use session::{Grants, Histories, Session, SessionError, Sink, MAX_STREAMS};
@@ -272,8 +273,10 @@ impl Destination {
                     if gone.is_none() && !shared.return_path.load(Ordering::Acquire) =>
                 {
                     qemu_eof = true;
+                    let all_given = shared.session.is_committed();
+                    let patience = if all_given { LAST_EOF } else { REACTION };
                     gone =
-                        Some((Instant::now() + REACTION, RelayError::DestinationEnded.to_string()));
+                        Some((Instant::now() + patience, RelayError::DestinationEnded.to_string()));
                 }
                 Some(Event::QemuEof { .. }) => {
                     // QEMU ended without confirming: its VM does not run, so the source need not be

@@ -3,6 +3,7 @@
 use super::doubt::{final_events, hold, pause, peer_reason};
 use super::shared::{Event, Shared, FAREWELL};
 use crate::error::{error_chain, RelayError};
+use crate::sockets::LAST_EOF;
 use session::{Redial, SessionError};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -24,11 +25,14 @@ pub(super) struct Decision<'a, N> {
     notice: &'a mut N,
     /// The source QEMU has closed its main connection.
     main_eof: bool,
+    /// The destination QEMU has closed. It may have read the whole stream of a source without a
+    /// return path.
+    destination_closed: bool,
     /// SHUT's value, once the source QEMU has it.
     shut: Option<u32>,
     /// A stop was requested while the destination might have been starting the VM.
     stop_asked: bool,
-    /// The source QEMU has SHUT; how long to wait for the rest.
+    /// The source QEMU has SHUT, or the destination QEMU has closed: how long to wait for the rest.
     deadline: Option<Instant>,
 }
 
@@ -45,6 +49,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             events,
             notice,
             main_eof: false,
+            destination_closed: false,
             shut: None,
             stop_asked: false,
             deadline: None,
@@ -85,6 +90,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 // QEMU has its answer and leaves its socket open: nothing more depends on it.
                 Err(_) => match self.shut {
                     Some(code) if code != 0 => return Err(self.refused(code)),
+                    None if self.destination_closed => return Err(RelayError::DestinationEnded),
                     _ => Course::Well,
                 },
             };
@@ -144,7 +150,13 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             Some(code) => Err(self.refused(code)),
             // Without a return path a migration ends like this; the destination reports when it has
             // all bytes.
-            None if shared.ended_whole.load(Ordering::Acquire) => Ok(Course::On),
+            None if shared.ended_whole.load(Ordering::Acquire) => {
+                if !self.destination_closed {
+                    return Ok(Course::On);
+                }
+                let all = shared.session.credits().drained(Instant::now() + FAREWELL);
+                all.then_some(Course::Well).ok_or(RelayError::DestinationEnded)
+            }
             // QEMU closed because the session ended; the session's own event has the reason.
             None if shared.session.failure().is_some() => Ok(Course::On),
             None if shared.handing_shut.load(Ordering::Acquire) => Ok(Course::On),
@@ -174,6 +186,13 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 && shared.session.credits().drained(Instant::now() + FAREWELL) =>
             {
                 return Ok(Course::Well)
+            }
+            // QEMU may have read the whole stream, and this end not its end. If QEMU has not, the
+            // peer reports that.
+            None if shared.tail_read.load(Ordering::Acquire) && !self.has_return_path() => {
+                self.destination_closed = true;
+                self.deadline = Some(Instant::now() + LAST_EOF);
+                return Ok(Course::On);
             }
             None => {}
         }

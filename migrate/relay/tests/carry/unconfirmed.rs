@@ -6,6 +6,8 @@ use crate::harness::{
 use relay::{DestinationEnd, RelayError, SourceEnd};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::time::Duration;
 use stream::synth::{MainStream, Section};
 
 /// A whole migration of a source with `return-path` off.
@@ -27,6 +29,15 @@ type Ends = (Result<SourceEnd, RelayError>, Result<DestinationEnd, RelayError>);
 
 /// Sends `bytes` and closes, as such a source does; `reads` acts as the destination QEMU.
 fn carried(bytes: Vec<u8>, reads: impl FnOnce(UnixStream)) -> Ends {
+    carried_until(bytes, reads, || ())
+}
+
+/// The same; the source closes when `closes` returns.
+fn carried_until(
+    bytes: Vec<u8>,
+    reads: impl FnOnce(UnixStream),
+    closes: impl FnOnce() + Send + 'static,
+) -> Ends {
     let receiving = Receiving::new();
     let listener = receiving.qemu(None);
     let sending = Sending::new(&receiving, receiving.address, Options::default());
@@ -38,6 +49,7 @@ fn carried(bytes: Vec<u8>, reads: impl FnOnce(UnixStream)) -> Ends {
     let writer = std::thread::spawn(move || {
         // The relay may close it early.
         let _ = (&source).write_all(&rest);
+        closes();
     });
     reads(destination);
     writer.join().unwrap();
@@ -71,6 +83,28 @@ fn a_destination_that_closes_right_after_the_last_byte_has_not_failed() {
             source.unwrap();
             destination.unwrap();
         }
+    });
+}
+
+/// The same, and the source QEMU closes later: longer after its destination than a relay waits for
+/// a QEMU or a peer to give its reason.
+#[test]
+fn a_source_may_close_later_than_its_destination() {
+    bounded(|| {
+        let sent = without_return_path();
+        let len = sent.len();
+        let (closed, destination_closed) = mpsc::channel();
+        let reads = move |qemu: UnixStream| {
+            read_exactly(&qemu, len);
+            drop(qemu);
+            closed.send(()).unwrap();
+        };
+        let (source, destination) = carried_until(sent, reads, move || {
+            destination_closed.recv().unwrap();
+            std::thread::sleep(Duration::from_secs(4));
+        });
+        source.unwrap();
+        destination.unwrap();
     });
 }
 
