@@ -28,7 +28,9 @@ use turns::Cap;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long sending the ABORT of a session may take, and how long its acknowledgement.
 const ABORT_TIME: Duration = Duration::from_secs(1);
-/// How often the acknowledgement is looked for.
+/// How long reading a link may take that takes no more bytes.
+const LAST_READ: Duration = Duration::from_secs(3);
+/// How often the acknowledgement, or the reader's end, is looked for.
 const ACK_LOOK: Duration = Duration::from_millis(1);
 
 /// Writes the queued frames until the link or the session ends.
@@ -36,6 +38,7 @@ pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWrite
     let written = write_frames(session, state, &mut link);
     let is_at_frame = written.is_ok();
     if let Err(error) = written {
+        await_reader(session, state);
         session.lose(state, error);
     }
     // Another link takes over this one's role.
@@ -52,6 +55,15 @@ pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWrite
     link.close();
     let _ =
         link.socket.shutdown(if session.has_failed() { Shutdown::Both } else { Shutdown::Write });
+}
+
+/// Waits for the reader of a link that takes no more bytes. A peer that closed may have sent its
+/// reason before: then an ABORT is still to be read.
+fn await_reader(session: &Session, state: &LinkState) {
+    let deadline = Instant::now() + LAST_READ;
+    while !state.is_dead() && !session.has_failed() && Instant::now() < deadline {
+        std::thread::sleep(ACK_LOOK);
+    }
 }
 
 /// Sends an ABORT, and records whether it has reached the peer's host.

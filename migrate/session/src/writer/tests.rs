@@ -83,6 +83,35 @@ fn an_abort_is_acknowledged_and_states_whether_its_sender_asks() {
     assert_eq!(aborted(Arc::new(Asks)), note(true));
 }
 
+/// The peer sends its reason and closes with bytes unread, which resets the connection: the writer
+/// then finds the link lost before the reader has read the reason.
+#[test]
+fn the_reason_of_a_peer_that_has_closed_is_read() {
+    let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
+    let links = (1, Duration::ZERO);
+    let session = Session::new("x".into(), grants, 8, links, Arc::new(Discard)).unwrap();
+    let (ours, mut theirs) = pair();
+    std::io::Write::write_all(&mut &ours, b"unread").unwrap();
+    let note = br#"{"reason":"the test","committed":false}"#;
+    let header = Header::free(FrameType::Abort, u32::try_from(note.len()).unwrap());
+    std::io::Write::write_all(&mut theirs, &[&header.to_bytes()[..], note].concat()).unwrap();
+    drop(theirs);
+    let mut fds = [PollFd::new(&ours, PollFlags::empty())];
+    while !fds[0].revents().contains(PollFlags::ERR) {
+        poll(&mut fds, None).unwrap();
+    }
+    let state = session.links.add(0, ours.try_clone().unwrap()).0;
+    let (reader, writer) = Link::from(ours).split().unwrap();
+    session.outbound.set_finish(b"{}".to_vec());
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(&session, &state, writer));
+        std::thread::sleep(Duration::from_millis(100));
+        crate::reader::run(&session, &state, reader);
+    });
+    let failure = session.failure().expect("the session has ended").to_string();
+    assert!(failure.contains("the test"), "{failure}");
+}
+
 #[test]
 fn a_still_open_waits_for_no_turn_of_a_limited_session() {
     let session = session();
