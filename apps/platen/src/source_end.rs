@@ -69,6 +69,7 @@ impl Plan {
             setup,
             resume: options.relay.resume(),
             connect_timeout: Duration::from_secs(connect.connect_timeout),
+            setup_timeout: relay::SETUP_TIMEOUT,
             delta_cache: options.delta_cache(),
             history: options.history.0,
             qpl,

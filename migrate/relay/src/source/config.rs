@@ -9,6 +9,10 @@ use std::time::Duration;
 use tls::Connector;
 use turns::Turns;
 
+/// The usual [`SourceConfig::setup_timeout`]. QEMU prepares its RAM in this time, which takes
+/// seconds for the largest VMs.
+pub const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The settings of a source relay.
 #[derive(Debug, Clone)]
 pub struct SourceConfig {
@@ -42,6 +46,9 @@ pub struct SourceConfig {
     pub resume: Duration,
     /// How long to wait for a peer that cannot be reached yet; zero makes one attempt.
     pub connect_timeout: Duration,
+    /// The longest silence of a source QEMU between the header of its stream and its RAM. QEMU 11.1
+    /// that is cancelled there can wait for its connection to end while its VM stands still.
+    pub setup_timeout: Duration,
     /// Bytes of memory, here and at the peer, for the last version of pages sent, so that a page
     /// sent again goes as its difference; 0 for none. With `auto` only while the link is the
     /// bottleneck.

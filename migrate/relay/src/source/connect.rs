@@ -116,6 +116,7 @@ impl Source {
             settings,
             auto,
             page_size: config.page_size as usize,
+            setup_timeout: config.setup_timeout,
             delta_cache: AtomicU64::new(welcome.delta_cache),
             connections: Mutex::new(Connections::default()),
             entrance: OnceLock::new(),

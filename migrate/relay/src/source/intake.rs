@@ -119,7 +119,7 @@ impl<'a> Intake<'a> {
     /// Reads one chunk and sends it.
     fn chunk(&mut self) -> Result<Next, SessionError> {
         let session = &self.shared.session;
-        wait_readable(self.stream.socket(), None);
+        self.wait()?;
         let permit = match self.permit() {
             Ok(permit) => permit,
             Err(next) => return Ok(next),
@@ -140,6 +140,34 @@ impl<'a> Intake<'a> {
         self.look(&chunk[..len])?;
         self.send(permit, chunk, len, checksum, tokens)?;
         Ok(self.tail(len))
+    }
+
+    /// Waits until there is something to read.
+    ///
+    /// # Errors
+    /// QEMU has sent its header, and nothing of its RAM for the longest time that its setup takes.
+    fn wait(&self) -> Result<(), SessionError> {
+        let (socket, limit) = (self.stream.socket(), self.shared.setup_timeout);
+        let facts = self.tokeniser.facts();
+        let in_setup = self.kind == Kind::Main && facts.ram == 0 && !facts.opaque;
+        if !in_setup {
+            wait_readable(socket, None);
+            return Ok(());
+        }
+        let deadline = Instant::now() + limit;
+        while !wait_readable(socket, Some(deadline.saturating_duration_since(Instant::now()))) {
+            if Instant::now() >= deadline {
+                let reason = format!(
+                    "the source QEMU has begun a migration and then sent nothing for {} s: it was \
+                     probably cancelled at that moment (QEMU 11.1 can then hang, with its VM, until \
+                     this relay closes its connection). The VM goes on at the source; start the \
+                     migration again",
+                    limit.as_secs()
+                );
+                return Err(SessionError::Local { reason });
+            }
+        }
+        Ok(())
     }
 
     /// Waits for a permit to have another chunk in flight.

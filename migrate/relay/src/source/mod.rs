@@ -28,7 +28,7 @@ mod shared;
 mod sink;
 
 pub use chunk::take_differences;
-pub use config::SourceConfig;
+pub use config::{SourceConfig, SETUP_TIMEOUT};
 pub use disk::DiskError;
 pub use handle::{Progress, SourceHandle};
 pub use keeper::{keep, Keeper};

@@ -114,6 +114,8 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) auto: Option<Arc<Auto>>,
     pub(super) page_size: usize,
+    /// As in [`super::SourceConfig`].
+    pub(super) setup_timeout: Duration,
     /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
     pub(super) connections: Mutex<Connections>,

@@ -215,6 +215,7 @@ pub(crate) struct Options {
     pub(crate) name: Option<String>,
     pub(crate) connector: Option<Connector>,
     pub(crate) resume: Duration,
+    pub(crate) setup_timeout: Duration,
     pub(crate) delta_cache: u64,
     /// Bytes of histories.
     pub(crate) history: u64,
@@ -235,6 +236,7 @@ impl Default for Options {
             name: None,
             connector: None,
             resume: Duration::ZERO,
+            setup_timeout: relay::SETUP_TIMEOUT,
             delta_cache: 0,
             history: 0,
             accelerator: None,
@@ -262,6 +264,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         setup: Some(Setup::with_return_path()),
         resume: options.resume,
         connect_timeout: Duration::ZERO,
+        setup_timeout: options.setup_timeout,
         delta_cache: options.delta_cache,
         history: options.history,
         qpl: options.qpl,

@@ -3,7 +3,7 @@
 
 use crate::bad_peers::send_main;
 use crate::harness::{
-    bounded, config, read_exactly, read_rest, Options, Receiving, Sending, WATCHDOG,
+    bounded, config, read_exactly, read_rest, readable, Options, Receiving, Sending, PAGE, WATCHDOG,
 };
 use crate::identity::single;
 use crate::resume::hello;
@@ -15,6 +15,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use stream::synth::{MainStream, Section};
 
 /// Longer than any test runs.
 const RESUME: Duration = Duration::from_secs(3600);
@@ -309,6 +310,36 @@ impl Host for EndsWhenConnected {
     }
 
     fn notice(&self, _: &str) {}
+}
+
+/// QEMU 11.1 that is cancelled there can wait for its connection to end, and its VM with it.
+#[test]
+fn a_source_that_is_silent_behind_its_header_is_closed() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let short = || Options { setup_timeout: Duration::from_millis(300), ..Options::default() };
+        let sending = Sending::new(&receiving, receiving.address, short());
+        let source = sending.connect();
+        (&source).write_all(&MainStream::new(PAGE).file_header().take()).unwrap();
+        assert_eq!(read_rest(&source), b"", "closed");
+        let error = sending.result().unwrap_err().to_string();
+        assert!(error.contains("sent nothing for 0 s"), "{error}");
+        receiving.result().unwrap_err();
+
+        // Behind the beginning of its RAM a source may be silent for any time.
+        let receiving = Receiving::new();
+        let sending = Sending::new(&receiving, receiving.address, short());
+        let source = sending.connect();
+        let mut begun = MainStream::new(PAGE);
+        begun.file_header().section(Section::Start);
+        begun.block_table(&[("pc.ram", 1 << 30)]).end_of_section();
+        (&source).write_all(&begun.take()).unwrap();
+        assert!(!readable(&source, Duration::from_secs(1)), "closed");
+        assert!(sending.is_running());
+        drop(source);
+        sending.result().unwrap_err();
+        receiving.result().unwrap_err();
+    });
 }
 
 /// QEMU would take it for its main channel, and refuse the migration that comes next.
