@@ -4,9 +4,11 @@
 //! progress before it answers the keeper, and reads wait behind the write: so the write fails when
 //! the kernel takes too long. It must not fail because the keeper gets no CPU, which depends on the
 //! load of the machine and not on its memory. Time alone does not tell the two apart. The writer
-//! therefore looks at the keeper's thread at intervals and counts two things only, both within one
-//! request: looks that find the thread asleep in the kernel, and CPU time that the thread uses
-//! there. A thread that is runnable and does not run adds to neither, and neither does a late look.
+//! therefore looks at the keeper's thread at intervals and counts two things only: looks that find
+//! the thread asleep, and CPU time that the thread uses. Within one request a writer is patient for
+//! [`Options::patience`](crate::Options::patience); for a keeper that does something else, as where
+//! it waits for a lock, [`LONGEST_WAIT`]. A thread that is runnable and does not run adds to
+//! neither, and neither does a late look.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -23,6 +25,11 @@ const LOOKS: u32 = 5;
 /// milliseconds in an emulator.
 const SEARCH: u32 = 10;
 
+/// How long a writer waits in all for a keeper that sleeps, or computes, outside its requests:
+/// requests that wait behind a write must not wait until the watchdog takes the server for one that
+/// hangs, after 10 s.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
 /// The unit of CPU times in `/proc`.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -38,10 +45,18 @@ pub(crate) struct Asks {
     stat: Mutex<Option<File>>,
 }
 
-/// A writer's looks at one request.
+/// A writer's looks at the keeper's thread in one wait.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
+    elsewhere: Count,
+    /// The last request.
     number: u64,
+    within: Count,
+}
+
+/// What several looks have found.
+#[derive(Debug, Default)]
+struct Count {
     asleep: u32,
     /// The thread's CPU time at the first look, in ticks.
     cpu: Option<u64>,
@@ -80,15 +95,16 @@ impl Asks {
     }
 
     /// Looks once, an [`interval`](Self::interval) after the last time. Returns whether the kernel
-    /// has left the present request unanswered for too long.
+    /// has left the present request unanswered for too long, or the keeper does something else.
     pub(crate) fn are_unanswered(&self, looks: &mut Looks) -> bool {
         let number = self.number.load(Ordering::Relaxed);
         if looks.number != number {
             // Another request, or none: the kernel has answered the last one.
-            *looks = Looks { number, ..Looks::default() };
+            (looks.number, looks.within) = (number, Count::default());
         }
         if number.is_multiple_of(2) {
-            return false;
+            let limits = [LONGEST_WAIT; 2];
+            return looks.elsewhere.exceeds(self.thread(), self.interval(), limits);
         }
         if self.unanswered.load(Ordering::Relaxed) == number {
             return true;
@@ -97,7 +113,8 @@ impl Asks {
         if self.number.load(Ordering::Relaxed) != number {
             return false;
         }
-        let over = looks.count(thread, self.interval(), self.patience);
+        let limits = [self.patience, self.patience.saturating_mul(SEARCH).max(TICK)];
+        let over = looks.within.exceeds(thread, self.interval(), limits);
         if over {
             self.unanswered.store(number, Ordering::Relaxed);
         }
@@ -115,20 +132,20 @@ impl Asks {
     }
 }
 
-impl Looks {
-    fn count(
+impl Count {
+    /// Adds a look. Returns whether the thread has slept, or computed, for as long as `limits`.
+    fn exceeds(
         &mut self,
         thread: Option<(bool, u64)>,
         interval: Duration,
-        patience: Duration,
+        [asleep_for, computed_for]: [Duration; 2],
     ) -> bool {
         // Without a report the time alone decides: a request must not hold up reads for ever.
         let (asleep, cpu) = thread.unwrap_or((true, 0));
         self.asleep = self.asleep.saturating_add(u32::from(asleep));
         let used = cpu.saturating_sub(*self.cpu.get_or_insert(cpu));
         let used = TICK.saturating_mul(u32::try_from(used).unwrap_or(u32::MAX));
-        interval.saturating_mul(self.asleep) >= patience
-            || used >= patience.saturating_mul(SEARCH).max(TICK)
+        interval.saturating_mul(self.asleep) >= asleep_for || used >= computed_for
     }
 }
 
@@ -149,25 +166,25 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_millis(50);
 
-    fn count(looks: &mut Looks, thread: Option<(bool, u64)>) -> bool {
-        looks.count(thread, Asks::new(PATIENCE).interval(), PATIENCE)
+    fn count(count: &mut Count, thread: Option<(bool, u64)>) -> bool {
+        count.exceeds(thread, Asks::new(PATIENCE).interval(), [PATIENCE, PATIENCE * SEARCH])
     }
 
     #[test]
     fn a_thread_that_gets_no_cpu_adds_nothing() {
-        let mut looks = Looks::default();
+        let mut looks = Count::default();
         assert!((0..100_000).all(|_| !count(&mut looks, Some((false, 7)))));
     }
 
     #[test]
     fn a_thread_asleep_or_busy_in_one_request_adds_up() {
-        let mut looks = Looks::default();
+        let mut looks = Count::default();
         let asleep = (1..100).find(|_| count(&mut looks, Some((true, 7))));
         assert_eq!(asleep, Some(LOOKS));
-        let mut looks = Looks::default();
+        let mut looks = Count::default();
         let busy = (7..100).find(|&cpu| count(&mut looks, Some((false, cpu))));
         assert_eq!(busy, Some(7 + 50), "ten times the patience, in ticks");
-        let mut looks = Looks::default();
+        let mut looks = Count::default();
         assert_eq!((1..100).find(|_| count(&mut looks, None)), Some(LOOKS));
     }
 

@@ -42,10 +42,6 @@ pub(crate) const MAX_BUMP: usize = 3;
 #[repr(align(128))]
 struct Padded(Mutex<List>);
 
-/// The longest wait for the keeper, whatever it does: requests that wait behind a write must not
-/// wait until the watchdog takes the server for one that hangs, after 10 s.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(5);
-
 pub(crate) struct Heap {
     pub(crate) map: Map,
     pub(crate) regions: Regions,
@@ -241,15 +237,15 @@ impl Heap {
         }
     }
 
-    /// Waits until the keeper has made a slab or cannot; `None` when the keeper is gone. A thread
-    /// that gets no CPU does not fail the wait, the kernel's silence does (`asks.rs`).
+    /// Waits until the keeper has made a slab or cannot; `None` when the keeper is gone. A keeper
+    /// that gets no CPU does not fail the wait. The kernel's silence does, and a keeper that does
+    /// something else (`asks.rs`).
     fn wait_for_keeper(&self, pages: u32) -> Result<Option<u32>, Full> {
         let length = pages as usize;
         let refused = self.refused[length].load(Ordering::Relaxed);
         self.wanted[length].fetch_add(1, Ordering::Relaxed);
         self.work.notify_one();
         let mut looks = self.asks.looks();
-        let begun = Instant::now();
         let got = loop {
             let next = Instant::now() + self.asks.interval();
             let got = self.room.wait_until(Some(next), || {
@@ -264,7 +260,6 @@ impl Heap {
             match got {
                 Some(got) => break got,
                 None if self.asks.are_unanswered(&mut looks) => break Err(Full),
-                None if begun.elapsed() >= LONGEST_WAIT => break Err(Full),
                 None => {}
             }
         };

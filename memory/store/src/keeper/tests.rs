@@ -183,6 +183,6 @@ fn a_write_does_not_wait_for_ever_for_a_keeper_that_does_something_else() {
     let waited = begun.elapsed();
     run.send(()).unwrap();
     assert!(matches!(full, Err(PutError::Full { .. })), "{full:?}");
-    assert!(waited >= crate::heap::LONGEST_WAIT, "{waited:?}");
+    assert!(waited >= crate::asks::LONGEST_WAIT, "{waited:?}");
     drop(keeper);
 }
