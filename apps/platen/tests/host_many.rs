@@ -18,6 +18,10 @@ fn choice() -> (u16, usize) {
     }
 }
 
+/// Rounds until two of them cost nothing. Threads that overlap as never before take memory of their
+/// own from the allocator, once; a leak costs memory in every round.
+const MOST: usize = 8;
+
 #[test]
 fn many_guests_at_once_leave_the_services_as_they_were() {
     let (count, warm) = choice();
@@ -31,8 +35,8 @@ fn many_guests_at_once_leave_the_services_as_they_were() {
         service.says("for other hosts");
         service
     });
-    let mut before = None;
-    for round in 1..=warm + 2 {
+    let mut past: Vec<[_; 2]> = Vec::new();
+    for round in 1..=warm + MOST {
         let ends: Vec<_> = (0..count).map(|nth| under_way(&rig, FIRST + nth)).collect();
         for host in [A, B] {
             let running = rig.list(host)["running"].as_array().unwrap().clone();
@@ -51,16 +55,21 @@ fn many_guests_at_once_leave_the_services_as_they_were() {
             let status = rig.status(host);
             assert_eq!((status_of(&status, "completed"), status_of(&status, "failed")), (all, 0));
         }
-        if round == warm {
-            before = Some(services.each_ref().map(|service| figures(service.id())));
+        let mut most = 0;
+        if let Some(before) = (round >= warm + 2).then(|| past[round - 3]) {
+            for (service, (fds, threads, memory)) in services.iter().zip(before) {
+                let now = || figures(service.id());
+                // A question about the status may just be ending, now as well as before.
+                until(|| now().0 <= fds && now().1 <= threads);
+                let grown = now().2.saturating_sub(memory);
+                println!("{count} at once: {fds} files, {threads} threads, {memory} KiB, +{grown}");
+                most = most.max(grown);
+            }
+            if most < 1024 {
+                return;
+            }
         }
+        past.push(services.each_ref().map(|service| figures(service.id())));
     }
-    for (service, (fds, threads, memory)) in services.iter().zip(before.expect("a first round")) {
-        let now = || figures(service.id());
-        // A question about the status may just be ending, now as well as before.
-        until(|| now().0 <= fds && now().1 <= threads);
-        let grown = now().2.saturating_sub(memory);
-        println!("{count} at once: {fds} descriptors, {threads} threads, {memory} KiB, +{grown}");
-        assert!(grown < 1024, "two rounds cost {grown} KiB: {memory} KiB before");
-    }
+    panic!("any two rounds cost 1024 KiB or more");
 }
