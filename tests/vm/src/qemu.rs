@@ -162,7 +162,7 @@ impl Vm {
     fn runs(&mut self) -> Result<()> {
         // A source whose migration was cancelled, and a destination whose migration is complete,
         // both start the VM a moment after they have reported that.
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(300);
         loop {
             let state = self.monitor.run_state()?;
             if state == "running" {
@@ -264,7 +264,7 @@ impl Vm {
     /// # Errors
     /// When it is not that it has left.
     pub fn wait_left(&mut self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(300);
         loop {
             let left = self.monitor.run_state()?;
             if left == "postmigrate" {

@@ -23,7 +23,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         ("cancel_in_setup", |stage, spec| cancels(stage, spec, Phase::Setup)),
         ("cancel_in_active", |stage, spec| cancels(stage, spec, Phase::Active)),
         ("cancel_in_pre_switchover", |stage, spec| cancels(stage, spec, Phase::PreSwitchover)),
-        ("cancel_in_device", |stage, spec| cancels(stage, spec, Phase::Device)),
+        ("cancel_in_device", |stage, spec| cancels(stage, spec, Phase::Unread)),
         ("cancel_in_postcopy", cancel_in_postcopy),
     ];
     let mut all = Vec::new();
@@ -55,6 +55,9 @@ pub(crate) enum Phase {
     PreSwitchover,
     /// The last RAM is being sent.
     Device,
+    /// The source QEMU has written its whole stream, and its relay has not read the end. QEMU 7.2
+    /// and 10 answer nothing while they write their last RAM.
+    Unread,
     /// The destination QEMU's socket has the whole stream, and the destination has not confirmed
     /// it.
     AfterEof,
@@ -71,9 +74,9 @@ pub(crate) enum Phase {
 /// machine: once the end of the stream is read, a relay rightly holds the source for a person.
 const CRAWLS: Rate = Rate::Mbit(8);
 
-/// A migration that has reached `phase`. In [`Phase::Setup`] the source relay is stopped (SIGSTOP),
-/// in [`Phase::AfterEof`], [`Phase::PostcopyDevice`] and [`Phase::PostcopyEnd`] the destination
-/// QEMU.
+/// A migration that has reached `phase`. In [`Phase::Setup`] and [`Phase::Unread`] the source relay
+/// is stopped (SIGSTOP), in [`Phase::AfterEof`], [`Phase::PostcopyDevice`] and
+/// [`Phase::PostcopyEnd`] the destination QEMU.
 pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Flight> {
     let vm = stage.vm_of(spec)?;
     let settings = match phase {
@@ -86,9 +89,9 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             .with("downtime-limit", json!(600_000))
             .with("max-bandwidth", json!(1 << 20)),
         Phase::PreSwitchover => Settings::new(&["pause-before-switchover"]),
-        // With so little to send that the socket of a QEMU that does not read can hold it and the
-        // device state: 50 KB.
-        Phase::AfterEof => Settings::new(&["pause-before-switchover"])
+        // With so little to send that the socket of a process that does not read can hold it and
+        // the device state: 50 KB.
+        Phase::AfterEof | Phase::Unread => Settings::new(&["pause-before-switchover"])
             .with("downtime-limit", json!(1))
             .with("max-bandwidth", json!(50 << 20)),
         Phase::PostcopyDevice | Phase::Postcopy => postcopy::settings(false),
@@ -128,6 +131,15 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             // QEMU answers nothing while it writes the last RAM.
             flight.vm.monitor.wait_migration_event(&["device"], NOTICE)?;
             flight.wait_crossed(stage, crossed + (512 << 10))?;
+        }
+        Phase::Unread => {
+            // Idle: the rest at the VM's stop fits the socket of a relay that does not read.
+            flight.go()?;
+            flight.waits_for(&["pre-switchover"])?;
+            wait_until_idle(&stage.lab, &mut flight.relay)?;
+            flight.relay.process.signal(Signal::STOP)?;
+            flight.switch_over()?;
+            flight.waits_for(&["device"])?;
         }
         Phase::AfterEof => {
             // Idle: the rest at the VM's stop fits the socket of a QEMU that does not read.
@@ -269,8 +281,14 @@ fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
         flight.vm.wait_back(&states, NOTICE)?;
         flight.vm.guest.stop()?;
         flight.vm.guest.verify()?;
+    } else if phase == Phase::Unread {
+        flight.vm.wait_back(&states, NOTICE)?;
+        flight.vm.guest.verify()?;
     } else {
         source_goes_on(&mut flight.vm, &states)?;
+    }
+    if phase == Phase::Unread {
+        flight.relay.process.signal(Signal::CONT)?;
     }
     names_the_cause(&flight.relay.fail(NOTICE)?, &["cancel", "source"])?;
     flight.receive.platen.fail(NOTICE)?;
