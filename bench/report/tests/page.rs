@@ -230,8 +230,17 @@ fn bend(value: &mut Value, at: &mut usize, with: &Value) -> bool {
     }
 }
 
+/// Pages to make and to parse: `make test` takes a part of them.
+fn cases() -> u32 {
+    if std::env::var_os("PLATEN_QUICK").is_some() {
+        12
+    } else {
+        60
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
     /// A page is made whatever a value of a file is.
     #[test]

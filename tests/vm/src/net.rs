@@ -43,6 +43,10 @@ pub enum Rate {
     Mbit(u32),
 }
 
+/// Sets the ports that the kernel gives to clients. The usual range has those on which QEMUs listen
+/// here: once in many runs a client had such a port, and QEMU did not get it.
+const CLIENT_PORTS: &str = "echo 50000 60999 > /proc/sys/net/ipv4/ip_local_port_range";
+
 /// Two ends and the link between them.
 #[derive(Debug)]
 pub struct Net {
@@ -117,6 +121,7 @@ impl Net {
                 ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", DEVICE])?;
                 ip(&["-n", name, "link", "set", DEVICE, "up"])?;
                 ip(&["-n", name, "link", "set", "lo", "up"])?;
+                ip(&["netns", "exec", name, "sh", "-c", CLIENT_PORTS])?;
             }
             Ok(())
         };
