@@ -54,7 +54,7 @@ pub(crate) struct Looks {
     within: Count,
 }
 
-/// What several looks have found.
+/// The findings of several looks.
 #[derive(Debug, Default)]
 struct Count {
     asleep: u32,

@@ -35,6 +35,10 @@ fn content(len: usize) -> Vec<u8> {
 /// The guest migrates with its disk there and back, and everything of it goes by platen.
 pub(crate) fn there_and_back(lab: &mut Lab) -> Result<()> {
     let filled = FILLED / 2;
+    // The libvirts that `make proof` has beside Debian's may make the copy without holes.
+    let newer = std::env::var_os("PLATEN_LIBVIRT").is_some();
+    let alone = if newer { allocated_alone(lab, filled)? } else { 0 };
+    let most = (SIZE / 2).max(alone + SIZE / 8);
     let mut guest = DiskGuest::boot(lab, lab.at, SIZE, content(filled), false)?;
     let sockets = [lab.by_socket(1), lab.by_socket(2)].concat();
     let mut by_sockets: Vec<&str> = sockets.iter().map(String::as_str).collect();
@@ -45,7 +49,10 @@ pub(crate) fn there_and_back(lab: &mut Lab) -> Result<()> {
         guest.arrive(lab, migration)?;
         // The guest writes all the time, so the bytes of NBD depend on how long the copy takes.
         let allocated = guest.allocated(lab)?;
-        ensure!(allocated < SIZE / 2, "holes were copied: {allocated} bytes are allocated");
+        ensure!(
+            allocated < most,
+            "holes were copied: {allocated} bytes are allocated, by NBD alone {alone}"
+        );
         for side in [Side::A, Side::B] {
             let (vm, disk) = ended(lab, side, before[side as usize])?;
             ensure!(vm["status"] == "completed" && disk["status"] == "completed", "{vm} {disk}");
@@ -56,6 +63,19 @@ pub(crate) fn there_and_back(lab: &mut Lab) -> Result<()> {
         }
     }
     guest.end(lab)
+}
+
+/// Bytes that the copy takes when it goes past platen.
+fn allocated_alone(lab: &mut Lab, filled: usize) -> Result<u64> {
+    let mut guest = DiskGuest::boot(lab, lab.at, SIZE, content(filled), false)?;
+    let uri = format!("tcp://{}", lab.host(guest.at.other()).address);
+    let past = ["--migrateuri", &uri, "--listen-address", "0.0.0.0"];
+    let migration = guest.begin(lab, &past)?;
+    guest.arrive(lab, migration)?;
+    let allocated = guest.allocated(lab)?;
+    println!("  {allocated} bytes of {SIZE} are allocated by NBD alone");
+    guest.end(lab)?;
+    Ok(allocated)
 }
 
 /// With `--copy-storage-inc` only the overlay goes over; both hosts have its base.
