@@ -106,6 +106,9 @@ pub(crate) struct Report {
     /// The delta cache, if it was used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) delta: Option<Delta>,
+    /// Chunks that the source sent with references to chunks before them (--history), if any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) history_chunks: Option<u64>,
     /// Counters of each codec thread's accelerator. A receiver counts from its start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) accelerators: Vec<qat::Snapshot>,
@@ -184,6 +187,8 @@ impl Report {
                 pages: counters.delta_pages.load(Ordering::Relaxed),
             })
             .filter(|delta| delta.stored > 0),
+            history_chunks: Some(counters.history_parts.load(Ordering::Relaxed))
+                .filter(|chunks| *chunks > 0),
             ..Self::default()
         };
         report.set_total(total);
@@ -256,6 +261,9 @@ impl Report {
         }
         if let Some(delta) = &self.delta {
             line("delta.pages", format!("{} of {} kept", delta.pages, delta.stored));
+        }
+        if let Some(chunks) = self.history_chunks {
+            line("history-chunks", chunks.to_string());
         }
         for (number, accelerator) in self.accelerators.iter().enumerate() {
             line(&format!("accelerator of thread {number}"), summary(accelerator));

@@ -34,6 +34,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     }
     all.push(Scenario::new("survives_a_link_of_changing_speed", changing_speed));
     all.push(Scenario::new("moves_with_deltas_over_a_link_that_is_cut", deltas));
+    all.push(Scenario::new("moves_with_histories_over_a_link_that_is_cut", histories));
     all.push(Scenario::new("cancelled_while_the_link_is_away", cancelled_meanwhile));
     all
 }
@@ -137,14 +138,34 @@ fn wait_passes(vm: &mut Vm, mover: &mut Platen, wanted: u64) -> Result<u64> {
 
 /// Pages sent again, as differences from the versions sent before and after the cut.
 fn deltas(stage: &mut Stage) -> Result<()> {
+    // Always, not only while it pays: this machine's speed does not matter here.
+    let report = over_a_cut_link(stage, &["--codec", "lz4", "--delta-cache", "128M"], &[])?;
+    let pages =
+        report["delta"]["pages"].as_f64().with_context(|| format!("no deltas in {report}"))?;
+    println!("  {pages} pages went as differences");
+    ensure!(pages > 100.0, "only {pages}: {report}");
+    Ok(())
+}
+
+fn histories(stage: &mut Stage) -> Result<()> {
+    let source = ["--codec", "zstd", "--level", "6", "--history", "32M", "--delta-cache", "64M"];
+    let report = over_a_cut_link(stage, &source, &["--history", "32M"])?;
+    let chunks = number(&report, "history-chunks")?;
+    println!("  {chunks} chunks had references to chunks before them");
+    ensure!(chunks > 100.0, "only {chunks}: {report}");
+    Ok(())
+}
+
+/// A VM that writes arrives with these flags of both ends, although the link is cut in the middle
+/// and much of its memory is sent again.
+fn over_a_cut_link(stage: &mut Stage, source: &[&str], receiver: &[&str]) -> Result<Value> {
     let mut vm = stage.vm()?;
     stage.lab.net.shape(Rate::Mbit(100))?;
     let destination = stage.lab.incoming_for(&vm)?;
-    let receive = platen::receive(&stage.lab, &destination, &RESUME)?;
+    let receive = platen::receive(&stage.lab, &destination, &[receiver, &RESUME].concat())?;
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
     vm.is_reluctant()?;
-    // Always, not only while it pays: this machine's speed does not matter here.
-    let flags = [&["--codec", "lz4", "--delta-cache", "128M"], &RESUME[..]].concat();
+    let flags = [source, &RESUME].concat();
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
     // A second pass over its memory is complete, which is what is sent again.
     let passes = wait_passes(&mut vm, &mut migrate, 3)?;
@@ -152,12 +173,7 @@ fn deltas(stage: &mut Stage) -> Result<()> {
     cut(stage, NOTICED, &mut half_way.migrate)?;
     wait_passes(&mut half_way.vm, &mut half_way.migrate, passes + 2)?;
     stage.lab.net.shape(Rate::Unlimited)?;
-    let report = arrives(stage, half_way, true)?;
-    let pages =
-        report["delta"]["pages"].as_f64().with_context(|| format!("no deltas in {report}"))?;
-    println!("  {pages} pages went as differences");
-    ensure!(pages > 100.0, "only {pages}: {report}");
-    Ok(())
+    arrives(stage, half_way, true)
 }
 
 /// The same idle VM over the same slow link, without a cut and with one.
