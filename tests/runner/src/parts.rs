@@ -33,17 +33,19 @@ pub(crate) const PARTS: [&str; 12] = [
 const SHARDS: usize = 3;
 
 /// The number of the crates' test programs that run at once: many of them wait for timeouts.
-const CRATES_AT_ONCE: usize = 3;
+const CRATES_AT_ONCE: usize = 4;
 
 /// The crates' test programs that take longest. They come first, so that none of them is left alone
 /// at the end.
-const LONGEST: [&str; 6] = [
+const LONGEST: [&str; 8] = [
     "relay/carry",
     "platen/saved",
     "qat/simulated",
     "platen/host",
     "platen/device",
     "controller/sim",
+    "store",
+    "platen/device_hung",
 ];
 
 /// A fetch script with its arguments, and the variable by which a user opts out of it.
