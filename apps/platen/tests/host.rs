@@ -186,12 +186,13 @@ fn a_destination_qemu_that_dies_ends_the_source_s_write_at_once() {
     let rig = Rig::new("");
     let _services = (rig.start(A), rig.start(B));
     let qemu = rig.listen_as_qemu(B, 49152);
+    // Made before: a connection that is silent for long is taken for a disk's.
+    let (beginning, page) = (rig::main_stream(2000), vec![0xa5; 1 << 20]);
     let source = rig.connect_as_qemu(A, 49152);
     // More than all buffers take: 1 MiB pieces for ever.
     let mut writing = source.try_clone().unwrap();
     let writer = std::thread::spawn(move || {
-        writing.write_all(&rig::main_stream(2000)[..1 << 20]).unwrap();
-        let page = vec![0xa5; 1 << 20];
+        writing.write_all(&beginning[..1 << 20]).unwrap();
         while writing.write_all(&page).is_ok() {}
         Instant::now()
     });
