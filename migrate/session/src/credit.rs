@@ -152,6 +152,18 @@ impl Credits {
         })
     }
 
+    /// A permit for a DATA frame of `stream` that the window would delay, within the receiver's
+    /// buffers: for the last bytes of a QEMU that has closed. `None` without a buffer, and once the
+    /// session is closed.
+    pub fn permit_beyond_window(&self, stream: u16) -> Option<Permit> {
+        let mut ledger = self.lock();
+        if self.closed.load(Ordering::Acquire) || !ledger.has_buffer(stream, &self.grants) {
+            return None;
+        }
+        ledger.streams[usize::from(stream)].data_frames += 1;
+        Some(Permit { stream, bytes: self.grants.chunk_bytes })
+    }
+
     /// Returns a permit with which nothing was read.
     pub fn give_back(&self, permit: Permit) {
         let mut ledger = self.lock();
@@ -286,21 +298,23 @@ impl Credits {
 }
 
 impl Ledger {
+    /// Whether the receiver has a buffer for one more DATA frame of `stream` (W13).
+    fn has_buffer(&self, stream: u16, grants: &Grants) -> bool {
+        let out = &self.streams[usize::from(stream)];
+        let open = self.streams.iter().filter(|out| out.open);
+        let shared: u32 =
+            open.map(|out| out.data_frames.saturating_sub(grants.stream_frames)).sum();
+        out.records.len() < MAX_FRAMES_IN_FLIGHT
+            && (out.data_frames < grants.stream_frames || shared < grants.shared_frames)
+    }
+
     /// Bytes that `stream` may read now for one more DATA frame; `None` without room.
     fn room(&self, stream: u16, grants: &Grants) -> Option<usize> {
+        if !self.has_buffer(stream, grants) {
+            return None;
+        }
         let out = &self.streams[usize::from(stream)];
-        if out.records.len() >= MAX_FRAMES_IN_FLIGHT {
-            return None;
-        }
-        let mut shared = 0;
-        let mut active: u64 = 0;
-        for out in self.streams.iter().filter(|out| out.open) {
-            shared += out.data_frames.saturating_sub(grants.stream_frames);
-            active += 1;
-        }
-        if out.data_frames >= grants.stream_frames && shared >= grants.shared_frames {
-            return None;
-        }
+        let active = self.streams.iter().filter(|out| out.open).count() as u64;
         // The window keeps downtime low and is not a limit of the receiver. A stream's own share of
         // it keeps streams from blocking each other.
         let window = self.pacing.window();

@@ -187,6 +187,15 @@ impl<'a> Intake<'a> {
                 {
                     return Err(Next::End)
                 }
+                // Without a return path the receiver withholds the stream's tail until EOF, which
+                // follows the last byte: the tail must not use up the window before that.
+                None if self.kind.is_main() && !is_open(self.stream.socket()) => {
+                    if let Some(permit) =
+                        shared.session.credits().permit_beyond_window(self.stream.id)
+                    {
+                        break permit;
+                    }
+                }
                 None => {}
             }
         };

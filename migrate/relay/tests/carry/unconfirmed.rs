@@ -4,19 +4,20 @@ use crate::harness::{
     assert_same, bounded, pages, read_exactly, read_rest, Options, Receiving, Sending, PAGE,
 };
 use relay::{DestinationEnd, RelayError, SourceEnd};
+use session::Grants;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::Duration;
 use stream::synth::{MainStream, Section};
 
-/// A whole migration of a source with `return-path` off.
-fn without_return_path() -> Vec<u8> {
+/// A whole migration of `count` pages of a source with `return-path` off.
+fn without_return_path(count: usize) -> Vec<u8> {
     let mut main = MainStream::new(PAGE);
     main.file_header();
     main.section(Section::Start).block_table(&[("pc.ram", 1 << 30)]).end_of_section();
     main.section(Section::Part);
-    for (nth, page) in pages(300, 5).iter().enumerate() {
+    for (nth, page) in pages(count, 5).iter().enumerate() {
         main.zero_or_page("pc.ram", (nth * PAGE) as u64, page);
     }
     main.end_of_section();
@@ -59,7 +60,7 @@ fn carried_until(
 #[test]
 fn a_whole_stream_is_delivered_and_reported_unconfirmed() {
     bounded(|| {
-        let sent = without_return_path();
+        let sent = without_return_path(300);
         let expected = sent.clone();
         let (source, destination) = carried(sent, move |qemu| {
             assert_same(&read_rest(&qemu), &expected, "main");
@@ -75,7 +76,7 @@ fn a_whole_stream_is_delivered_and_reported_unconfirmed() {
 fn a_destination_that_closes_right_after_the_last_byte_has_not_failed() {
     bounded(|| {
         for _ in 0..20 {
-            let sent = without_return_path();
+            let sent = without_return_path(300);
             let len = sent.len();
             let (source, destination) = carried(sent, move |qemu| {
                 read_exactly(&qemu, len);
@@ -91,7 +92,7 @@ fn a_destination_that_closes_right_after_the_last_byte_has_not_failed() {
 #[test]
 fn a_source_may_close_later_than_its_destination() {
     bounded(|| {
-        let sent = without_return_path();
+        let sent = without_return_path(300);
         let len = sent.len();
         let (closed, destination_closed) = mpsc::channel();
         let reads = move |qemu: UnixStream| {
@@ -108,17 +109,40 @@ fn a_source_may_close_later_than_its_destination() {
     });
 }
 
+/// The receiver withholds the tail until it has EOF. With a window of one chunk the tail fills the
+/// window, and the end of the source's connection is still to be read.
+#[test]
+fn the_end_of_a_source_that_has_closed_needs_no_window() {
+    bounded(|| {
+        let grants = Grants { shared_frames: 0, ..Grants::default() };
+        let receiving = Receiving::with(&[None], grants);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let source = sending.connect();
+        let sent = without_return_path(30);
+        (&source).write_all(&sent).unwrap();
+        drop(source);
+        // Only from here on can the receiver write a byte and acknowledge it: the source relay
+        // reads the tail of a source that has closed.
+        let listener = receiving.qemu(None);
+        let (destination, _) = listener.accept().unwrap();
+        assert_same(&read_rest(&destination), &sent, "main");
+        drop(destination);
+        sending.result().unwrap();
+        receiving.result().unwrap();
+    });
+}
+
 #[test]
 fn a_stream_that_breaks_off_is_a_failure() {
     bounded(|| {
         for cut in [1, 100] {
-            let sent = without_return_path();
+            let sent = without_return_path(300);
             let sent = sent[..sent.len() - cut].to_vec();
             let (source, destination) = carried(sent, |qemu| drop(read_rest(&qemu)));
             assert!(matches!(source, Err(RelayError::Truncated)), "{source:?}");
             destination.unwrap_err();
         }
-        let sent = without_return_path();
+        let sent = without_return_path(300);
         let half = sent[..sent.len() / 2].to_vec();
         let (source, destination) = carried(half, |qemu| drop(read_rest(&qemu)));
         source.unwrap_err();
@@ -129,9 +153,9 @@ fn a_stream_that_breaks_off_is_a_failure() {
 #[test]
 fn a_destination_that_refuses_is_a_failure_at_both_ends() {
     bounded(|| {
-        let len = without_return_path().len();
+        let len = without_return_path(300).len();
         for read in [100, len / 2, len - 300] {
-            let (source, destination) = carried(without_return_path(), move |qemu| {
+            let (source, destination) = carried(without_return_path(300), move |qemu| {
                 read_exactly(&qemu, read);
                 // With bytes unread, as a QEMU that gives up closes.
                 std::thread::sleep(crate::harness::A_WHILE);
