@@ -293,10 +293,11 @@ impl Destination {
                 Some(Event::WriterGone { is_channel: true, .. })
                     if shared.session.is_committed() => {}
                 Some(Event::WriterGone { stream, error, .. }) => {
-                    gone.get_or_insert((
-                        Instant::now() + REACTION,
-                        format!("stream {stream}: {error}"),
-                    ));
+                    let until = Instant::now() + REACTION;
+                    let (deadline, _) =
+                        gone.get_or_insert((until, format!("stream {stream}: {error}")));
+                    // QEMU has closed, and not because it had all bytes.
+                    *deadline = (*deadline).min(until);
                 }
                 // The source has QEMU's SHUT(0); only its report is missing.
                 Some(Event::Closed(error))

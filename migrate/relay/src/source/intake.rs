@@ -160,7 +160,7 @@ impl<'a> Intake<'a> {
                 let reason = format!(
                     "the source QEMU has begun a migration and then sent nothing for {} s: it was \
                      probably cancelled at that moment (QEMU 11.1 can then hang, with its VM, until \
-                     this relay closes its connection). The VM goes on at the source; start the \
+                     this relay closes its connection). The VM is at the source; start the \
                      migration again",
                     limit.as_secs()
                 );

@@ -8,7 +8,7 @@ use session::Grants;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stream::synth::{MainStream, Section};
 
 /// A whole migration of `count` pages of a source with `return-path` off.
@@ -106,6 +106,33 @@ fn a_source_may_close_later_than_its_destination() {
         });
         source.unwrap();
         destination.unwrap();
+    });
+}
+
+/// A destination QEMU that closes in the tail, and to which more bytes are then to be written, has
+/// failed: nobody waits for the end of its source.
+#[test]
+fn a_destination_that_closes_before_the_last_byte_fails_at_once() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let source = sending.connect();
+        let sent = without_return_path(300);
+        let (given, rest) = sent.split_at(sent.len() - 100);
+        (&source).write_all(given).unwrap();
+        let (destination, _) = listener.accept().unwrap();
+        read_exactly(&destination, given.len());
+        drop(destination);
+        // The receiver knows of the end before it has more to write.
+        std::thread::sleep(Duration::from_secs(1));
+        let begun = Instant::now();
+        let _ = (&source).write_all(rest);
+        receiving.result().unwrap_err();
+        sending.result().unwrap_err();
+        // Half of the time for which a source that has written its last byte is awaited.
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        drop(source);
     });
 }
 
