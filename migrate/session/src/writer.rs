@@ -38,7 +38,10 @@ pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWrite
     let written = write_frames(session, state, &mut link);
     let is_at_frame = written.is_ok();
     if let Err(error) = written {
-        await_reader(session, state);
+        // Where lost links are replaced, the frames of this one must not wait.
+        if !session.links.resumes_lost() {
+            await_reader(session, state);
+        }
         session.lose(state, error);
     }
     // Another link takes over this one's role.
