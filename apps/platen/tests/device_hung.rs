@@ -49,6 +49,23 @@ impl Served {
         self.folder.path().join(name)
     }
 
+    /// A connection that has read the first page, so that the server has made all that it needs
+    /// for it, or `None` where the server refused it.
+    fn read_first_page(&self) -> Option<UnixStream> {
+        let mut stream = UnixStream::connect(self.path("nbd")).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        // A refused connection may be closed already.
+        stream.write_all(&[0, 0, 0, 3]).ok()?;
+        stream.read_exact(&mut [0; 18]).ok()?;
+        stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
+        stream.read_exact(&mut [0; 10]).unwrap();
+        stream.write_all(&simple::request(READ, 2, 0, 4096, &[])).unwrap();
+        let mut reply = vec![0; 16 + 4096];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[16..], bytes()[..4096]);
+        Some(stream)
+    }
+
     fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap()
     }
@@ -153,30 +170,14 @@ fn a_connection_without_memory_is_refused_and_the_others_are_served() {
     let served = Served::start();
     served.write(&bytes());
     let server = served.server().unwrap();
-    let status = fs::read_to_string(format!("/proc/{}/status", server.as_raw_nonzero())).unwrap();
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
-    let size: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
-    let limit = Some((size << 10) + (16 << 20));
-    let limit = Rlimit { current: limit, maximum: limit };
-    prlimit(Some(server), Resource::As, limit).unwrap();
+    limit_memory(server, Some(16 << 20));
     let mut open = Vec::new();
-    let refused = (0..16).find(|_| {
-        let mut stream = UnixStream::connect(served.path("nbd")).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        // One that is refused may be closed already.
-        let refused =
-            stream.write_all(&[0, 0, 0, 3]).is_err() || stream.read_exact(&mut [0; 18]).is_err();
-        if !refused {
-            // Goes in, so that the server makes all that it needs for it.
-            stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
-            stream.read_exact(&mut [0; 10]).unwrap();
-            stream.write_all(&simple::request(READ, 2, 0, 4096, &[])).unwrap();
-            let mut reply = vec![0; 16 + 4096];
-            stream.read_exact(&mut reply).unwrap();
-            assert_eq!(reply[16..], bytes()[..4096]);
+    let refused = (0..16).find(|_| match served.read_first_page() {
+        Some(stream) => {
             open.push(stream);
+            false
         }
-        refused
+        None => true,
     });
     assert!(refused.is_some_and(|number| number > 0), "{refused:?} was refused");
     let log = served.log();
@@ -190,4 +191,50 @@ fn a_connection_without_memory_is_refused_and_the_others_are_served() {
         stream.read_exact(&mut [0; 18]).is_ok()
     });
     assert_eq!(served.server(), Some(server));
+}
+
+/// A server with memory for a thread's stack, but not for the stack of its signal handler, once
+/// aborted. Each connection needs a new thread and finds 4 KiB more than the one before.
+#[test]
+fn a_connection_without_memory_for_the_start_of_its_thread_is_refused() {
+    let served = Served::start();
+    served.write(&bytes());
+    // Leaves free memory in the heap.
+    for _ in 0..3 {
+        drop(served.read_first_page().unwrap());
+    }
+    let server = served.server().unwrap();
+    let mut open = Vec::new();
+    let mut refused = 0;
+    for step in 0..26 {
+        // The last ones have enough, also where the heap has no free memory.
+        let more = if step < 24 { (256 << 10) + step * 4096 } else { 16 << 20 };
+        limit_memory(server, Some(more));
+        let mut stream = UnixStream::connect(served.path("nbd")).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        match stream.read_exact(&mut [0; 18]) {
+            Ok(()) => open.push(stream),
+            Err(_) => refused += 1,
+        }
+        limit_memory(server, None);
+        if open.len() == 14 {
+            break;
+        }
+    }
+    assert!(refused > 0 && open.len() > 1, "{refused} refused, {} served", open.len());
+    drop(open);
+    let log = served.log();
+    assert!(!log.contains("has died"), "{log}");
+    assert_eq!(served.server(), Some(server));
+    assert_eq!(served.read(), bytes());
+}
+
+/// Sets the soft limit of `server`'s address space to `more` bytes above its present size, or to
+/// none.
+fn limit_memory(server: Pid, more: Option<u64>) {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.as_raw_nonzero())).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let size: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+    let limit = Rlimit { current: more.map(|more| (size << 10) + more), maximum: None };
+    prlimit(Some(server), Resource::As, limit).unwrap();
 }

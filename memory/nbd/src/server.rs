@@ -3,6 +3,7 @@
 mod clients;
 mod given_up;
 mod notices;
+mod room;
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -20,6 +21,7 @@ use rustix::fd::OwnedFd;
 pub(crate) use self::clients::hung_up;
 use self::clients::{Client, Open};
 use self::notices::Notices;
+use self::room::Threads;
 use crate::connection::{connection_memory, serve, ConnectionError, Sizes};
 use crate::handshake::{Export, Handshake, Progress, Refusal, INPUT};
 use crate::slices::Slices;
@@ -162,6 +164,7 @@ impl<B: Backend> Server<B> {
         let notices = Notices::new(notice);
         thread::scope(|scope| {
             let mut number = 0_u64;
+            let mut threads = Threads::new();
             let result = loop {
                 let mut fds =
                     [PollFd::new(&self.stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
@@ -185,12 +188,9 @@ impl<B: Backend> Server<B> {
                 };
                 number += 1;
                 let connection = number;
-                match self.enter(connection, &stream) {
-                    Ok(()) => {}
-                    Err(why) => {
-                        notices.add(&format!("client {connection} refused: {why}"));
-                        continue;
-                    }
+                if let Err(why) = self.enter(connection, &stream, threads.next_stack()) {
+                    notices.add(&format!("client {connection} refused: {why}"));
+                    continue;
                 }
                 let notices = &notices;
                 let thread = thread::Builder::new().name(format!("nbd-{connection}"));
@@ -202,9 +202,12 @@ impl<B: Backend> Server<B> {
                     let _ = stream.shutdown(Shutdown::Both);
                     self.remove_client(connection);
                 });
-                if let Err(error) = spawned {
-                    notices.add(&format!("client {connection}: no thread: {error}"));
-                    self.remove_client(connection);
+                match spawned {
+                    Ok(thread) => threads.add(thread),
+                    Err(error) => {
+                        notices.add(&format!("client {connection}: no thread: {error}"));
+                        self.remove_client(connection);
+                    }
                 }
             };
             let mut open = self.open();
@@ -264,15 +267,12 @@ impl<B: Backend> Server<B> {
         self.places.fetch_sub(before - all.len(), Ordering::AcqRel);
     }
 
-    fn enter(&self, number: u64, stream: &UnixStream) -> Result<(), String> {
+    /// Counts a connection in, or says why it is refused. Its thread's stack needs `stack` bytes.
+    fn enter(&self, number: u64, stream: &UnixStream, stack: usize) -> Result<(), String> {
         stream.set_nonblocking(false).map_err(|error| error.to_string())?;
-        if self.options.check_memory
-            && !has_memory(connection_memory(self.options.compact) + QUEUE_MEMORY)
-        {
-            return Err(format!(
-                "no {} KiB of memory for it",
-                (connection_memory(self.options.compact) + QUEUE_MEMORY) >> 10
-            ));
+        let needed = connection_memory(self.options.compact) + QUEUE_MEMORY;
+        if self.options.check_memory && !room::is_there(needed, stack) {
+            return Err(format!("no {} KiB of memory for it", needed >> 10));
         }
         let mut open = self.open();
         if open.stopped || open.streams.len() >= self.options.connections {
@@ -374,12 +374,6 @@ impl<B: Backend> Drop for Server<B> {
 /// Memory of a backend's queue in bytes: codec contexts, and buffers.
 const QUEUE_MEMORY: usize = 2 << 20;
 
-/// Whether this much memory is free now. Refusing a connection is better than a failed allocation
-/// later, which would abort the process.
-fn has_memory(bytes: usize) -> bool {
-    Vec::<u8>::new().try_reserve_exact(bytes).is_ok()
-}
-
 impl<B: Backend> fmt::Debug for Server<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server")
@@ -392,15 +386,4 @@ impl<B: Backend> fmt::Debug for Server<B> {
 fn is_of_one_client(error: &io::Error) -> bool {
     use ErrorKind as Kind;
     matches!(error.kind(), Kind::WouldBlock | Kind::Interrupted | Kind::ConnectionAborted)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn missing_memory_is_detected_before_its_use() {
-        assert!(has_memory(connection_memory(false) + QUEUE_MEMORY));
-        assert!(!has_memory(usize::MAX / 2));
-    }
 }
