@@ -16,6 +16,8 @@ pub struct Monitor {
     reader: BufReader<UnixStream>,
     line: String,
     events: VecDeque<Value>,
+    /// Commands of [`Monitor::answers`] whose answer is still to come.
+    late: usize,
 }
 
 /// The time limit of a command: QEMU's monitor blocks while it loads device state under TCG.
@@ -49,6 +51,7 @@ impl Monitor {
             reader: BufReader::new(stream),
             line: String::new(),
             events: VecDeque::new(),
+            late: 0,
         };
         let greeting = monitor.message(Instant::now() + PATIENCE)?.context("no greeting")?;
         if greeting.get("QMP").is_none() {
@@ -74,16 +77,41 @@ impl Monitor {
         self.request(command, json!({"exec-oob": command, "arguments": arguments}))
     }
 
-    fn request(&mut self, command: &str, request: Value) -> Result<Value> {
-        let stream = self.reader.get_mut();
-        stream
+    /// Whether QEMU answers a command within `limit`. The answer may come later.
+    ///
+    /// # Errors
+    /// If the monitor closes.
+    pub fn answers(&mut self, limit: Duration) -> Result<bool> {
+        self.send("query-name", &json!({"execute": "query-name"}))?;
+        let deadline = Instant::now() + limit;
+        while let Some(message) = self.message(deadline)? {
+            if message.get("return").is_some() {
+                return Ok(true);
+            }
+            self.events.push_back(message);
+        }
+        self.late += 1;
+        Ok(false)
+    }
+
+    fn send(&mut self, command: &str, request: &Value) -> Result<()> {
+        self.reader
+            .get_mut()
             .write_all(format!("{request}\n").as_bytes())
-            .with_context(|| format!("monitor of {} is gone ({command})", self.name))?;
+            .with_context(|| format!("monitor of {} is gone ({command})", self.name))
+    }
+
+    fn request(&mut self, command: &str, request: Value) -> Result<Value> {
+        self.send(command, &request)?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             let Some(message) = self.message(deadline)? else {
                 bail!("{} does not answer {command} within {PATIENCE:?}", self.name);
             };
+            if self.late > 0 && message.get("return").is_some() {
+                self.late -= 1;
+                continue;
+            }
             if let Some(answer) = message.get("return") {
                 return Ok(answer.clone());
             }

@@ -90,10 +90,22 @@ impl Flight {
     /// give up a peer that was killed or cannot be reached.
     pub(crate) fn prepare(
         stage: &mut Stage,
+        vm: Vm,
+        to: &VmSpec,
+        settings: &Settings,
+        flags: &[&str],
+    ) -> Result<Self> {
+        Self::prepare_patient(stage, vm, to, settings, &[flags, &PATIENCE].concat(), &PATIENCE)
+    }
+
+    /// The same with all flags of the source relay, and these of the receiver.
+    pub(crate) fn prepare_patient(
+        stage: &mut Stage,
         mut vm: Vm,
         to: &VmSpec,
         settings: &Settings,
         flags: &[&str],
+        receiver: &[&str],
     ) -> Result<Self> {
         ensure!(to.machine == vm.spec().machine, "both ends must have one machine type");
         let mut destination = stage.lab.incoming_with(&vm, to)?;
@@ -104,11 +116,10 @@ impl Flight {
         let receive = platen::receive_with(
             &stage.lab,
             destination.side(),
-            &[["--deliver", &deliver, "--once"].as_slice(), &PATIENCE].concat(),
+            &[["--deliver", &deliver, "--once"].as_slice(), receiver].concat(),
         )?;
         let socket = stage.lab.scratch("relay");
-        let flags = [flags, &PATIENCE].concat();
-        let relay = platen::relay(&stage.lab, vm.side(), &socket, receive.peer, &flags)?;
+        let relay = platen::relay(&stage.lab, vm.side(), &socket, receive.peer, flags)?;
         let out_of_band = if settings.on.contains(&"postcopy-ram") {
             let (name, path) = (destination.name(), destination.platen_monitor());
             Some(Monitor::connect_out_of_band(name, &path, NOTICE)?)
