@@ -14,6 +14,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
 use session::{FrameType, SessionError, MAX_STREAMS};
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,15 +22,12 @@ use stream::Kind;
 
 /// Pause before accepting a connection is tried again.
 const BACK_OFF: Duration = Duration::from_millis(200);
-/// Interval at which a connection that has sent one to three bytes is checked.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// The shortest and the longest interval at which a connection that has sent one to three bytes is
+/// checked.
+const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(200));
 /// A connection without a byte for this long, after the main one has announced postcopy, is its
 /// preempt channel: every other kind writes at once.
 const SILENT: Duration = Duration::from_millis(100);
-
-/// A first connection without a byte for this long is no migration: QEMU writes its header as soon
-/// as it is connected.
-const SPEECHLESS: Duration = Duration::from_secs(10);
 
 /// Accepts QEMU's connections until the migration is over.
 pub(super) fn accept(shared: &Arc<Shared>, entrance: &dyn Entrance) {
@@ -154,7 +152,8 @@ fn open(shared: &Arc<Shared>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
     shared.session.send_bare(stream.id, FrameType::Open, stream_kind::to_flags(kind))
 }
 
-/// Waits for the bytes that show the kind of the connection.
+/// Waits for the bytes that show the kind of the connection. Without a return path QEMU writes none
+/// before it has prepared its RAM.
 fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
     let began = Instant::now();
     loop {
@@ -162,22 +161,22 @@ fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
         if let Some(kind) = shared.classify(connection) {
             return Some(kind);
         }
+        if shared.over.load(Ordering::Acquire) {
+            return None;
+        }
+        let late = began.elapsed() >= shared.setup_timeout;
         if !readable {
-            if shared.over.load(Ordering::Acquire) {
-                return None;
-            }
             if shared.postcopy.load(Ordering::Acquire) {
                 return Some(connection.set_preempt());
             }
-            if began.elapsed() >= SPEECHLESS && !shared.has_main() {
-                connection.socket.abort();
-                shared.report_refused(&format!(
-                    "closed a connection that wrote nothing for {} s: a migration begins to write \
-                     at once. An NBD client (libvirt's --copy-storage) waits for its server to \
-                     write first; `platen host` carries that, and a relay does not",
-                    SPEECHLESS.as_secs()
-                ));
-                return None;
+            if late && !shared.has_main() {
+                return close_late(
+                    shared,
+                    connection,
+                    "nothing",
+                    "An NBD client (libvirt's --copy-storage) waits for its server to write first; \
+                     `platen host` carries that, and a relay does not",
+                );
             }
             continue;
         }
@@ -185,10 +184,30 @@ fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
         match recv(&connection.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((_, 0)) => return None,
             Err(errno) if errno != Errno::AGAIN && errno != Errno::INTR => return None,
-            _ if shared.over.load(Ordering::Acquire) => return None,
-            // One to three bytes have come: the socket is readable, but its kind is unknown. This
-            // is rare enough for simply checking again.
-            _ => std::thread::sleep(LOOK_AGAIN),
+            // One to three bytes have come: the socket is readable, but its kind is unknown.
+            _ if writes_no_more(&connection.socket) => return shared.classify(connection),
+            _ if late => {
+                let what = "fewer than four bytes";
+                return close_late(shared, connection, what, "QEMU writes more");
+            }
+            // This is rare enough for simply checking again.
+            _ => std::thread::sleep((began.elapsed() / 8).clamp(LOOK_AGAIN.0, LOOK_AGAIN.1)),
         }
     }
+}
+
+/// Whether nothing comes behind the bytes that have come.
+fn writes_no_more(socket: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+/// Closes a connection whose kind did not show in time, and reports it.
+fn close_late(shared: &Shared, connection: &Connection, wrote: &str, hint: &str) -> Option<Kind> {
+    connection.socket.abort();
+    shared.report_refused(&format!(
+        "closed a connection that wrote {wrote} for {:?}: it is no migration. {hint}",
+        shared.setup_timeout
+    ));
+    None
 }
