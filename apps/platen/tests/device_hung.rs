@@ -49,21 +49,18 @@ impl Served {
         self.folder.path().join(name)
     }
 
+    /// A connection that the server has greeted, or `None` where the server refused it.
+    fn connect(&self) -> Option<UnixStream> {
+        let mut stream = UnixStream::connect(self.path("nbd")).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.read_exact(&mut [0; 18]).ok()?;
+        Some(stream)
+    }
+
     /// A connection that has read the first page, so that the server has made all that it needs
     /// for it, or `None` where the server refused it.
     fn read_first_page(&self) -> Option<UnixStream> {
-        let mut stream = UnixStream::connect(self.path("nbd")).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        // A refused connection may be closed already.
-        stream.write_all(&[0, 0, 0, 3]).ok()?;
-        stream.read_exact(&mut [0; 18]).ok()?;
-        stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
-        stream.read_exact(&mut [0; 10]).unwrap();
-        stream.write_all(&simple::request(READ, 2, 0, 4096, &[])).unwrap();
-        let mut reply = vec![0; 16 + 4096];
-        stream.read_exact(&mut reply).unwrap();
-        assert_eq!(reply[16..], bytes()[..4096]);
-        Some(stream)
+        self.connect().map(finish)
     }
 
     fn log(&self) -> String {
@@ -109,6 +106,18 @@ impl Drop for Served {
             eprintln!("it said:\n{}", self.log());
         }
     }
+}
+
+/// Ends the handshake of a connection and reads the first page.
+fn finish(mut stream: UnixStream) -> UnixStream {
+    stream.write_all(&[0, 0, 0, 3]).unwrap();
+    stream.write_all(&[&b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+    stream.write_all(&simple::request(READ, 2, 0, 4096, &[])).unwrap();
+    let mut reply = vec![0; 16 + 4096];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[16..], bytes()[..4096]);
+    stream
 }
 
 fn bytes() -> Vec<u8> {
@@ -185,11 +194,7 @@ fn a_connection_without_memory_is_refused_and_the_others_are_served() {
     let said = log.contains("of memory for it") || log.contains("no thread");
     assert!(said && !log.contains("has died"), "{log}");
     open.clear();
-    served.wait("there is memory again", |served| {
-        let mut stream = UnixStream::connect(served.path("nbd")).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        stream.read_exact(&mut [0; 18]).is_ok()
-    });
+    served.wait("there is memory again", |served| served.connect().is_some());
     assert_eq!(served.server(), Some(server));
 }
 
@@ -210,11 +215,9 @@ fn a_connection_without_memory_for_the_start_of_its_thread_is_refused() {
         // The last ones have enough, also where the heap has no free memory.
         let more = if step < 24 { (256 << 10) + step * 4096 } else { 16 << 20 };
         limit_memory(server, Some(more));
-        let mut stream = UnixStream::connect(served.path("nbd")).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        match stream.read_exact(&mut [0; 18]) {
-            Ok(()) => open.push(stream),
-            Err(_) => refused += 1,
+        match served.connect() {
+            Some(stream) => open.push(stream),
+            None => refused += 1,
         }
         limit_memory(server, None);
         if open.len() == 14 {
@@ -227,6 +230,23 @@ fn a_connection_without_memory_for_the_start_of_its_thread_is_refused() {
     assert!(!log.contains("has died"), "{log}");
     assert_eq!(served.server(), Some(server));
     assert_eq!(served.read(), bytes());
+}
+
+/// Connections whose handshakes overlap once found the same memory free, and the last ones to take
+/// it ended the server.
+#[test]
+fn connections_that_begin_at_once_share_no_memory() {
+    let served = Served::start();
+    served.write(&bytes());
+    let server = served.server().unwrap();
+    limit_memory(server, Some(16 << 20));
+    let begun: Vec<_> = (0..12).filter_map(|_| served.connect()).collect();
+    assert!((1..12).contains(&begun.len()), "{} of 12 may begin", begun.len());
+    let open: Vec<_> = begun.into_iter().map(finish).collect();
+    drop(open);
+    let log = served.log();
+    assert!(!log.contains("has died"), "{log}");
+    assert_eq!(served.server(), Some(server));
 }
 
 /// Sets the soft limit of `server`'s address space to `more` bytes above its present size, or to

@@ -21,7 +21,7 @@ use rustix::fd::OwnedFd;
 pub(crate) use self::clients::hung_up;
 use self::clients::{Client, Open};
 use self::notices::Notices;
-use self::room::Threads;
+use self::room::{Reserved, Threads};
 use crate::connection::{connection_memory, serve, ConnectionError, Sizes};
 use crate::handshake::{Export, Handshake, Progress, Refusal, INPUT};
 use crate::slices::Slices;
@@ -188,14 +188,17 @@ impl<B: Backend> Server<B> {
                 };
                 number += 1;
                 let connection = number;
-                if let Err(why) = self.enter(connection, &stream, threads.next_stack()) {
-                    notices.add(&format!("client {connection} refused: {why}"));
-                    continue;
-                }
+                let reserved = match self.enter(connection, &stream, threads.next_stack()) {
+                    Ok(reserved) => reserved,
+                    Err(why) => {
+                        notices.add(&format!("client {connection} refused: {why}"));
+                        continue;
+                    }
+                };
                 let notices = &notices;
                 let thread = thread::Builder::new().name(format!("nbd-{connection}"));
                 let spawned = thread.spawn_scoped(scope, move || {
-                    if let Err(why) = self.client(connection, &stream) {
+                    if let Err(why) = self.client(connection, &stream, reserved) {
                         notices.add(&format!("client {connection}: {why}"));
                     }
                     // Copies of the socket see the end too.
@@ -267,28 +270,43 @@ impl<B: Backend> Server<B> {
         self.places.fetch_sub(before - all.len(), Ordering::AcqRel);
     }
 
-    /// Counts a connection in, or says why it is refused. Its thread's stack needs `stack` bytes.
-    fn enter(&self, number: u64, stream: &UnixStream, stack: usize) -> Result<(), String> {
+    /// Counts a connection in and reserves its memory, or says why it is refused. Its thread's
+    /// stack needs `stack` bytes.
+    fn enter(
+        &self,
+        number: u64,
+        stream: &UnixStream,
+        stack: usize,
+    ) -> Result<Option<Reserved>, String> {
         stream.set_nonblocking(false).map_err(|error| error.to_string())?;
         let needed = connection_memory(self.options.compact) + QUEUE_MEMORY;
-        if self.options.check_memory && !room::is_there(needed, stack) {
-            return Err(format!("no {} KiB of memory for it", needed >> 10));
-        }
+        let reserve = || {
+            room::reserve(needed, stack)
+                .ok_or_else(|| format!("no {} KiB of memory for it", needed >> 10))
+        };
+        let reserved = self.options.check_memory.then(reserve).transpose()?;
         let mut open = self.open();
         if open.stopped || open.streams.len() >= self.options.connections {
             return Err(format!("{} connections are open", open.streams.len()));
         }
         let copy = stream.try_clone().map_err(|error| error.to_string())?;
         open.streams.insert(number, Client { stream: copy, simple: false });
-        Ok(())
+        Ok(reserved)
     }
 
-    fn client(&self, number: u64, stream: &UnixStream) -> Result<(), Ended> {
+    fn client(
+        &self,
+        number: u64,
+        stream: &UnixStream,
+        reserved: Option<Reserved>,
+    ) -> Result<(), Ended> {
         let deadline = Instant::now() + self.options.handshake;
         let Some((session, rest)) = self.greet(stream, deadline)? else { return Ok(()) };
         let io = |error: io::Error| Ended::Connection(error.into());
         stream.set_read_timeout(None).map_err(io)?;
         stream.set_write_timeout(None).map_err(io)?;
+        // What is allocated from here on takes its place.
+        drop(reserved);
         let mut queue = self.backend.open().map_err(Ended::Queue)?;
         if !session.structured {
             if let Some(client) = self.open().streams.get_mut(&number) {

@@ -49,12 +49,15 @@ impl<'scope> Threads<'scope> {
     }
 }
 
-/// Whether the heap has `heap` bytes and the process may map a stack of `stack` bytes, both
-/// at once. The heap may have free memory
-/// where the kernel gives the process no more, so each is tried.
-pub(super) fn is_there(heap: usize, stack: usize) -> bool {
-    let mut bytes = Vec::<u8>::new();
-    bytes.try_reserve_exact(heap).is_ok() && may_map(stack + BESIDE_STACK)
+/// Memory of the heap that a connection will need. It is reserved and not touched.
+pub(super) type Reserved = Vec<u8>;
+
+/// Reserves `heap` bytes, if the process may also map a thread's stack of `stack` bytes. The heap
+/// may have free memory where the kernel gives the process no more, so each is tried.
+pub(super) fn reserve(heap: usize, stack: usize) -> Option<Reserved> {
+    let mut bytes = Reserved::new();
+    bytes.try_reserve_exact(heap).ok()?;
+    may_map(stack + BESIDE_STACK).then_some(bytes)
 }
 
 fn may_map(len: usize) -> bool {
@@ -73,8 +76,8 @@ mod tests {
 
     #[test]
     fn missing_memory_is_detected_before_its_use() {
-        assert!(is_there(4 << 20, 2 << 20));
-        assert!(!is_there(usize::MAX / 2, 0));
+        assert!(reserve(4 << 20, 2 << 20).is_some());
+        assert!(reserve(usize::MAX / 2, 0).is_none());
         assert!(!may_map(usize::MAX / 2));
     }
 }
