@@ -76,8 +76,8 @@ pub(crate) struct ServeArgs {
     pub(crate) qat_libraries: Option<PathBuf>,
     /// Memory that compressed pages and their tables may use, in bytes; 0 is no limit. A write that
     /// needs more fails with ENOSPC. Connections (3 MiB each), codec contexts and buffers are not
-    /// part of it [default: 7/8 of the memory of the cgroup, with --swap also of the host; without
-    /// either no limit]
+    /// part of it [default: 7/8 of the memory of the cgroup, or all but 24M if that is less; with
+    /// --swap 7/8 of the memory of the host or the cgroup; without either no limit]
     #[arg(long, value_name = "SIZE")]
     pub(crate) mem_limit: Option<Size>,
     /// Number of threads that help with large requests, 0 to 32 [default: the number of CPUs less

@@ -93,7 +93,7 @@ impl<'a> Plan<'a> {
         match (self.args.mem_limit, self.args.swap, cgroup) {
             (Some(Size(limit)), _, _) => options.mem_limit = limit,
             (None, true, _) => options.mem_limit = default_limit(memory()),
-            (None, false, Some(limit)) => options.mem_limit = default_limit(limit),
+            (None, false, Some(limit)) => options.mem_limit = default_limit_of_cgroup(limit),
             (None, false, None) => {}
         }
         options.grow_to = self.pages;
@@ -286,6 +286,17 @@ fn default_limit(memory: u64) -> u64 {
     (memory / 8).saturating_mul(7)
 }
 
+/// What a device needs beside its store in a cgroup of its own, in bytes: the server with the
+/// buffers of some connections, and the supervisor. Measured in a cgroup of 48 MiB: 13 MiB with
+/// four connections.
+const BESIDE_STORE: u64 = 24 << 20;
+
+/// Default memory limit of the store in a cgroup that has only a device: without
+/// [`BESIDE_STORE`], but half of a smaller cgroup.
+fn default_limit_of_cgroup(limit: u64) -> u64 {
+    default_limit(limit).min(limit.saturating_sub(BESIDE_STORE)).max(limit / 2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -325,7 +336,9 @@ mod tests {
         let free = options("", None);
         assert_eq!((free.mem_limit, free.whole_part, free.reserve), (0, 0, 64 << 20));
         let limited = options("", Some(48 << 20));
-        assert_eq!((limited.mem_limit, limited.reserve), (42 << 20, 3 << 20));
+        assert_eq!((limited.mem_limit, limited.reserve), (24 << 20, 3 << 20));
+        assert_eq!(options("", Some(128 << 20)).mem_limit, 104 << 20);
+        assert_eq!(options("", Some(8 << 30)).mem_limit, 7 << 30);
         let told = options("--mem-limit 1G --reserve 9M", Some(48 << 20));
         assert_eq!((told.mem_limit, told.reserve), (1 << 30, 9 << 20));
     }

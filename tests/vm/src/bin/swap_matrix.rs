@@ -210,7 +210,7 @@ impl Case {
 
 fn run(stage: &Stage, case: Case, platen: bool) -> Result<Held> {
     let mut guest = stage.boot_with_cpus("matrix", case.memory_mib, case.cpus)?;
-    let size = case.memory_mib * if case.aim == Aim::Fill { 4 } else { 2 };
+    let size = case.memory_mib * 2;
     let way = if case.way == "nbd" { "--nbd unix:/run/platen.nbd" } else { "--ublk" };
     if platen {
         let serve = format!("--size {size}M --codec {} {way} --swap", case.codec);
