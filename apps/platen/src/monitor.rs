@@ -59,3 +59,23 @@ pub(crate) fn open_monitor(address: &UnixAddress) -> anyhow::Result<Qmp> {
     }
     Ok(qmp)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_qemu_with_colo_is_refused() {
+        let capabilities = |colo| {
+            json!([
+                {"capability": "multifd", "state": true},
+                {"capability": "x-colo", "state": colo}
+            ])
+        };
+        refuse_colo(&capabilities(false), "source").unwrap();
+        refuse_colo(&json!([]), "source").unwrap();
+        let error = refuse_colo(&capabilities(true), "destination").unwrap_err().to_string();
+        assert!(error.contains("the destination QEMU has x-colo on"), "{error}");
+    }
+}

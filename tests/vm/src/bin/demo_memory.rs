@@ -303,3 +303,28 @@ fn client(
         std::thread::sleep(Duration::from_millis(500));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verdict_names_the_loser() {
+        let run = |stored, whole| Run {
+            stored,
+            whole,
+            row: Vec::new(),
+            figures: Value::Null,
+            footprint: None,
+        };
+        let said = |zram, platen| verdict(&run(50, false), &zram, &platen);
+        assert!(said(run(100, true), run(100, true)).starts_with("platen stored all 100 values"));
+        let lost = said(run(100, true), run(90, false));
+        assert!(lost.contains("LOST: redis was killed at 90 values, 90 % of the 100"), "{lost}");
+        assert!(run(90, false).kept() < run(100, true).kept());
+        let lost = said(run(100, true), run(100, false));
+        assert!(lost.contains("LOST: it stored all 100 values, and not all"), "{lost}");
+        let both = said(run(100, false), run(110, false));
+        assert!(both.contains("platen at 110 values (220 %") && both.contains("zram at 100"));
+    }
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{ensure, Result};
 use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 
-use crate::swapping::replaced_twice;
+use crate::swapping::{beside_the_store, replaced_twice};
 
 /// The guest's memory, in MiB.
 fn memory() -> u64 {
@@ -28,6 +28,7 @@ fn replaced(mut guest: Guest, codec: &str) -> Result<()> {
     let size = memory() * 5 / 2;
     guest.serve(&format!("--size {size}M --codec {codec} --ublk --swap"), "page-cluster")?;
     guest.check()?;
+    beside_the_store(&mut guest, memory())?;
     // Each page compresses to half, so twice as much is stored as the program has beyond memory.
     let eat = guest.available_mib()? + memory() * 5 / 8;
     let eater = format!("mib={eat} half=1 seconds=10 until=/tmp/enough check=16");
