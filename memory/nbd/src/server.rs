@@ -305,7 +305,7 @@ impl<B: Backend> Server<B> {
         let io = |error: io::Error| Ended::Connection(error.into());
         stream.set_read_timeout(None).map_err(io)?;
         stream.set_write_timeout(None).map_err(io)?;
-        // What is allocated from here on takes its place.
+        // The allocations from here on take its place.
         drop(reserved);
         let mut queue = self.backend.open().map_err(Ended::Queue)?;
         if !session.structured {

@@ -220,11 +220,15 @@ impl Store {
     pub(crate) fn refuses_whole(&self) -> bool {
         let limit = self.heap.regions.limit();
         let part = self.options.whole_part;
-        let beyond = part > 0
-            && limit < u64::MAX
-            && self.is_short()
-            && sum(&self.counters, |c| &c.huge) >= limit / part;
-        beyond && self.refusals.ask()
+        if part == 0 || limit == u64::MAX || !self.is_short() {
+            return false;
+        }
+        let pages = sum(&self.counters, |c| &c.pages);
+        let huge = sum(&self.counters, |c| &c.huge);
+        let backed = sum(&self.counters, |c| &c.backed);
+        // The counters need not agree exactly.
+        let smaller = pages.saturating_sub(huge.saturating_add(backed));
+        huge >= smaller.saturating_add(limit / part) && self.refusals.ask()
     }
 
     fn look(&self, memory: &mut Memory) {

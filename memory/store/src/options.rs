@@ -23,9 +23,10 @@ pub struct Options {
     /// keeper that gets no CPU, though for 5 s at most.
     pub patience: Duration,
     /// While the machine is short of memory ([`Store::is_short`](crate::Store::is_short)): the part
-    /// of the limit, as its divisor, that pages stored as they are may take. A write of one more
-    /// fails as full: it would take as much memory as it frees. If hardly any written page
-    /// compresses, they are stored all the same (`refusals.rs`). 0: any number.
+    /// of the limit, as its divisor, that pages stored as they are may take, beside one such page
+    /// for each page that is stored smaller. A write of one more fails as full: it would take as
+    /// much memory as it frees. If hardly any written page compresses, they are stored all the same
+    /// (`refusals.rs`). 0: any number.
     pub whole_part: u64,
 }
 

@@ -21,12 +21,14 @@ const PAGE: usize = 4096;
 /// Maximum pages of an area: the header has 32 bits for the number of the last page.
 const MOST_PAGES: u64 = u32::MAX as u64;
 
-/// Maximum areas of a disk at the start. The kernel has room for 23 to 29 in all.
-const MOST_AREAS: u64 = 8;
+/// Maximum areas of a disk at the start. The kernel has room for 23 to 29 in all, those of other
+/// disks included.
+const MOST_AREAS: u64 = 14;
 
 /// Minimum size of an area in bytes. A smaller one costs more than it saves: each CPU fills its own
 /// cluster of 2 MiB.
-const LEAST_AREA: u64 = 32 << 20;
+const LEAST_AREA: u64 = 16 << 20;
+const LEAST_AREA_OF_CPU: u64 = 4 << 20;
 
 /// Alignment of areas, in bytes.
 const ALIGNMENT: u64 = 1 << 20;
@@ -47,7 +49,8 @@ pub struct Use {
 
 /// Creates swap areas on a disk and starts swapping to them; returns their number. The first area
 /// has `priority` (0 to 32767), each further one a priority lower by one. There is a single area if
-/// the disk is small, if `priority` is 0, or if the kernel refuses partitions or more areas.
+/// the disk is small, if `priority` is 0, or if the kernel refuses partitions; there are fewer if
+/// the kernel refuses as many.
 ///
 /// Enables discards, so that the kernel discards a cluster once all of its slots are free; without
 /// discards the pages would stay stored.
@@ -65,13 +68,17 @@ pub fn begin(disk: &Path, priority: u16) -> io::Result<usize> {
     // Removes the partitions of a helper that was killed.
     partition::remove_all(&file);
     let priority = priority.min(0x7fff);
-    let number = (size / LEAST_AREA).min(MOST_AREAS).min(u64::from(priority) + 1);
-    if number > 1 {
+    let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64);
+    let least = (cpus * LEAST_AREA_OF_CPU).max(LEAST_AREA);
+    let mut number = (size / least).min(MOST_AREAS).min(u64::from(priority) + 1);
+    while number > 1 {
         let begun = split(&file, disk, size, number).and_then(|areas| on_all(&areas, priority));
         match begun {
             Ok(number) => return Ok(number),
+            // Other disks may have the areas that the kernel has room for.
             Err(_) => partition::remove_all(&file),
         }
+        number /= 2;
     }
     write_header(&file, size)?;
     on_all(&[disk.to_owned()], priority)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::sys;
 
 /// The highest number of a partition that this module adds.
-pub(crate) const LAST: u32 = 16;
+pub(crate) const LAST: u32 = 20;
 
 /// A partition of a disk; start and length in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

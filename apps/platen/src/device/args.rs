@@ -111,7 +111,7 @@ pub(crate) struct ServeArgs {
     /// (module nbd) is the block device
     #[arg(long)]
     pub(crate) swap: bool,
-    /// Priority of the disk's first swap area, 0 to 32767; up to 7 further areas follow, each a
+    /// Priority of the disk's first swap area, 0 to 32767; up to 13 further areas follow, each a
     /// priority lower by one. The kernel fills areas of higher priority first
     #[arg(long, default_value_t = 100, requires = "swap", value_parser = clap::value_parser!(u16).range(0..=32767))]
     pub(crate) swap_priority: u16,

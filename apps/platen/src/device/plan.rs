@@ -286,7 +286,7 @@ fn default_limit(memory: u64) -> u64 {
     (memory / 8).saturating_mul(7)
 }
 
-/// What a device needs beside its store in a cgroup of its own, in bytes: the server with the
+/// Memory of a device beside its store in a cgroup of its own, in bytes: the server with the
 /// buffers of some connections, and the supervisor. Measured in a cgroup of 48 MiB: 13 MiB with
 /// four connections.
 const BESIDE_STORE: u64 = 24 << 20;

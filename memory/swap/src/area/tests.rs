@@ -31,7 +31,7 @@ fn the_last_page_is_the_devices_last_or_the_most_that_can_be_counted() {
 
 #[test]
 fn areas_fill_the_disk_without_a_gap() {
-    for (size, number) in [(512 << 20, 8), ((64 << 20) + 4096, 2), (100 << 20, 3), (7 << 40, 8)] {
+    for (size, number) in [(512 << 20, 14), ((64 << 20) + 4096, 4), (100 << 20, 6), (7 << 40, 14)] {
         let mut end = 0;
         let mut count = 0;
         for (start, len) in ranges(size, number) {
@@ -47,27 +47,27 @@ fn areas_fill_the_disk_without_a_gap() {
 #[test]
 fn areas_are_added_behind_the_last_one_up_to_the_disk_s_end() {
     use partition::Partition;
-    let eight = |each: u64| -> Vec<Partition> {
-        (1..=8)
+    let fourteen = |each: u64| -> Vec<Partition> {
+        (1..=14)
             .map(|number| Partition { number, start: u64::from(number - 1) * each, len: each })
             .collect()
     };
     for (each, size, expected) in [
-        (64 << 20, 512 << 20, 0),
-        (64 << 20, (512 << 20) + 4096, 0),
-        (64 << 20, (512 << 20) + (1 << 20), 1),
-        (64 << 20, 768 << 20, 4),
-        (64 << 20, (576 << 20) + 8192, 1),
-        (64 << 20, 1 << 30, 8),
+        (64 << 20, 896 << 20, 0),
+        (64 << 20, (896 << 20) + 4096, 0),
+        (64 << 20, (896 << 20) + (1 << 20), 1),
+        (64 << 20, 1152 << 20, 4),
+        (64 << 20, (960 << 20) + 8192, 1),
+        (64 << 20, 1280 << 20, 6),
         // As many as there may be: larger ones.
-        (64 << 20, 8 << 30, 8),
+        (64 << 20, 8 << 30, 6),
     ] {
-        let before = eight(each);
+        let before = fourteen(each);
         let added = additions(size, &before);
         assert_eq!(added.len(), expected, "{size}");
-        let mut end = 8 * each;
+        let mut end = 14 * each;
         for (nth, &(number, start, len)) in added.iter().enumerate() {
-            assert_eq!((number as usize, start), (9 + nth, end));
+            assert_eq!((number as usize, start), (15 + nth, end));
             assert!(number <= partition::LAST && len >= ALIGNMENT);
             end += len;
         }
