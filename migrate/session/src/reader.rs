@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// A link without bytes for this long is lost (W24): three heartbeats. The reader checks every half
 /// second, so a dead peer is found within 4 s.
 pub const SILENCE: Duration = Duration::from_secs(3);
+/// The most of it that one wait for bytes counts, which ends after half a second. A longer one shows
+/// that this host stood still: the peer's bytes, if it stood still too, may come only now.
+const MOST_OF_A_WAIT: Duration = Duration::from_secs(1);
 /// Bytes of a duplicate frame to read at once.
 const SCRATCH: usize = 16 << 10;
 
@@ -175,24 +178,26 @@ fn fill(
 ) -> Result<bool, SessionError> {
     let before = link.wire();
     let mut done = 0;
-    let mut heard = Instant::now();
+    let mut silent = Duration::ZERO;
     while done < out.len() {
+        let begun = Instant::now();
         match link.read(&mut out[done..]) {
             Ok(0) if done == 0 && may_end => return Ok(false),
             Ok(0) => return Err(session.link_lost("cut inside a frame")),
             Ok(n) => {
                 done += n;
-                heard = Instant::now();
-                session.links.note_received(heard);
+                silent = Duration::ZERO;
+                session.links.note_received(Instant::now());
             }
             Err(error) if would_block(&error) => {
                 if session.has_failed() {
                     return Err(session.link_lost("the session has ended"));
                 }
+                silent += begun.elapsed().min(MOST_OF_A_WAIT);
                 if error.kind() == ErrorKind::Interrupted {
-                    heard = Instant::now();
+                    silent = Duration::ZERO;
                 }
-                if heard.elapsed() >= SILENCE {
+                if silent >= SILENCE {
                     return Err(SessionError::Silent {
                         peer: session.peer.clone(),
                         seconds: SILENCE.as_secs(),

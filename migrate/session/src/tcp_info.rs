@@ -82,13 +82,29 @@ mod tests {
         let (mut peer, _) = listener.accept().unwrap();
         socket.write_all(b"a word").unwrap();
         peer.read_exact(&mut [0; 6]).unwrap();
-        assert!(!progress(&socket, u32::MAX).waits);
+        let until = Instant::now() + Duration::from_secs(60);
+        // The peer may have the bytes before their acknowledgement is here.
+        while progress(&socket, u32::MAX).waits {
+            assert!(Instant::now() < until, "{:?}", progress(&socket, u32::MAX));
+            std::thread::yield_now();
+        }
         socket.set_nonblocking(true).unwrap();
         let mut sent = 0;
-        while let Ok(n) = socket.write(&[7; 1 << 16]) {
-            sent += n;
-        }
-        let full = progress(&socket, u32::MAX);
+        // The kernel enlarges the socket's buffer with each acknowledgement: it may be full once
+        // before the peer's window is.
+        let mut before = Progress::default();
+        let full = loop {
+            while let Ok(n) = socket.write(&[7; 1 << 16]) {
+                sent += n;
+            }
+            let now = progress(&socket, u32::MAX);
+            if now.waits && now == before {
+                break now;
+            }
+            assert!(Instant::now() < until, "{now:?}");
+            before = now;
+            std::thread::sleep(Duration::from_millis(20));
+        };
         assert!(!is_acknowledged(&socket));
         assert!(
             full.waits && full.acked < 6 + sent as u64,

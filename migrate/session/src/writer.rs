@@ -28,10 +28,11 @@ use turns::Cap;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long sending the ABORT of a session may take, and how long its acknowledgement.
 const ABORT_TIME: Duration = Duration::from_secs(1);
-/// How long reading a link may take that takes no more bytes.
-const LAST_READ: Duration = Duration::from_secs(3);
 /// How often the acknowledgement, or the reader's end, is looked for.
 const ACK_LOOK: Duration = Duration::from_millis(1);
+/// So many looks, in 3 s or more, are for the reader of a link that takes no more bytes. They are
+/// counted because the reader does not run either while this host stands still.
+const LAST_READ: u32 = 3000;
 
 /// Writes the queued frames until the link or the session ends.
 pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWriter) {
@@ -63,8 +64,10 @@ pub(crate) fn run(session: &Session, state: &Arc<LinkState>, mut link: LinkWrite
 /// Waits for the reader of a link that takes no more bytes. A peer that closed may have sent its
 /// reason before: then an ABORT is still to be read.
 fn await_reader(session: &Session, state: &LinkState) {
-    let deadline = Instant::now() + LAST_READ;
-    while !state.is_dead() && !session.has_failed() && Instant::now() < deadline {
+    for _ in 0..LAST_READ {
+        if state.is_dead() || session.has_failed() {
+            return;
+        }
         std::thread::sleep(ACK_LOOK);
     }
 }
@@ -80,9 +83,14 @@ fn abort(session: &Session, link: &mut LinkWriter, note: &[u8]) {
     }
     // A link whose path is down still takes bytes until its silence is noticed.
     let deadline = Instant::now() + ABORT_TIME;
-    while Instant::now() < deadline {
+    loop {
+        // The last look is behind the deadline: this thread may have stood still before it.
+        let is_last = Instant::now() >= deadline;
         if tcp_info::is_acknowledged(&link.socket) {
             return session.note_informed();
+        }
+        if is_last {
+            return;
         }
         std::thread::sleep(ACK_LOOK);
     }

