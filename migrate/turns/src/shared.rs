@@ -223,18 +223,22 @@ mod tests {
         let file = Turns::file(None).unwrap();
         let (one, other) = (turns(&file, 4), turns(&file, 4));
         assert!(!other.must_pause(now(), now()));
-        one.hurry();
-        let at = now();
+        // The moment of its call: this thread may stand still behind it.
+        let hurried = |who: &Turns| {
+            who.hurry();
+            who.map.state().hurried_until.load(Ordering::Relaxed) - HURRY
+        };
+        let at = hurried(&one);
         assert!(other.must_pause(at, at) && !one.must_pause(at, at));
         // Half a second at a slice, and 2 s in all.
         assert!(!other.must_pause(at, at + SECOND / 2));
         assert!(!other.must_pause(at + HURRY, at + HURRY));
         // Its own VM has stopped, too.
-        other.hurry();
+        let at = hurried(&other);
         assert!(!other.must_pause(at, at));
         drop(one);
         let third = turns(&file, 4);
-        assert!(third.must_pause(now(), now()));
+        assert!(third.must_pause(at, at));
         drop(other);
         assert!(!third.must_pause(now(), now()));
     }
