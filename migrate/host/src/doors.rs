@@ -285,6 +285,8 @@ impl Gate {
         let mut at = 0;
         while at < self.waiting.len() {
             let one = &mut self.waiting[at];
+            // Before the look: what comes while this thread stands still behind it is no silence.
+            let so_long = one.since.elapsed();
             match look(&one.socket) {
                 // Two carriers at one listening socket would take each other's connections.
                 Look::Migration if lent => {
@@ -305,7 +307,7 @@ impl Gate {
                 }
                 Look::Gone => drop(self.waiting.remove(at)),
                 found => {
-                    let (so_long, spoke) = (one.since.elapsed(), found == Look::Undecided);
+                    let spoke = found == Look::Undecided;
                     if so_long >= ASK {
                         let answer = keeper.awaits(&self.door, &one.socket, one.since);
                         one.asked = answer.is_none();

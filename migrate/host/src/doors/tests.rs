@@ -91,6 +91,8 @@ fn someone_waits(doors: &mut Doors, keeper: &mut Keeper, nth: usize) {
 #[test]
 fn all_connections_of_a_migration_are_handed_over_in_their_order() {
     let (mut doors, mut keeper) = doors(50_001, &[me()]);
+    // A VM is awaited for a minute, however late this test writes its first bytes.
+    keeper.answers = vec![Some(Awaits::Vm)];
     let connect = || TcpStream::connect((PEER, 50_001)).unwrap();
     let (mut main, mut channel, preempt) = (connect(), connect(), connect());
     // The channel's bytes come first.
@@ -249,6 +251,7 @@ fn a_unix_door_takes_a_migration_with_all_its_connections_and_refuses_other_user
 #[test]
 fn a_change_keeps_the_doors_that_stay_and_shuts_the_others() {
     let (mut doors, mut keeper) = doors(50_005, &[me()]);
+    keeper.answers = vec![Some(Awaits::Vm)];
     let connect = |port| TcpStream::connect((PEER, port)).unwrap();
     // A channel without its migration waits at the door.
     let mut channel = connect(50_005);
