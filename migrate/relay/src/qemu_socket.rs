@@ -225,7 +225,8 @@ mod tests {
 
     #[test]
     fn a_port_without_a_listener_is_named() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // At an address of its own: another test may get the port of one that all use.
+        let listener = TcpListener::bind("127.80.76.1:0").unwrap();
         let address = QemuAddress::Tcp(listener.local_addr().unwrap());
         drop(listener);
         let error = address.connect().unwrap_err();

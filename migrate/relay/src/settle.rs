@@ -139,6 +139,8 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::Arc;
 
     const END: [u8; 19] = [3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 0];
 
@@ -189,19 +191,24 @@ mod tests {
             std::thread::sleep(LOOK);
         }
         let begin = Instant::now();
+        // It writes until it has been seen for so long, however late the looks come.
+        let seen = Arc::new(AtomicBool::new(false));
+        let over = seen.clone();
         let writer = std::thread::spawn(move || {
-            while qemu.write_all(&[7; 900]).is_ok() {
+            while !over.load(Ordering::Acquire) && qemu.write_all(&[7; 900]).is_ok() {
                 std::thread::sleep(Duration::from_millis(20));
-                if begin.elapsed() > ROUND * (ROUNDS + 4) {
-                    return Some(qemu);
-                }
             }
-            None
+            qemu
         });
-        assert_eq!(settled(&mut settle, &ours), Settled::Pauses);
+        while settle.rounds.is_some() {
+            assert_eq!(settle.look(&ours), None);
+            std::thread::sleep(Duration::from_millis(5));
+        }
         assert!(begin.elapsed() >= ROUND * ROUNDS, "{:?}", begin.elapsed());
+        seen.store(true, Ordering::Release);
+        assert_eq!(settled(&mut settle, &ours), Settled::Pauses);
         drop(ours);
-        drop(writer.join().unwrap());
+        writer.join().unwrap();
     }
 
     #[test]

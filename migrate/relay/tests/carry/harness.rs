@@ -170,6 +170,19 @@ impl Receiving {
         UnixListener::bind(self.folder.path().join(name.unwrap_or("dst"))).unwrap()
     }
 
+    /// Waits until the receiver has printed this.
+    pub(crate) fn says(&self, words: &str) {
+        let until = Instant::now() + WATCHDOG;
+        loop {
+            let notices = self.host.notices.lock().unwrap().join("\n");
+            if notices.contains(words) {
+                return;
+            }
+            assert!(Instant::now() < until, "it does not say '{words}': {notices}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     pub(crate) fn result(&self) -> Result<DestinationEnd, RelayError> {
         self.ended.recv_timeout(WATCHDOG).expect("the session ends").1
     }

@@ -50,10 +50,6 @@ impl Site {
             Ok(_) => panic!("it was let in"),
         }
     }
-
-    fn notices(&self) -> String {
-        self.receiving.host.notices.lock().unwrap().join("\n")
-    }
 }
 
 pub(crate) fn credentials(folder: &tempfile::TempDir, name: &str) -> Credentials {
@@ -145,7 +141,7 @@ fn a_refused_peer_gets_the_reason_and_a_migration_in_progress_continues() {
             assert!(Instant::now() < until, "{} are counted", site.receiving.server.strangers());
             std::thread::sleep(Duration::from_millis(10));
         }
-        let notices = site.notices();
+        // What is said of each follows.
         for words in [
             "is for stranger.example; allowed here: source.example",
             "does not know the CA of this end's certificate",
@@ -154,7 +150,7 @@ fn a_refused_peer_gets_the_reason_and_a_migration_in_progress_continues() {
             "started with --insecure",
             "does not speak TLS",
         ] {
-            assert!(notices.contains(words), "'{words}' is not said: {notices}");
+            site.receiving.says(words);
         }
     });
 }
@@ -168,12 +164,7 @@ fn a_receiver_without_tls_reports_it_to_a_source_with_tls() {
         let error =
             dial(&to, Some(&site.host("source.example")), &hello()).unwrap_err().to_string();
         assert!(error.contains("without TLS: it was started with --insecure"), "{error}");
-        let until = Instant::now() + WATCHDOG;
-        while open.server.strangers() == 0 && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let notices = open.host.notices.lock().unwrap().join("\n");
-        assert!(notices.contains("this end was started with --insecure"), "{notices}");
+        open.says("this end was started with --insecure");
     });
 }
 

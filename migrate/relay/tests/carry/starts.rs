@@ -3,7 +3,8 @@
 
 use crate::bad_peers::send_main;
 use crate::harness::{
-    bounded, config, read_exactly, read_rest, readable, Options, Receiving, Sending, PAGE, WATCHDOG,
+    bounded, config, keep_alive, read_exactly, read_rest, readable, Options, Receiving, Sending,
+    PAGE, WATCHDOG,
 };
 use crate::identity::single;
 use crate::resume::hello;
@@ -55,7 +56,8 @@ fn retry(connect: impl Fn() -> Result<Source, RelayError>) -> Source {
 #[test]
 fn a_peer_that_starts_late_is_awaited() {
     bounded(|| {
-        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        // At an address of its own: another test may get the port of one that all use.
+        let taken = TcpListener::bind("127.80.76.2:0").unwrap();
         let address = taken.local_addr().unwrap();
         drop(taken);
         let mut late = config(address, Options::default());
@@ -193,6 +195,7 @@ impl Lost {
         let (destination, _) = listener.accept().unwrap();
         read_exactly(&destination, main.len());
         let session = opened.recv_timeout(WATCHDOG).unwrap();
+        keep_alive(Link::from(link.socket().try_clone().unwrap()));
         let asking = Hello { token: Some(welcome.token), ask: true, ..greeting };
         Self { _folder: folder, address, running, notices, session, link, destination, asking }
     }

@@ -46,15 +46,6 @@ fn a_source_in_doubt_learns_that_its_peer_committed_without_confirmation() {
     });
 }
 
-/// Waits until the receiver has printed this.
-fn receiver_notices(receiving: &Receiving, words: &str) {
-    let until = Instant::now() + WATCHDOG;
-    while !receiving.host.notices.lock().unwrap().join("\n").contains(words) {
-        assert!(Instant::now() < until, "it does not say: {words}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// The source in doubt learns that the destination has confirmed, and informs its QEMU.
 fn confirmed_by_the_answer(rig: Rig) {
     rig.cutter.release();
@@ -76,7 +67,7 @@ fn a_source_in_doubt_succeeds_by_the_answer_of_a_peer_that_has_confirmed() {
             (&rig.destination).write_all(&SHUT_OK).unwrap();
             noticed(&rig.sending, "Look at the destination");
             if destination == SHORT {
-                receiver_notices(&rig.receiving, "answering for up to");
+                rig.receiving.says("answering for up to");
             }
             confirmed_by_the_answer(rig);
         }
@@ -89,7 +80,7 @@ fn a_link_that_returns_after_a_confirmed_destination_gave_up_is_an_answer() {
         let rig = rig(<[u8]>::len, [RESUME, SHORT]);
         rig.cutter.hold();
         (&rig.destination).write_all(&SHUT_OK).unwrap();
-        receiver_notices(&rig.receiving, "answering for up to");
+        rig.receiving.says("answering for up to");
         confirmed_by_the_answer(rig);
     });
 }
@@ -119,7 +110,7 @@ fn a_stopped_receiver_does_not_wait_for_a_question() {
         let rig = rig(<[u8]>::len, [RESUME, SHORT]);
         rig.cutter.hold();
         (&rig.destination).write_all(&SHUT_OK).unwrap();
-        receiver_notices(&rig.receiving, "answering for up to");
+        rig.receiving.says("answering for up to");
         rig.receiving.server.stop();
         let error = rig.receiving.result().unwrap_err();
         assert!(matches!(error, RelayError::Unheard { .. }), "{error}");
@@ -140,7 +131,7 @@ fn a_destination_that_confirms_in_an_outage_without_credit_is_known_to_have_conf
         std::thread::sleep(A_WHILE);
         (&rig.destination).write_all(&SHUT_OK).unwrap();
         noticed(&rig.sending, "Look at the destination");
-        receiver_notices(&rig.receiving, "answering for up to");
+        rig.receiving.says("answering for up to");
         confirmed_by_the_answer(rig);
     });
 }
