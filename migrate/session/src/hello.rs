@@ -12,6 +12,11 @@ use tls::TlsError;
 pub const VERSION: u16 = 2;
 /// How long a peer may take for its half of the hello (W5).
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest wait for bytes. One that takes more than twice as long shows that this host stood
+/// still.
+const WAIT: Duration = Duration::from_millis(500);
+/// The shortest: zero would mean no time-out.
+const A_MOMENT: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 8] = *b"PLATEN\r\n";
 const MAX_JSON: usize = 8192;
 const PREAMBLE_BYTES: usize = 20;
@@ -239,7 +244,8 @@ pub fn write_preamble<T: Serialize>(
     link.write_all(&bytes).map_err(|error| lost(peer, &error))
 }
 
-/// Reads a preamble and its JSON; all of it must arrive within `timeout`.
+/// Reads a preamble and its JSON; all of it must arrive within `timeout`, of which the time for which
+/// this host stands still counts little.
 ///
 /// # Errors
 /// Anything other than a preamble of our version with valid JSON.
@@ -248,37 +254,41 @@ pub fn read_preamble<T: DeserializeOwned>(
     peer: &str,
     timeout: Duration,
 ) -> Result<T, SessionError> {
-    let deadline = Instant::now() + timeout;
+    let mut left = timeout;
     let mut head = [0; PREAMBLE_BYTES];
     // The magic first, on its own: a port scanner that sends eight wrong bytes is refused at once.
     let (first, rest) = head.split_at_mut(MAGIC.len());
-    read_by(link, peer, first, deadline)?;
+    read_by(link, peer, first, &mut left)?;
     check_magic(peer, *first.first_chunk().expect("as long as the magic"))?;
-    read_by(link, peer, rest, deadline)?;
+    read_by(link, peer, rest, &mut left)?;
     let mut json = vec![0; json_len(peer, &head)?];
-    read_by(link, peer, &mut json, deadline)?;
+    read_by(link, peer, &mut json, &mut left)?;
     decode_json(peer, &head, &json)
 }
 
+/// Reads as long as there is time left, and then what has come already.
 fn read_by(
     link: &mut Link,
     peer: &str,
     out: &mut [u8],
-    deadline: Instant,
+    left: &mut Duration,
 ) -> Result<(), SessionError> {
     let mut done = 0;
     while done < out.len() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let detail = format!("only {done} of {} bytes came in time", out.len());
-            return Err(SessionError::Hello { peer: peer.into(), detail });
-        }
-        link.socket().set_read_timeout(Some(left)).map_err(|error| lost(peer, &error))?;
-        match link.read(&mut out[done..]) {
+        let wait = (*left).clamp(A_MOMENT, WAIT);
+        link.socket().set_read_timeout(Some(wait)).map_err(|error| lost(peer, &error))?;
+        let begun = Instant::now();
+        let got = link.read(&mut out[done..]);
+        *left = left.saturating_sub(begun.elapsed().min(2 * WAIT));
+        match got {
             Ok(0) => {
                 return Err(SessionError::LinkLost { peer: peer.into(), detail: CLOSED.into() })
             }
             Ok(n) => done += n,
+            Err(error) if would_block(&error) && left.is_zero() => {
+                let detail = format!("only {done} of {} bytes came in time", out.len());
+                return Err(SessionError::Hello { peer: peer.into(), detail });
+            }
             Err(error) if would_block(&error) => {}
             Err(error) => return Err(lost(peer, &error)),
         }
@@ -382,6 +392,18 @@ mod tests {
             assert!(served(&bytes[..cut], true).is_err(), "cut at {cut}");
         }
         assert!(served(&bytes[..SILENT], false).unwrap_err().to_string().contains("in time"));
+    }
+
+    /// As after a time for which this host stood still.
+    #[test]
+    fn a_hello_that_has_come_is_read_when_its_time_is_over() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        let bytes = recorded();
+        client.write_all(&bytes).unwrap();
+        while socket.peek(&mut vec![0; bytes.len()]).unwrap() < bytes.len() {}
+        read_preamble::<Hello>(&mut Link::from(socket), "the client", Duration::ZERO).unwrap();
     }
 
     #[test]

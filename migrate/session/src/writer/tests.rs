@@ -150,6 +150,9 @@ fn a_link_without_frames_to_send_sends_heartbeats() {
     theirs.set_read_timeout(Some(10 * crate::reader::SILENCE)).unwrap();
     let mut frame = [0; HEADER_BYTES];
     for _ in 0..2 {
+        // The link of a peer that is silent is lost after 3 s.
+        let beat = Header::free(FrameType::Heartbeat, 0).to_bytes();
+        std::io::Write::write_all(&mut theirs, &beat).unwrap();
         std::io::Read::read_exact(&mut theirs, &mut frame).expect("nothing came in 30 s");
         assert_eq!(Header::from_bytes(&frame, 65536).unwrap().kind, FrameType::Heartbeat);
     }
