@@ -108,8 +108,11 @@ fn a_host_joins_by_ssh_and_its_configuration_is_not_replaced() {
     let folder = rig.at("bin");
     std::fs::create_dir(&folder).unwrap();
     let ssh = folder.join("ssh");
-    std::fs::write(&ssh, script).unwrap();
-    std::fs::set_permissions(&ssh, PermissionsExt::from_mode(0o755)).unwrap();
+    // Written by another process: one that another test is starting would have a copy of a file
+    // that is open for writing here, and the kernel does not execute such a file.
+    let make = ["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\""];
+    let made = Command::new("sh").args(make).arg(&ssh).arg(script).status().unwrap();
+    assert!(made.success());
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     let (ca, common) = (rig.at("ca"), rig.config());
     let by_ssh = |to: &str| {

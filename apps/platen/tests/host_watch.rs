@@ -261,15 +261,21 @@ fn metrics_are_served_where_the_configuration_says_and_count_migrations() {
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         line.unwrap_or_else(|| panic!("no {name}: {text}")).parse().unwrap()
     };
-    let a = scrape(TcpStream::connect(&tcp).unwrap());
     let of = |what: &str| format!("platen_host_migrations_ended_total{{{what}}}");
-    assert_eq!(sample(&a, &of("role=\"source\",status=\"completed\"")), 1.0);
+    // A migration is counted when it is in the history.
+    let completed = of("role=\"source\",status=\"completed\"");
+    let scraped = || scrape(TcpStream::connect(&tcp).unwrap());
+    until(|| sample(&scraped(), &completed) > 0.0);
+    let a = scraped();
+    assert_eq!(sample(&a, &completed), 1.0);
     assert_eq!(sample(&a, "platen_host_doors_open"), 4.0);
     assert!(sample(&a, "platen_host_stream_bytes_total{role=\"source\"}") > 1_000_000.0);
     let left = sample(&a, "platen_host_certificate_end_seconds") - rig::now() as f64 / 1e3;
     assert!((800.0..830.0).contains(&(left / 86_400.0)), "{left}");
-    let b_text = scrape(UnixStream::connect(&unix).unwrap());
-    assert_eq!(sample(&b_text, &of("role=\"destination\",status=\"completed\"")), 1.0);
+    let completed = of("role=\"destination\",status=\"completed\"");
+    let scraped = || scrape(UnixStream::connect(&unix).unwrap());
+    until(|| sample(&scraped(), &completed) > 0.0);
+    assert_eq!(sample(&scraped(), &completed), 1.0);
     let mode = std::fs::metadata(&unix).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
     // Its socket goes with the service.

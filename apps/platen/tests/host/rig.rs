@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each of the test programs uses a part")]
 
 use serde_json::Value;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, PipeWriter, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -147,28 +147,33 @@ pub(crate) fn finish(source: &TcpStream, mut destination: &TcpStream, stream: &[
 /// A platen that runs, and what it says.
 pub(crate) struct Platen {
     child: Child,
+    /// Its standard error.
+    errors: PipeWriter,
     lines: Receiver<String>,
     said: Vec<String>,
 }
 
+/// Written behind all that a platen has said.
+const END: &str = "that is all";
+
 impl Platen {
     fn start(args: &[&str], environment: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_platen"))
+        let (reader, errors) = std::io::pipe().unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_platen"))
             .args(args)
             .envs(environment.iter().copied())
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stderr(errors.try_clone().unwrap())
             .process_group(0)
             .spawn()
             .unwrap();
-        let errors = BufReader::new(child.stderr.take().unwrap());
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
-            for line in errors.lines().map_while(Result::ok) {
+            for line in BufReader::new(reader).lines().map_while(Result::ok) {
                 let _ = sender.send(line);
             }
         });
-        Self { child, lines, said: Vec::new() }
+        Self { child, errors, lines, said: Vec::new() }
     }
 
     /// Waits for a line with these words.
@@ -212,9 +217,12 @@ impl Platen {
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(500)) {
-            self.said.push(line);
+        // Its carriers write whole lines.
+        writeln!(self.errors, "{END}").unwrap();
+        while !self.said.last().is_some_and(|line| line == END) {
+            self.said.push(self.lines.recv_timeout(WATCHDOG).expect("what it has said"));
         }
+        self.said.pop();
         (status.code(), self.said.join("\n"))
     }
 
@@ -293,8 +301,9 @@ impl Rig {
     fn made(settings: &str, proxy: Option<Proxy>) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        // Test programs may run at the same time.
-        let unique = (std::process::id() % 900) * 16 + number;
+        // Test programs may run at the same time, and have fewer rigs than this.
+        assert!(number < 64, "the next program's addresses");
+        let unique = (std::process::id() % 468) * 64 + number;
         let net =
             (u8::try_from(100 + unique / 250 % 120).unwrap(), u8::try_from(unique % 250).unwrap());
         let rig = Self { folder: tempfile::tempdir().unwrap(), net, proxy };
