@@ -80,6 +80,17 @@ impl Served {
         Pid::from_raw(i32::try_from(stat["pid"].as_i64()?).ok()?)
     }
 
+    /// The server that answers, as soon as one does.
+    fn there(&self) -> Pid {
+        let mut server = None;
+        let start = Instant::now();
+        while server.is_none() {
+            assert!(start.elapsed() < LONG, "no server answers");
+            server = self.server();
+        }
+        server.expect("it is there")
+    }
+
     fn write(&self, bytes: &[u8]) {
         let mut client = simple::client(&self.path("nbd"), LONG);
         client.write_all(&simple::request(WRITE, 1, 0, LEN, bytes)).unwrap();
@@ -128,7 +139,7 @@ fn bytes() -> Vec<u8> {
 fn a_stopped_server_is_replaced_and_its_pages_are_intact() {
     let served = Served::start();
     served.write(&bytes());
-    let stopped = served.server().unwrap();
+    let stopped = served.there();
     kill_process(stopped, Signal::STOP).unwrap();
     // It answers a client that waits, too: the listening socket has outlived it.
     assert_eq!(served.read(), bytes());
@@ -141,7 +152,7 @@ fn a_stopped_server_is_replaced_and_its_pages_are_intact() {
 #[test]
 fn an_idle_or_busy_server_is_not_replaced() {
     let served = Served::start();
-    let first = served.server();
+    let first = served.there();
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(15) {
         served.write(&bytes());
@@ -149,7 +160,7 @@ fn an_idle_or_busy_server_is_not_replaced() {
     }
     std::thread::sleep(Duration::from_secs(10));
     assert_eq!(served.read(), bytes());
-    assert_eq!(served.server(), first, "{}", served.log());
+    assert_eq!(served.there(), first, "{}", served.log());
 }
 
 /// Nine deaths in a row once destroyed all data. The pauses between them are ended by hand.
@@ -163,8 +174,9 @@ fn a_dozen_deaths_in_a_row_lose_no_page() {
             kill_process(Pid::from_child(&served.supervisor), Signal::USR1).unwrap();
             served.server().is_some_and(|pid| Some(pid) != last)
         });
-        last = served.server();
-        kill_process(last.unwrap(), Signal::KILL).unwrap();
+        let server = served.there();
+        last = Some(server);
+        kill_process(server, Signal::KILL).unwrap();
     }
     kill_process(Pid::from_child(&served.supervisor), Signal::USR1).unwrap();
     assert_eq!(served.read(), bytes());
@@ -178,7 +190,7 @@ fn a_dozen_deaths_in_a_row_lose_no_page() {
 fn a_connection_without_memory_is_refused_and_the_others_are_served() {
     let served = Served::start();
     served.write(&bytes());
-    let server = served.server().unwrap();
+    let server = served.there();
     limit_memory(server, Some(16 << 20));
     let mut open = Vec::new();
     let refused = (0..16).find(|_| match served.read_first_page() {
@@ -189,13 +201,15 @@ fn a_connection_without_memory_is_refused_and_the_others_are_served() {
         None => true,
     });
     assert!(refused.is_some_and(|number| number > 0), "{refused:?} was refused");
-    let log = served.log();
     // There is no room for its buffers, or for its thread.
-    let said = log.contains("of memory for it") || log.contains("no thread");
-    assert!(said && !log.contains("has died"), "{log}");
+    served.wait("it is not said", |served| {
+        let log = served.log();
+        log.contains("of memory for it") || log.contains("no thread")
+    });
+    assert!(!served.log().contains("has died"), "{}", served.log());
     open.clear();
     served.wait("there is memory again", |served| served.connect().is_some());
-    assert_eq!(served.server(), Some(server));
+    assert_eq!(served.there(), server);
 }
 
 /// A server with memory for a thread's stack, but not for the stack of its signal handler, once
@@ -208,7 +222,7 @@ fn a_connection_without_memory_for_the_start_of_its_thread_is_refused() {
     for _ in 0..3 {
         drop(served.read_first_page().unwrap());
     }
-    let server = served.server().unwrap();
+    let server = served.there();
     let mut open = Vec::new();
     let mut refused = 0;
     for step in 0..26 {
@@ -228,7 +242,7 @@ fn a_connection_without_memory_for_the_start_of_its_thread_is_refused() {
     drop(open);
     let log = served.log();
     assert!(!log.contains("has died"), "{log}");
-    assert_eq!(served.server(), Some(server));
+    assert_eq!(served.there(), server);
     assert_eq!(served.read(), bytes());
 }
 
@@ -238,7 +252,7 @@ fn a_connection_without_memory_for_the_start_of_its_thread_is_refused() {
 fn connections_that_begin_at_once_share_no_memory() {
     let served = Served::start();
     served.write(&bytes());
-    let server = served.server().unwrap();
+    let server = served.there();
     limit_memory(server, Some(16 << 20));
     let begun: Vec<_> = (0..12).filter_map(|_| served.connect()).collect();
     assert!((1..12).contains(&begun.len()), "{} of 12 may begin", begun.len());
@@ -246,7 +260,7 @@ fn connections_that_begin_at_once_share_no_memory() {
     drop(open);
     let log = served.log();
     assert!(!log.contains("has died"), "{log}");
-    assert_eq!(served.server(), Some(server));
+    assert_eq!(served.there(), server);
 }
 
 /// Sets the soft limit of `server`'s address space to `more` bytes above its present size, or to

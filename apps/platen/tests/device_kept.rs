@@ -91,6 +91,9 @@ impl Served {
     fn without_server(&self, meanwhile: impl FnOnce()) -> Pid {
         let server = self.server();
         self.signal(Signal::STOP);
+        let supervisor = format!("/proc/{}/stat", self.supervisor.id());
+        // A signal that is on its way would let it see the death.
+        wait("it does not stop", || fs::read_to_string(&supervisor).unwrap().contains(") T "));
         kill_process(server, Signal::KILL).unwrap();
         let stat = format!("/proc/{}/stat", server.as_raw_nonzero());
         wait("it does not die", || fs::read_to_string(&stat).unwrap().contains(") Z "));

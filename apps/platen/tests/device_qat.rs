@@ -68,7 +68,14 @@ impl Served {
     }
 
     fn numbers(&self) -> serde_json::Value {
-        serde_json::from_str::<serde_json::Value>(&self.stat(true)).unwrap()[0].clone()
+        let start = Instant::now();
+        loop {
+            // None comes from a server that stands still with the whole machine.
+            match serde_json::from_str::<serde_json::Value>(&self.stat(true)) {
+                Ok(all) if all[0].is_object() => return all[0].clone(),
+                _ => assert!(start.elapsed() < HANG, "no numbers: {}", self.log()),
+            }
+        }
     }
 
     fn client(&self) -> Client {

@@ -176,19 +176,21 @@ fn a_standby_server_has_the_memory_for_its_backing_device() {
         command.args(["-c", &script]).stdin(std::os::fd::OwnedFd::from(theirs));
         let mut child = command.spawn().unwrap();
         drop(command);
-        let kib = || {
+        // Whether it sleeps, and its memory.
+        let look = || {
             let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
-            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-            line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse::<u64>().unwrap())
+            let of = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+            let kib =
+                of("VmRSS:").map_or(0, |of| of.trim().trim_end_matches(" kB").parse().unwrap());
+            (of("State:").is_some_and(|state| state.contains('S')), kib)
         };
-        // Until it gets no larger: it has all that it waits with.
-        let (mut most, mut since) = (0, Instant::now());
-        while since.elapsed() < Duration::from_secs(1) || most < 12 << 10 {
-            let now = kib();
-            if now > most {
-                (most, since) = (now, Instant::now());
-            }
-            assert!(since.elapsed() < Duration::from_secs(300), "it has only {most} KiB");
+        // Until it sleeps and gets no larger, look after look: it has all that it waits with.
+        let (mut most, mut same, start) = (0, 0, Instant::now());
+        while same < 100 || most < 12 << 10 {
+            let (sleeps, now): (_, u64) = look();
+            same = if sleeps && now <= most { same + 1 } else { 0 };
+            most = most.max(now);
+            assert!(start.elapsed() < Duration::from_secs(300), "it has only {most} KiB");
             std::thread::sleep(Duration::from_millis(10));
         }
         drop(ours);
