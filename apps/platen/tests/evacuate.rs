@@ -1,8 +1,11 @@
 //! `platen evacuate` with made monitors: what it refuses, interrupts, and its own death.
 
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{kill_process, test_kill_process, Pid, Signal};
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -58,15 +61,18 @@ fn serve(mut client: UnixStream, migration: &str, dirty: u64) -> std::io::Result
 
 struct Rig {
     folder: tempfile::TempDir,
-    /// A port on which nothing listens.
+    /// A port on which nothing listens, and a socket that no other process may have it for that.
     peer: String,
+    _bound: OwnedFd,
 }
 
 impl Rig {
     fn new() -> Self {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let peer = free.local_addr().unwrap().to_string();
-        Self { folder: tempfile::tempdir().unwrap(), peer }
+        let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+        let bound = net::socket_with(AddressFamily::INET, kind, flags, None).unwrap();
+        net::bind(&bound, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let peer = SocketAddrV4::try_from(net::getsockname(&bound).unwrap()).unwrap().to_string();
+        Self { folder: tempfile::tempdir().unwrap(), peer, _bound: bound }
     }
 
     fn at(&self, name: &str) -> PathBuf {

@@ -89,7 +89,8 @@ impl Rig {
         let json = path(&folder.path().join("receive.json"));
         let mut receive = Platen::start(
             limits,
-            &["receive", "--insecure", "--listen", "127.0.0.1:0", "--deliver", &deliver]
+            // At an address of its own: a port that it leaves for a moment gets no other test.
+            &["receive", "--insecure", "--listen", "127.80.76.3:0", "--deliver", &deliver]
                 .into_iter()
                 .chain(["--once", "--json", &json])
                 .collect::<Vec<_>>(),

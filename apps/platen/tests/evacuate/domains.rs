@@ -2,8 +2,6 @@
 
 use super::*;
 
-use std::os::unix::fs::PermissionsExt;
-
 /// A `virsh` with the domains `web` and `db` that run, `rest` that is paused, and `off`. The
 /// migration of `db` fails, that of `rest` lasts until it is interrupted.
 const VIRSH: &str = r#"#!/bin/sh
@@ -27,8 +25,11 @@ esac
 
 fn evacuate(rig: &Rig, log: &str, words: &[&str]) -> Evacuate {
     let virsh = rig.at("virsh");
-    std::fs::write(&virsh, VIRSH).unwrap();
-    std::fs::set_permissions(&virsh, PermissionsExt::from_mode(0o755)).unwrap();
+    // Written by another process: one that another test is starting would have a copy of a file
+    // that is open for writing here, and the kernel does not execute such a file.
+    let make = ["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\""];
+    let made = Command::new("sh").args(make).arg(&virsh).arg(VIRSH).status().unwrap();
+    assert!(made.success());
     let path = format!("{}:{}", rig.folder.path().display(), std::env::var("PATH").unwrap());
     let log = rig.at(log);
     let errors = std::fs::File::create(&log).unwrap();

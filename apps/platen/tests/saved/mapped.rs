@@ -56,7 +56,7 @@ fn machine(folder: &Path) -> Vec<String> {
 }
 
 /// A part of the guest's memory.
-fn memory(folder: &Path, qemu: &Qemu, first: u64, len: u64) -> Vec<u8> {
+pub(super) fn memory(folder: &Path, qemu: &Qemu, first: u64, len: u64) -> Vec<u8> {
     let file = folder.join("memory");
     let arguments = json!({ "val": first, "size": len, "filename": file });
     qemu.monitor().execute("pmemsave", Some(arguments)).unwrap();
