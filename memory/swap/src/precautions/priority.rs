@@ -82,6 +82,13 @@ fn is_one_of(comm: &str, name: &str) -> bool {
 mod tests {
     use super::*;
     use std::sync::mpsc::channel;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    /// One test after the other: [`prefer`] waits for a thread of any of them that has no name yet.
+    fn turn() -> MutexGuard<'static, ()> {
+        static TURN: Mutex<()> = Mutex::new(());
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     /// The scheduling policy of a thread: the 41st field of its `stat`.
     fn policy(thread: i32) -> i32 {
@@ -112,6 +119,7 @@ mod tests {
 
     #[test]
     fn threads_that_are_numbered_are_preferred_as_well() {
+        let _turn = turn();
         let names = ["fetch-0", "fetch-3", "fetch", "fetcher", "fetch-", "fetch-x", "other"];
         let (say, said) = channel();
         let threads: Vec<_> = names
@@ -149,12 +157,14 @@ mod tests {
 
     #[test]
     fn an_unknown_thread_name_is_an_error_that_names_it() {
+        let _turn = turn();
         let error = prefer("renamed").unwrap_err();
         assert!(error.source.to_string().contains("no thread is called renamed"), "{error:?}");
     }
 
     #[test]
     fn a_thread_that_has_not_started_is_awaited() {
+        let _turn = turn();
         let first = fs::read_to_string("/proc/self/comm").unwrap();
         let (say, said) = channel();
         let (end, ended) = channel::<()>();

@@ -35,6 +35,9 @@ fn pauses_grow_to_10_s_and_a_steady_server_resets_them() {
     assert_eq!(backoff.died(short), Duration::from_millis(50));
 }
 
+/// Only a hang takes longer.
+const LONG: Duration = Duration::from_secs(300);
+
 /// A service of shell scripts, which record what they do in a file.
 struct Shell {
     script: String,
@@ -67,8 +70,8 @@ impl Shell {
             up: None,
             down: None,
             train: None,
-            ready_limit: Duration::from_secs(60),
-            end_limit: Duration::from_secs(60),
+            ready_limit: LONG,
+            end_limit: LONG,
             pulse: None,
             resume: None,
             notify: None,
@@ -137,10 +140,12 @@ impl Service for Shell {
         Some(command)
     }
     fn down(&mut self) -> Option<Command> {
-        self.down.as_ref().map(|script| self.sh(script))
+        let command = self.down.as_ref().map(|script| self.sh(script))?;
+        self.log.borrow_mut().push("down".into());
+        Some(command)
     }
     fn down_limit(&self) -> Duration {
-        Duration::from_secs(20)
+        LONG
     }
     fn ready_limit(&self) -> Duration {
         self.ready_limit
@@ -201,7 +206,7 @@ fn run(shell: &mut Shell, text: &'static str) -> Result<(), SuperviseError> {
     let over = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&over);
     let asking = std::thread::spawn(move || {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + LONG;
         while Instant::now() < deadline && !seen.load(Ordering::Acquire) {
             if fs::read_to_string(&note).unwrap_or_default().contains(text) {
                 break;
@@ -301,6 +306,10 @@ fn the_end_does_not_wait_for_a_pause() {
     shell.down = Some("until [ $(grep -c x $NOTE) = 12 ]; do sleep 0.01; done".into());
     run(&mut shell, "x\nx\nx\nx\n").unwrap();
     assert_eq!(shell.noted().matches('x').count(), 12);
+    let log = shell.log.borrow();
+    let asked = log.iter().position(|line| line == "down").unwrap();
+    assert!(log[..asked].iter().any(|line| line.contains("another in")), "{log:?}");
+    assert!(!log[asked..].iter().any(|line| line.contains("another in")), "{log:?}");
 }
 
 /// Starts a request and makes no progress: asleep, or spinning.
@@ -340,17 +349,20 @@ fn a_service_manager_gets_ready_and_watchdog_messages() {
     let path = shell.folder.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
     shell.notify = Some(path.to_str().unwrap().to_owned());
-    shell.up = Some("sleep 3".into());
-    let note = shell.note();
+    // The device is up after the first of the watchdog's messages.
+    shell.up = Some("until [ -e ${NOTE%note}watched ]; do sleep 0.05; done".into());
+    let (note, watched) = (shell.note(), shell.folder.path().join("watched"));
     let hearing = std::thread::spawn(move || {
         let mut heard = Vec::new();
         let mut bytes = [0; 256];
         while heard.last().is_none_or(|last| last != "STOPPING=1") {
             let got = manager.recv(&mut bytes).unwrap();
             heard.push(String::from_utf8_lossy(&bytes[..got]).into_owned());
-            if heard.last().is_some_and(|last| last == "READY=1") {
+            match heard.last().map(String::as_str) {
+                Some("WATCHDOG=1") => fs::write(&watched, "").unwrap(),
                 // Only then the end is asked for.
-                fs::write(&note, "ready").unwrap();
+                Some("READY=1") => fs::write(&note, "ready").unwrap(),
+                _ => {}
             }
         }
         heard

@@ -69,16 +69,17 @@ fn a_request_for_another_server_ends_when_requests_reach_it() {
 #[test]
 fn a_successor_that_fails_before_its_takeover_changes_nothing() {
     let stands_by = "echo stands by >&0; read line; echo wrong $line >> $NOTE";
-    for (successor, no_hand_over, why) in [
-        ("exit 3", None, "the new server ended with exit status: 3"),
-        ("exec sleep 1000", None, "the new server did not get its memory in"),
-        (stands_by, Some("no such program"), "no such program"),
+    let short = Duration::from_secs(1);
+    for (successor, limit, no_hand_over, why) in [
+        ("exit 3", LONG, None, "the new server ended with exit status: 3"),
+        ("exec sleep 1000", short, None, "the new server did not get its memory in"),
+        (stands_by, LONG, Some("no such program"), "no such program"),
     ] {
         let mut shell = Shell::new(
             "echo ready >&0; echo up >> $NOTE; until [ -e ${NOTE%note}renewed ]; do sleep 0.01; \
              done; echo over >> $NOTE; read line; echo $line >> $NOTE",
         );
-        shell.ready_limit = Duration::from_secs(1);
+        shell.ready_limit = limit;
         (shell.successor, shell.no_hand_over) = (successor.into(), no_hand_over);
         let (noted, log) = renew(&mut shell, "over");
         assert_eq!(noted, "up\nover\nend\n", "{log}");
