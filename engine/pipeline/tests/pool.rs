@@ -211,8 +211,14 @@ fn room_is_found_in_any_worker_and_busy_is_counted() {
     let gate = Arc::new(Barrier::new(THREADS + 1));
     let submitter = Submitter::new(Arc::clone(&pool), Arc::clone(&results), false);
     let filled = fill(&pool, &results, &gate);
-    assert_eq!(pool.busy_workers(), THREADS);
     assert_eq!(pool.waiting(), THREADS * 4);
+    // A worker is busy from a moment after it has taken its job.
+    let began = Instant::now();
+    while pool.busy_workers() < THREADS {
+        assert!(began.elapsed() < Duration::from_secs(200), "{} are busy", pool.busy_workers());
+        thread::yield_now();
+    }
+    assert_eq!(pool.busy_workers(), THREADS);
     submitter.pass_by(6);
     for _ in 0..2 {
         assert!(
