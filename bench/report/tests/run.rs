@@ -129,9 +129,11 @@ fn an_interrupted_run_leaves_a_page_and_lets_programs_and_their_children_clean_u
         ("good", "echo '{}' > \"$file\""),
         (
             "cleans",
-            "sh -c 'trap \"sleep 1; touch child-cleaned; exit 1\" TERM; touch begun; \
+            // Both have their traps before the run is interrupted.
+            "trap 'touch cleaned; exit 1' TERM\n\
+             sh -c 'trap \"sleep 1; touch child-cleaned; exit 1\" TERM; touch begun; \
              while :; do sleep 0.1; done' &\n\
-             trap 'touch cleaned; exit 1' TERM; while :; do sleep 0.1; done",
+             while :; do sleep 0.1; done",
         ),
     ]);
     let stop = AtomicBool::new(false);
