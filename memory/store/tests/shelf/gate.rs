@@ -1,6 +1,8 @@
 //! A disk that answers no read while a gate is shut, and pages written back to it.
 
+use std::cell::Cell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use store::{format_backing, Batch, Page, Seen, Store, MAX_OBJECT};
@@ -9,7 +11,16 @@ use super::Shelf;
 
 static GATE: (Mutex<bool>, Condvar) = (Mutex::new(true), Condvar::new());
 
+thread_local! {
+    static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
+}
+
+static HAS_COME: AtomicBool = AtomicBool::new(false);
+
 fn wait_at_gate() {
+    if IS_WATCHED.get() {
+        HAS_COME.store(true, Ordering::Release);
+    }
     let open = GATE.0.lock().unwrap();
     drop(GATE.1.wait_while(open, |open| !*open).unwrap());
 }
@@ -17,6 +28,16 @@ fn wait_at_gate() {
 pub(crate) fn set_gate(open: bool) {
     *GATE.0.lock().unwrap() = open;
     GATE.1.notify_all();
+}
+
+/// From now on [`has_come`] says whether the calling thread has come to the gate.
+pub(crate) fn watch_this_thread() {
+    HAS_COME.store(false, Ordering::Release);
+    IS_WATCHED.set(true);
+}
+
+pub(crate) fn has_come() -> bool {
+    HAS_COME.load(Ordering::Acquire)
 }
 
 pub(crate) fn is_gate_open() -> bool {
