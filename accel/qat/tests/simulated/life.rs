@@ -154,7 +154,7 @@ fn a_silent_device_costs_the_deadline_once_and_is_used_again_when_it_answers() {
 fn a_device_that_is_reset_is_used_again() {
     let sim = Sim::turn();
     let qat = sim.start().unwrap();
-    let mut engine = Engine::new(Some(&qat), impatient());
+    let mut engine = Engine::new(Some(&qat), options());
     let pieces = sim::pieces(200, 4096, false, 19);
     sim.script("at 20 reset 30");
     sim::run(&mut engine, &pieces, 64);
@@ -178,7 +178,7 @@ fn an_engine_on_a_dead_instance_takes_a_free_one() {
     // Two devices: the death of the first leaves the second.
     sim.script("instances 2; packages 2");
     let qat = sim.start().unwrap();
-    let mut engine = Engine::new(Some(&qat), impatient());
+    let mut engine = Engine::new(Some(&qat), options());
     sim.script("at 5 instance=0 fatal");
     let pieces = sim::pieces(60, 4096, true, 23);
     sim::run(&mut engine, &pieces, 32);
@@ -204,7 +204,7 @@ fn a_stop_with_requests_that_never_complete_ends_and_frees_none_of_their_memory(
     // And the next life has no part in it.
     sim.script("reset");
     let qat = sim.start().unwrap();
-    let mut engine = Engine::new(Some(&qat), impatient());
+    let mut engine = Engine::new(Some(&qat), options());
     sim::run(&mut engine, &pieces, 40);
     assert_eq!(engine.counters().snapshot().by_device, 40);
 }
@@ -218,7 +218,7 @@ fn requests_of_a_dropped_engine_free_the_instance_when_they_complete() {
     sim.script("at 1 silence");
     sim::run(&mut engine, &sim::pieces(40, 4096, true, 31), 40);
     drop(engine);
-    let mut engine = Engine::new(Some(&qat), impatient());
+    let mut engine = Engine::new(Some(&qat), options());
     assert!(!engine.on_device());
     sim.script("now revive");
     poll_until(&mut engine, Engine::on_device);

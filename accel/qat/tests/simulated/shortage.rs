@@ -39,32 +39,52 @@ fn stream(engine: &mut Engine, window: usize, mut enough: impl FnMut(&Engine) ->
     }
 }
 
+/// Delivers all that is in flight.
+fn finish(engine: &mut Engine) {
+    let start = Instant::now();
+    while engine.in_flight() > 0 {
+        if engine.poll(|_, result| assert!(result.is_ok())) == 0 {
+            engine.wait();
+        }
+        assert!(start.elapsed() < sim::HANG, "{:#?}", engine.counters().snapshot());
+    }
+}
+
+/// Streams to devices that lose requests by this script, until `enough`, and expects fewer late
+/// requests than `most`. Where a busy machine puts the device's thread aside for a second, all that
+/// it has are late: tries again then.
+fn loses(instances: u32, script: &str, most: u64, enough: impl Fn(&Sim, &Engine) -> bool) {
+    for left in (0..5).rev() {
+        let sim = Sim::turn();
+        sim.script(&format!("instances {instances}; latency 30"));
+        let qat = sim.start().unwrap();
+        let mut engine = Engine::new(Some(&qat), patient());
+        sim.script(script);
+        stream(&mut engine, 32, |engine| enough(&sim, engine));
+        let counted = engine.counters().snapshot();
+        assert!(counted.suspicions >= 1, "{counted:#?}");
+        if counted.deadlines < most {
+            return;
+        }
+        assert!(left > 0, "{counted:#?}");
+    }
+}
+
 #[test]
 fn a_device_that_loses_a_request_now_and_then_is_suspected_at_the_third_check_that_finds_one() {
-    let sim = Sim::turn();
-    sim.script("instances 1; latency 30");
-    let qat = sim.start().unwrap();
-    let mut engine = Engine::new(Some(&qat), patient());
     // It answers the others, so it is never silent, and is far from having lost half of its slots.
-    sim.script("every 1000 late 3600000 1");
-    stream(&mut engine, 32, |engine| engine.counters().snapshot().suspicions > 0);
-    let counted = engine.counters().snapshot();
-    assert!(counted.deadlines < 12, "{counted:#?}");
+    loses(1, "every 1000 late 3600000 1", 12, |_, engine| {
+        engine.counters().snapshot().suspicions > 0
+    });
 }
 
 #[test]
 fn a_device_that_loses_some_requests_is_exchanged_before_it_has_lost_all_slots() {
-    let sim = Sim::turn();
-    sim.script("instances 2; latency 30");
-    let qat = sim.start().unwrap();
-    let mut engine = Engine::new(Some(&qat), patient());
-    sim.script("every 40 instance=0 late 3600000 1");
     // It loses what it gets; each time its probes are answered it gets more, until half of its
     // slots are gone. Its session stays, for it still owes answers; the second is that of its
     // successor.
-    stream(&mut engine, 32, |_| sim.counters().sessions == 2);
-    let counted = engine.counters().snapshot();
-    assert!(counted.suspicions >= 1 && counted.deadlines < 100, "{counted:#?}");
+    let exchanged = |sim: &Sim, _: &Engine| sim.counters().sessions == 2;
+    loses(2, "every 40 instance=0 late 3600000 1", 100, exchanged);
 }
 
 #[test]
@@ -166,7 +186,8 @@ fn a_dead_instance_holds_its_memory_until_it_restarts() {
     let sim = Sim::turn();
     sim.script("instances 2; packages 2");
     let qat = sim.start().unwrap();
-    let mut engine = Engine::new(Some(&qat), options());
+    let patient = EngineOptions { deadline: Duration::from_secs(60), ..options() };
+    let mut engine = Engine::new(Some(&qat), patient);
     sim::run(&mut engine, &sim::pieces(20, 4096, true, 67), 16);
     sim.script("now instance=0 fatal");
     let start = Instant::now();
@@ -193,7 +214,7 @@ fn a_silent_device_costs_one_deadline_for_each_instance_and_no_more() {
     sim.script("now silence");
     // Given up, then exchanged for the other one, and that given up.
     stream(&mut engine, 32, |engine| engine.counters().snapshot().suspicions == 2);
-    stream(&mut engine, 32, |engine| engine.in_flight() < 8);
+    finish(&mut engine);
     let (after, start) = (engine.counters().snapshot(), Instant::now());
     stream(&mut engine, 32, |_| start.elapsed() > Duration::from_millis(1500));
     let counted = engine.counters().snapshot();
@@ -242,6 +263,10 @@ fn jobs_that_the_device_completes_late_are_withdrawn_from_software() {
                 // All are late, and queued; this took longer than software has for one look. Those
                 // behind it are answered before the next one.
                 sim.script("now revive");
+                while sim.counters().plain_bytes < 60 * 4096 {
+                    std::thread::sleep(Duration::from_millis(1));
+                    assert!(start.elapsed() < sim::HANG, "{:#?}", sim.counters());
+                }
                 std::thread::sleep(Duration::from_millis(300));
             }
         });
