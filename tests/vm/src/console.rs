@@ -132,9 +132,9 @@ impl Console {
     /// Waits until a counter of [`Self::work`] is above `before`.
     ///
     /// # Errors
-    /// When it stands still for a minute.
+    /// When it stands still for minutes.
     pub fn wait_work(&mut self, counter: &str, before: u64) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
             if self.work(counter)? > before {
                 return Ok(());

@@ -95,7 +95,7 @@ impl Vm {
             argv.extend(["-incoming", "defer"].map(String::from));
         }
         let mut process = Proc::spawn(name, prefix, &argv, folder)?;
-        let limit = Duration::from_secs(60);
+        let limit = Duration::from_secs(300);
         let connect = || -> Result<(Monitor, Console)> {
             Ok((
                 Monitor::connect(name, &socket("qmp"), limit)?,

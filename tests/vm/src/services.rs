@@ -55,7 +55,7 @@ impl Services {
         for side in sides {
             let config = lab.scratch("platen.toml");
             let tls = lab.certificates()?.of(side).display();
-            let text = format!("tls_dir = \"{tls}\"\nresume_timeout = 4\n{lines}\n{hosts}");
+            let text = format!("tls_dir = \"{tls}\"\nresume_timeout = 8\n{lines}\n{hosts}");
             std::fs::write(&config, text)?;
             configs.push(config);
             folders.push(lab.scratch("run"));

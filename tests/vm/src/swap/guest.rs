@@ -16,7 +16,7 @@ pub const SHORT: Duration = Duration::from_secs(600);
 pub const LONG: Duration = Duration::from_secs(1200);
 
 /// The time limit of what a server does by itself.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = SHORT;
 
 /// The pause between two looks at a log: each costs a guest under TCG 0.1 s of its CPU.
 const POLL: Duration = Duration::from_secs(1);

@@ -318,11 +318,10 @@ impl SwapVm {
         .to_vec();
         argv.extend(drive);
         let mut process = Proc::spawn(name, &[], &argv, &folder)?;
-        let begun =
-            Console::connect(name, &tty, Duration::from_secs(20)).and_then(|mut console| {
-                console.wait_ready(LONG)?;
-                Ok(console)
-            });
+        let begun = Console::connect(name, &tty, LONG).and_then(|mut console| {
+            console.wait_ready(LONG)?;
+            Ok(console)
+        });
         match begun {
             Ok(console) => Ok(Self { console, process, folder, _ticket: ticket }),
             Err(error) => {

@@ -136,7 +136,7 @@ fn dictionary(guest: &mut Guest, keys: u64) -> Result<()> {
 
 /// Waits until the server has judged a dictionary; returns whether it uses it.
 fn judged(guest: &mut Guest) -> Result<bool> {
-    let deadline = Instant::now() + Duration::from_secs(240);
+    let deadline = Instant::now() + SHORT;
     loop {
         if guest.stat("dictionary_installed")? > 0 {
             return Ok(true);
@@ -144,7 +144,7 @@ fn judged(guest: &mut Guest) -> Result<bool> {
         if guest.stat("dictionary_no_gain")? > 0 {
             return Ok(false);
         }
-        ensure!(Instant::now() < deadline, "no dictionary was judged in 240 s");
+        ensure!(Instant::now() < deadline, "no dictionary was judged in {SHORT:?}");
         std::thread::sleep(Duration::from_millis(200));
     }
 }

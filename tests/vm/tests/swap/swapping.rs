@@ -129,7 +129,7 @@ fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     ensure!(log.contains("ok pages="), "{log}");
     // The kernel discards a cluster of slots once all of them are free. The pages of other programs
     // decide how many clusters that are.
-    let deadline = Instant::now() + Duration::from_secs(240);
+    let deadline = Instant::now() + SHORT;
     let gone = loop {
         let gone = discarded(guest)? - by_kernel;
         if gone >= 2 * CLUSTER {

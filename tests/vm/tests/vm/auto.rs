@@ -139,7 +139,7 @@ fn refused(stage: &mut Stage, flags: &[&str], words: &str) -> Result<()> {
     let mut vm = stage.vm()?;
     let nobody = "127.0.0.1:1".parse()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, nobody, flags)?;
-    let ended = migrate.process.wait(Duration::from_secs(20))?;
+    let ended = migrate.process.wait(LIMIT)?;
     let said = migrate.process.output();
     ensure!(!ended.status.success() && said.contains(words), "{ended:?}: {said}");
     vm.guest.verify()?;

@@ -158,7 +158,7 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             // Idle: the rest at the VM's stop fits the socket of a relay that does not read.
             flight.go()?;
             flight.waits_for(&["pre-switchover"])?;
-            wait_until_idle(&stage.lab, &mut flight.relay)?;
+            wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
             flight.relay.process.signal(Signal::STOP)?;
             flight.switch_over()?;
             // From here on QEMU answers nothing before it has written all.
@@ -168,14 +168,14 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             // Idle: the rest at the VM's stop fits the socket of a QEMU that does not read.
             flight.go()?;
             flight.waits_for(&["pre-switchover"])?;
-            wait_until_idle(&stage.lab, &mut flight.relay)?;
+            wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
             flight.destination.process.signal(Signal::STOP)?;
             let crossed = stage.lab.net.crossed()?;
             flight.switch_over()?;
             flight.waits_for(&["device"])?;
             // Device state and its description have at least this many bytes, compressed.
             flight.wait_crossed(stage, crossed + (6 << 10))?;
-            wait_until_idle(&stage.lab, &mut flight.relay)?;
+            wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
             let status = flight.vm.monitor.migration_status()?;
             ensure!(status == "device", "with the destination stopped the source is {status}");
         }
@@ -195,7 +195,7 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
             flight.destination.process.signal(Signal::STOP)?;
             flight.vm.monitor.execute("migrate-start-postcopy", json!({}))?;
             flight.waits_for(&["postcopy-device"])?;
-            wait_until_idle(&stage.lab, &mut flight.relay)?;
+            wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
             let status = flight.vm.monitor.migration_status()?;
             ensure!(status == "postcopy-device", "with the destination stopped it is {status}");
         }
@@ -224,7 +224,7 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
                 ensure!(Instant::now() < deadline, "the source does not send all");
                 std::thread::sleep(Duration::from_millis(10));
             }
-            wait_until_idle(&stage.lab, &mut flight.relay)?;
+            wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
             let status = flight.vm.monitor.migration_status()?;
             ensure!(status == "postcopy-active", "with the destination stopped it is {status}");
         }

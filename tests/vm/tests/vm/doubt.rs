@@ -66,7 +66,7 @@ impl Switchover {
             ensure!(waits, "it does not come to the switchover; {}", migrate.process.tail());
             std::thread::sleep(Duration::from_millis(20));
         }
-        wait_until_idle(&stage.lab, &mut migrate)?;
+        wait_until_idle(&stage.lab, [&migrate, &receive.platen])?;
         Ok(Self { vm, destination, receive, migrate })
     }
 
@@ -145,7 +145,7 @@ fn before_it_is_confirmed(stage: &mut Stage) -> Result<()> {
     switchover.vm.monitor.wait_migration(&["device"], NOTICE)?;
     // Device state and its description have at least this many bytes, compressed.
     wait_crossed(&stage.lab, crossed + (6 << 10), &mut switchover.migrate)?;
-    wait_until_idle(&stage.lab, &mut switchover.migrate)?;
+    wait_until_idle(&stage.lab, [&switchover.migrate, &switchover.receive.platen])?;
     let begun = swallow(stage)?;
     switchover.destination.process.signal(Signal::CONT)?;
     switchover.destination.assert_running().context("the destination has it all")?;

@@ -22,7 +22,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 fn one_wrong_bit(stage: &mut Stage) -> Result<()> {
     let mut vm = stage.vm()?;
     vm.guest.verify()?;
-    vm.guest.command("corrupt 12345 4095", std::time::Duration::from_secs(60))?;
+    vm.guest.command("corrupt 12345 4095", crate::stage::NOTICE)?;
     let error = match vm.guest.verify() {
         Ok(verified) => anyhow::bail!("a wrong bit was not found: {verified:?}"),
         Err(error) => error.to_string(),

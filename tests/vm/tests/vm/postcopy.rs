@@ -108,7 +108,8 @@ fn by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
 fn ctrl_c_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     let (mut vm, mut destination, mut migrate, _receive) = into_postcopy_by_migrate(stage, spec)?;
     migrate.process.signal(Signal::INT)?;
-    std::thread::sleep(Duration::from_millis(500));
+    // Two signals that a process has not yet taken are one.
+    migrate.process.wait_for_output("pages of it are still to come", NOTICE)?;
     let here = vm.monitor.run_state()?;
     ensure!(here != "running", "the source's VM is {here}, which the destination has");
     destination.assert_running()?;

@@ -292,7 +292,9 @@ fn stranded(stage: &mut Stage, spec: &VmSpec, struck: Struck) -> Result<()> {
     let proxy =
         MonitorProxy::start(&path, &vm.platen_monitor(), "switchover-ack", "pre-switchover")?;
     let qmp = format!("unix:{}", proxy.path().display());
-    let words = ["rehearse", "--qmp", &qmp, "--seconds", "20"];
+    // One that is killed must not end by itself before that.
+    let seconds = if struck == Struck::Killed { "600" } else { "20" };
+    let words = ["rehearse", "--qmp", &qmp, "--seconds", seconds];
     let mut rehearse = Platen::start(&stage.lab, "rehearse", vm.side(), &words)?;
     vm.wait_active(&mut rehearse.process)?;
     must_converge(&mut vm)?;

@@ -18,8 +18,9 @@ pub(crate) const LOAD: (u64, u64, u64) = (4000, 30, 48);
 /// The time limit for all processes to notice a failure.
 pub(crate) const NOTICE: Duration = Duration::from_secs(120);
 
-/// How long a relay waits for a killed peer, which it cannot know to be gone for good.
-pub(crate) const PATIENCE: [&str; 2] = ["--resume-timeout", "4"];
+/// How long a relay waits for a killed peer, which it cannot know to be gone for good. With the 3 s
+/// of silence before that, longer than a busy machine puts a relay aside that is well.
+pub(crate) const PATIENCE: [&str; 2] = ["--resume-timeout", "8"];
 
 /// The reason a scenario was not run.
 #[derive(Debug)]
@@ -157,20 +158,30 @@ pub(crate) fn wait_crossed(lab: &Lab, mark: u64, mover: &mut Platen) -> Result<(
     Ok(())
 }
 
-/// Waits until only heartbeats cross the link.
-pub(crate) fn wait_until_idle(lab: &Lab, mover: &mut Platen) -> Result<()> {
+/// Waits until only heartbeats cross the link, and these relays have nothing to do.
+pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
     let mut quiet = 0;
     let deadline = Instant::now() + NOTICE;
     while Instant::now() < deadline {
         let before = lab.net.crossed()?;
         std::thread::sleep(Duration::from_millis(150));
-        quiet = if lab.net.crossed()? - before < 4096 { quiet + 1 } else { 0 };
-        // Longer than a process with work waits for the CPU on a busy machine.
+        let rests = lab.net.crossed()? - before < 4096
+            && !relays.iter().any(|relay| waits_for_cpu(relay.process.id()));
+        quiet = if rests { quiet + 1 } else { 0 };
         if quiet == 8 {
             return Ok(());
         }
     }
-    bail!("the link does not come to rest; {}", mover.process.tail())
+    bail!("the link does not come to rest; {}", relays[0].process.tail())
+}
+
+/// Whether a thread of a process runs, or would with a CPU: on a busy machine that may take long.
+fn waits_for_cpu(process: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    tasks.map(|task| task.path().join("stat")).any(|stat| {
+        let stat = std::fs::read_to_string(stat).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('R'))
+    })
 }
 
 /// A migration in progress.
