@@ -160,7 +160,8 @@ fn wait_for_state(lab: &Lab, expected: &str) -> Result<()> {
 pub(crate) fn at_once(lab: &mut Lab) -> Result<()> {
     let _allowed = Userfaultfd::allowed()?;
     let saved = Saved::of(lab, &[])?;
-    let restore = saved.begin(lab, &SLOW)?;
+    // Slow enough to look at it while RAM is loaded, on a busy machine too.
+    let restore = saved.begin(lab, &["--push-rate", "8M"])?;
     restore.says(RUNS, 1)?;
     wait_for_state(lab, "running (post-copy)")?;
     ensure!(!restore.said()?.contains(LOADED), "it was loaded before anybody could look");
