@@ -74,20 +74,39 @@ fn a_temporarily_unreadable_device_is_attached_and_used_once_readable() {
     }
 }
 
+/// A disk whose next read fails.
+#[derive(Clone, Debug)]
+struct FailsOnce(Shelf, Arc<AtomicBool>);
+
+impl Disk for FailsOnce {
+    fn blocks(&self) -> std::io::Result<u64> {
+        self.0.blocks()
+    }
+
+    fn read(&self, block: u32, out: &mut Block) -> std::io::Result<()> {
+        match self.1.swap(false, Ordering::Relaxed) {
+            true => Err(std::io::Error::from_raw_os_error(5)),
+            false => self.0.read(block, out),
+        }
+    }
+
+    fn write(&self, block: u32, blocks: &[Block]) -> std::io::Result<()> {
+        self.0.write(block, blocks)
+    }
+}
+
 #[test]
 fn a_failed_read_is_retried_before_the_page_is_lost() {
-    let disk = Shelf::new(60);
-    let (store, worker) = written_back(&disk, 1, 1);
-    disk.0.fail_reads.store(5, Ordering::Relaxed);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while store.backing_stats().unwrap().failed_reads < 2 {
-                std::thread::yield_now();
-            }
-            disk.0.fail_reads.store(0, Ordering::Relaxed);
-        });
-        assert_eq!(read(&worker, 0).unwrap(), Some(bytes(0, 1, MAX_OBJECT)));
-    });
+    let disk = FailsOnce(Shelf::new(60), Arc::new(AtomicBool::new(false)));
+    let store = given(1, &disk);
+    store.set_backing(Box::new(disk.clone()), "shelf").unwrap();
+    let mut worker = store.worker().unwrap();
+    worker.put(0, 1, &bytes(0, 1, MAX_OBJECT)).unwrap();
+    assert_eq!(write_back(&mut worker, 0..1).unwrap().pages, 1);
+    disk.1.store(true, Ordering::Relaxed);
+    assert_eq!(read(&worker, 0).unwrap(), Some(bytes(0, 1, MAX_OBJECT)));
+    assert!(!disk.1.load(Ordering::Relaxed));
+    assert_eq!(store.backing_stats().unwrap().failed_reads, 1);
 }
 
 #[test]
