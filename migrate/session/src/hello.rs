@@ -244,8 +244,8 @@ pub fn write_preamble<T: Serialize>(
     link.write_all(&bytes).map_err(|error| lost(peer, &error))
 }
 
-/// Reads a preamble and its JSON; all of it must arrive within `timeout`, of which the time for which
-/// this host stands still counts little.
+/// Reads a preamble and its JSON; all of it must arrive within `timeout`, of which the time for
+/// which this host stands still counts little.
 ///
 /// # Errors
 /// Anything other than a preamble of our version with valid JSON.

@@ -105,7 +105,7 @@ fn strangers_get_no_answer_and_do_no_harm() {
             assert!(std::time::Instant::now() < until, "{}", receiving.server.strangers());
             std::thread::sleep(Duration::from_millis(10));
         }
-        // What is said of each follows.
+        // The notice of each follows.
         for words in ["does not speak", "limit 8192", "checksum"] {
             receiving.says(words);
         }

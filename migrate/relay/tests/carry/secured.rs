@@ -141,7 +141,7 @@ fn a_refused_peer_gets_the_reason_and_a_migration_in_progress_continues() {
             assert!(Instant::now() < until, "{} are counted", site.receiving.server.strangers());
             std::thread::sleep(Duration::from_millis(10));
         }
-        // What is said of each follows.
+        // The notice of each follows.
         for words in [
             "is for stranger.example; allowed here: source.example",
             "does not know the CA of this end's certificate",

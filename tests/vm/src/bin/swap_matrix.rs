@@ -227,7 +227,7 @@ impl Case {
         }
     }
 
-    /// What platen stores at least, in per cent of zram's values, where redis is killed on both.
+    /// The least that platen stores, in per cent of zram's values, where redis is killed on both.
     fn least(&self) -> u64 {
         if self.memory_mib < 256 {
             78
