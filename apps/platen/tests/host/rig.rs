@@ -219,7 +219,7 @@ impl Platen {
         };
         // Its carriers write whole lines.
         writeln!(self.errors, "{END}").unwrap();
-        while !self.said.last().is_some_and(|line| line == END) {
+        while self.said.last().is_none_or(|line| line != END) {
             self.said.push(self.lines.recv_timeout(WATCHDOG).expect("what it has said"));
         }
         self.said.pop();
