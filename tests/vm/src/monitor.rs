@@ -16,8 +16,6 @@ pub struct Monitor {
     reader: BufReader<UnixStream>,
     line: String,
     events: VecDeque<Value>,
-    /// Commands of [`Monitor::answers`] whose answer is still to come.
-    late: usize,
 }
 
 /// The time limit of a command: QEMU's monitor blocks while it loads device state under TCG.
@@ -51,7 +49,6 @@ impl Monitor {
             reader: BufReader::new(stream),
             line: String::new(),
             events: VecDeque::new(),
-            late: 0,
         };
         let greeting = monitor.message(Instant::now() + PATIENCE)?.context("no greeting")?;
         if greeting.get("QMP").is_none() {
@@ -77,20 +74,23 @@ impl Monitor {
         self.request(command, json!({"exec-oob": command, "arguments": arguments}))
     }
 
-    /// Whether QEMU answers a command within `limit`. The answer may come later.
+    /// Whether QEMU answers a command within `limit`. If not, the answer may come later, and no other
+    /// command can follow.
     ///
     /// # Errors
-    /// If the monitor closes.
-    pub fn answers(&mut self, limit: Duration) -> Result<bool> {
-        self.send("query-name", &json!({"execute": "query-name"}))?;
+    /// QEMU's own error text, or that the monitor closes.
+    pub fn answers(&mut self, command: &str, limit: Duration) -> Result<bool> {
+        self.send(command, &json!({"execute": command}))?;
         let deadline = Instant::now() + limit;
         while let Some(message) = self.message(deadline)? {
+            if let Some(error) = message.get("error") {
+                bail!("{} refuses {command}: {}", self.name, error["desc"]);
+            }
             if message.get("return").is_some() {
                 return Ok(true);
             }
             self.events.push_back(message);
         }
-        self.late += 1;
         Ok(false)
     }
 
@@ -108,10 +108,6 @@ impl Monitor {
             let Some(message) = self.message(deadline)? else {
                 bail!("{} does not answer {command} within {PATIENCE:?}", self.name);
             };
-            if self.late > 0 && message.get("return").is_some() {
-                self.late -= 1;
-                continue;
-            }
             if let Some(answer) = message.get("return") {
                 return Ok(answer.clone());
             }

@@ -56,7 +56,7 @@ pub(crate) enum Phase {
     /// The last RAM is being sent.
     Device,
     /// The source QEMU has written its whole stream, and its relay has not read the end: see
-    /// [`reach_unread`]. QEMU 7.2 and 10 answer nothing while they write their last RAM.
+    /// [`cancelled_unread`]. QEMU 7.2 and 10 answer nothing while they write their last RAM.
     Unread,
     /// The destination QEMU's socket has the whole stream, and the destination has not confirmed
     /// it.
@@ -77,19 +77,15 @@ const CRAWLS: Rate = Rate::Mbit(8);
 /// How long a QEMU whose last RAM fits the socket of a stopped relay may take to answer.
 const FITS: Duration = Duration::from_secs(30);
 
-/// A migration in [`Phase::Unread`]. On a busy machine a guest can write more between the last look
-/// of QEMU 7.2 at its dirty pages and the VM's stop than fits the socket. QEMU then answers nothing
-/// until the relay reads. That migration completes, and another one begins.
-fn reach_unread(stage: &mut Stage, spec: &VmSpec) -> Result<Flight> {
+/// A migration that was cancelled in [`Phase::Unread`]. On a busy machine a guest can write more
+/// between the last look of QEMU 7.2 at its dirty pages and the VM's stop than fits the socket.
+/// QEMU then answers nothing until the relay reads. Another VM takes its place.
+fn cancelled_unread(stage: &mut Stage, spec: &VmSpec) -> Result<Flight> {
     for _ in 0..5 {
         let mut flight = reach(stage, spec, Phase::Unread)?;
-        if flight.vm.monitor.answers(FITS)? {
+        if flight.vm.monitor.answers("migrate_cancel", FITS)? {
             return Ok(flight);
         }
-        flight.relay.process.signal(Signal::CONT)?;
-        flight.land().context("a migration whose last RAM did not fit the socket")?;
-        flight.destination.guest.verify()?;
-        stage.park_other(flight.destination);
     }
     bail!("the last RAM of five migrations did not fit the socket of a stopped relay")
 }
@@ -292,10 +288,13 @@ fn pauses(stage: &mut Stage, spec: &VmSpec, channels: u32) -> Result<()> {
 /// same VM can migrate again.
 fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
     let mut flight = match phase {
-        Phase::Unread => reach_unread(stage, spec)?,
-        _ => reach(stage, spec, phase)?,
+        Phase::Unread => cancelled_unread(stage, spec)?,
+        _ => {
+            let mut flight = reach(stage, spec, phase)?;
+            flight.vm.monitor.execute("migrate_cancel", json!({}))?;
+            flight
+        }
     };
-    flight.vm.monitor.execute("migrate_cancel", json!({}))?;
     if phase == Phase::Setup {
         flight.relay.process.signal(Signal::CONT)?;
         return cancelled_in_setup(stage, flight, spec);
