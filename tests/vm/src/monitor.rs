@@ -74,8 +74,8 @@ impl Monitor {
         self.request(command, json!({"exec-oob": command, "arguments": arguments}))
     }
 
-    /// Whether QEMU answers a command within `limit`. If not, the answer may come later, and no other
-    /// command can follow.
+    /// Whether QEMU answers a command within `limit`. If not, the answer may come later, and no
+    /// other command can follow.
     ///
     /// # Errors
     /// QEMU's own error text, or that the monitor closes.
