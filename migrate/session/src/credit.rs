@@ -261,11 +261,11 @@ impl Credits {
         Ok(())
     }
 
-    /// Waits until every frame sent on every stream is acknowledged (W22). False at the deadline or
-    /// when closed.
+    /// Waits until every frame sent on every stream is acknowledged (W22), and nobody has a permit,
+    /// whose bytes may have been read and be no frame yet. False at the deadline or when closed.
     pub fn drained(&self, deadline: Instant) -> bool {
         let done = self.returned.wait_until(Some(deadline), || {
-            let idle = self.lock().streams.iter().all(|out| out.acked_seq == out.next_seq);
+            let idle = self.lock().streams.iter().all(Outbound::is_idle);
             (idle || self.closed.load(Ordering::Acquire)).then_some(idle)
         });
         done.unwrap_or(false)
@@ -334,6 +334,11 @@ impl Ledger {
 }
 
 impl Outbound {
+    /// Whether all that was read is acknowledged.
+    fn is_idle(&self) -> bool {
+        self.acked_seq == self.next_seq && self.data_frames == 0
+    }
+
     fn issue(&mut self, stream: u16, kind: FrameType, plain_len: u32) -> Header {
         let header = Header {
             kind,

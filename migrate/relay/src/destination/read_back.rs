@@ -43,6 +43,7 @@ pub(super) fn run(shared: &Shared, stream: u16, mut socket: &QemuSocket) {
         let Some(permit) = session.credits().permit(stream) else { continue };
         let Some(mut chunk) = session.plain().take_until(None, || session.failure().is_some())
         else {
+            session.credits().give_back(permit);
             continue;
         };
         chunk[..len].copy_from_slice(bytes);

@@ -4,6 +4,7 @@ use super::shared::{Event, Shared, SourceStream};
 use crate::inbox::{Arrived, Inbox};
 use crate::return_path::ReturnPath;
 use pipeline::Results;
+use rustix::io::ioctl_fionread;
 use session::{FrameType, SessionError};
 use std::io::Write;
 use std::sync::atomic::Ordering;
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 /// How long the last acknowledgements may take before SHUT reaches the source (W22): they are
 /// already under way, unless the links are lost at this moment.
 const LAST_ACKS: Duration = Duration::from_secs(10);
+/// How long the reader of a socket gets between two looks whether it has read everything.
+const UNREAD: Duration = Duration::from_millis(1);
 
 /// Writes the return path to the source QEMU, in order, and SHUT only once all frames are
 /// acknowledged (W22).
@@ -91,7 +94,7 @@ fn hand_shut(
         shared.between_messages.store(written.is_ok(), Ordering::Release);
     }
     let patience = LAST_ACKS + session.resume_timeout();
-    if code == 0 && !session.credits().drained(Instant::now() + patience) {
+    if code == 0 && !all_delivered(shared, Instant::now() + patience) {
         let reason = "the destination confirmed, but not every byte sent to it is acknowledged; \
                       the success is not passed on"
             .into();
@@ -103,4 +106,24 @@ fn hand_shut(
     let handed = if written.is_ok() { Event::Shut(code) } else { Event::ShutRefused(code) };
     let _ = shared.events.send(handed);
     Ok(())
+}
+
+/// Waits until QEMU's sockets hold no unread bytes and everything that was read from them is
+/// acknowledged; false when that is not acknowledged at `deadline`. The destination has confirmed,
+/// so bytes that QEMU still writes then, for whatever reason, hold nothing up for longer.
+fn all_delivered(shared: &Shared, deadline: Instant) -> bool {
+    loop {
+        // Looked at first: what a reader takes in between has a permit, and then is a frame.
+        let unread = shared.streams().iter().any(|stream| {
+            let bytes = ioctl_fionread(stream.socket());
+            bytes.is_ok_and(|bytes| bytes > 0)
+        });
+        if !shared.session.credits().drained(deadline) {
+            return false;
+        }
+        if !unread || Instant::now() >= deadline {
+            return true;
+        }
+        std::thread::sleep(UNREAD);
+    }
 }

@@ -3,7 +3,7 @@
 
 use super::chunk::{self, take_differences, ReadChunk};
 use super::end_of_stream::EndOfStream;
-use super::shared::{Shared, SourceStream, UNACCEPTED};
+use super::shared::{Shared, SourceStream, FAREWELL, UNACCEPTED};
 use crate::cpu_time::{process_cpu, thread_cpu};
 use crate::packaged::PackagedEnd;
 use crate::postcopy::Switchover;
@@ -174,25 +174,21 @@ impl<'a> Intake<'a> {
     fn permit(&self) -> Result<Permit, Next> {
         let shared = self.shared;
         let waiting = shared.auto.as_ref().map(|auto| auto.waiting());
+        let mut closed = None;
         let permit = loop {
             let deadline = Some(Instant::now() + GONE);
             match shared.session.credits().permit_by(self.stream.id, deadline) {
                 Some(Some(permit)) => break permit,
                 Some(None) => return Err(Next::Over),
-                // Cancelled while nothing is acknowledged, perhaps during an outage of a link
-                // (W21).
-                None if self.kind.is_main()
-                    && shared.return_path.load(Ordering::Acquire)
-                    && !is_open(self.stream.socket()) =>
-                {
-                    return Err(Next::End)
-                }
-                // Without a return path the receiver withholds the stream's tail until EOF, which
-                // follows the last byte: the tail must not use up the window before that.
                 None if self.kind.is_main() && !is_open(self.stream.socket()) => {
-                    if let Some(permit) =
-                        shared.session.credits().permit_beyond_window(self.stream.id)
-                    {
+                    let closed = *closed.get_or_insert_with(Instant::now);
+                    if self.is_cancelled(closed) {
+                        return Err(Next::End);
+                    }
+                    // Without a return path the receiver withholds the stream's tail until EOF,
+                    // which follows the last byte: the tail must not use up the window before that.
+                    let credits = shared.session.credits();
+                    if let Some(permit) = credits.permit_beyond_window(self.stream.id) {
                         break permit;
                     }
                 }
@@ -201,6 +197,16 @@ impl<'a> Intake<'a> {
         };
         drop(waiting);
         Ok(permit)
+    }
+
+    /// Whether the bytes that still wait in the socket of a QEMU that closed it at `closed` go
+    /// nowhere: QEMU has cancelled while nothing is acknowledged, perhaps during an outage of a
+    /// link (W21). In postcopy for good these bytes may end the VM's memory (W20h): they get
+    /// [`FAREWELL`] to go out.
+    fn is_cancelled(&self, closed: Instant) -> bool {
+        let shared = self.shared;
+        shared.return_path.load(Ordering::Acquire)
+            && !(shared.has_switched() && closed.elapsed() < FAREWELL)
     }
 
     fn count(&mut self, len: usize) {

@@ -1,8 +1,9 @@
 //! W20 to W22: the end-of-stream tag, cancelling, success.
 
 use crate::harness::{
-    assert_same, bounded, marker_starts, pages, read_exactly, read_rest, readable, source_qemu,
-    sync_ends, tag_at, Options, Receiving, Sending, Streams, A_WHILE, PAGE, SHUT_BAD, SHUT_OK,
+    assert_same, bounded, marker_starts, pages, read_exactly, read_rest, readable,
+    source_that_tells, sync_ends, tag_at, Options, Receiving, Sending, Streams, A_WHILE, PAGE,
+    SHUT_BAD, SHUT_OK,
 };
 use crate::identity::{multifd, single};
 use relay::RelayError;
@@ -12,6 +13,7 @@ use rustix::net::{send, SendFlags};
 use session::Grants;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
 use std::time::Duration;
 use stream::synth::{Configuration, MainStream, Section, Style};
 
@@ -183,7 +185,10 @@ fn success_is_reported_only_when_every_channel_has_all_bytes() {
         let receiving = Receiving::new();
         let listener = receiving.qemu(None);
         let sending = Sending::new(&receiving, receiving.address, Options::default());
-        let source = source_qemu(sending.path.clone(), streams.clone(), 0);
+        let (tell, all_written) = mpsc::channel();
+        let source = source_that_tells(sending.path.clone(), streams.clone(), 0, move || {
+            tell.send(()).unwrap();
+        });
         let (main, _) = listener.accept().unwrap();
         let mut lazy = None;
         for _ in 0..2 {
@@ -196,6 +201,8 @@ fn success_is_reported_only_when_every_channel_has_all_bytes() {
             }
         }
         read_exactly(&main, streams.main.len());
+        // The relay may still have to read the last of it.
+        all_written.recv().unwrap();
         (&main).write_all(&SHUT_OK).unwrap();
         std::thread::sleep(2 * A_WHILE);
         assert!(!source.is_finished(), "SHUT(0) came before everything was acknowledged");

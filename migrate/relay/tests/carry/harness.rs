@@ -2,7 +2,7 @@
 
 mod qemus;
 
-pub(crate) use qemus::{destination_qemu, source_qemu, Reader, Streams};
+pub(crate) use qemus::{destination_qemu, source_qemu, source_that_tells, Reader, Streams};
 
 use codec::{Codec, Settings};
 use qat::Qat;

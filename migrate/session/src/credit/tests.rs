@@ -109,6 +109,16 @@ fn drained_means_every_frame_of_every_stream() {
     assert!(!credits.drained(soon()));
     credits.acknowledge(&ack(&open), Instant::now()).unwrap();
     assert!(credits.drained(soon()));
+    // Bytes that were read, and are no frame yet.
+    let permit = credits.permit(0).unwrap();
+    assert!(!credits.drained(soon()));
+    credits.give_back(permit);
+    assert!(credits.drained(soon()));
+    let permit = credits.permit(0).unwrap();
+    let data = credits.issue_data(permit, 10, 1, 0);
+    assert!(!credits.drained(soon()));
+    credits.acknowledge(&ack(&data), Instant::now()).unwrap();
+    assert!(credits.drained(soon()));
 }
 
 #[test]

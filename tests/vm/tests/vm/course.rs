@@ -9,8 +9,8 @@ use vm_tests::{Qemu, Rate, Signal, VmSpec};
 
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::stage::{
-    destination_ends, names_the_cause, source_goes_on, wait_until_idle, Stage, LOAD, NOTICE,
-    PATIENCE, SLOW, STAYS,
+    destination_ends, names_the_cause, source_goes_on, wait_until_idle, waits_for_cpu, Stage, LOAD,
+    NOTICE, PATIENCE, SLOW, STAYS,
 };
 use crate::versions::versions;
 use crate::{postcopy, Scenario};
@@ -220,7 +220,13 @@ pub(crate) fn reach(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Fl
                 ensure!(Instant::now() < deadline, "the source does not send all");
                 std::thread::sleep(Duration::from_millis(10));
             }
-            wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
+            // Nothing remains before QEMU has written the end of its stream.
+            loop {
+                wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
+                if !waits_for_cpu(flight.vm.process.id()) {
+                    break;
+                }
+            }
             let status = flight.vm.monitor.migration_status()?;
             ensure!(status == "postcopy-active", "with the destination stopped it is {status}");
         }

@@ -176,7 +176,7 @@ pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
 }
 
 /// Whether a thread of a process runs, or would with a CPU: on a busy machine that may take long.
-fn waits_for_cpu(process: u32) -> bool {
+pub(crate) fn waits_for_cpu(process: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     tasks.map(|task| task.path().join("stat")).any(|stat| {
         let stat = std::fs::read_to_string(stat).unwrap_or_default();

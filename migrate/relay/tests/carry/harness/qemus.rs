@@ -49,6 +49,16 @@ pub(crate) struct Streams {
 /// A source QEMU: writes everything with QEMU's order between channels (a marker on main only after
 /// all SYNCs before it), then waits for SHUT. Returns the bytes of the return path.
 pub(crate) fn source_qemu(path: PathBuf, streams: Streams, piece: usize) -> JoinHandle<Vec<u8>> {
+    source_that_tells(path, streams, piece, || ())
+}
+
+/// The same; calls `written` once everything is written.
+pub(crate) fn source_that_tells(
+    path: PathBuf,
+    streams: Streams,
+    piece: usize,
+    written: impl FnOnce() + Send + 'static,
+) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let Streams { main, channels } = streams;
         let socket = UnixStream::connect(&path).unwrap();
@@ -81,6 +91,7 @@ pub(crate) fn source_qemu(path: PathBuf, streams: Streams, piece: usize) -> Join
         }
         write_pieces(&socket, &main[done..], piece, &mut noise);
         let channels: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+        written();
         let mut back = Vec::new();
         let mut byte = [0; 1];
         while !back.ends_with(&SHUT_OK) && (&socket).read(&mut byte).is_ok_and(|n| n == 1) {
