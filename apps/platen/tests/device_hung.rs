@@ -67,14 +67,19 @@ impl Served {
         fs::read_to_string(self.path("log")).unwrap()
     }
 
-    /// The server that answers; `None` when none does.
-    fn server(&self) -> Option<Pid> {
+    /// What the server that answers states; `None` when none answers.
+    fn stat(&self) -> Option<serde_json::Value> {
         let mut stream = UnixStream::connect(self.path("run/hung.sock")).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         stream.write_all(b"stat\n").ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
-        let stat: serde_json::Value = serde_json::from_str(&answer).ok()?;
+        serde_json::from_str(&answer).ok()
+    }
+
+    /// The server that answers; `None` when none does.
+    fn server(&self) -> Option<Pid> {
+        let stat = self.stat()?;
         // The policy begins when the supervisor knows that the server is ready.
         (!stat["policy"].is_null()).then_some(())?;
         Pid::from_raw(i32::try_from(stat["pid"].as_i64()?).ok()?)
@@ -208,6 +213,10 @@ fn a_connection_without_memory_is_refused_and_the_others_are_served() {
     });
     assert!(!served.log().contains("has died"), "{}", served.log());
     open.clear();
+    let stat = || served.stat().is_some_and(|stat| stat["transports"][0]["connections"] == 0);
+    served.wait("a connection goes on", |_| stat());
+    // The pieces of the heap that are free now need not be large enough for another connection.
+    limit_memory(server, None);
     served.wait("there is memory again", |served| served.connect().is_some());
     assert_eq!(served.there(), server);
 }

@@ -8,7 +8,7 @@ use crate::harness::{
     PAGE, SHUT_OK, WATCHDOG,
 };
 use crate::postcopy::{announced, outage, rig, Outage, Rig, PING};
-use crate::resume::SHORT;
+use crate::resume::{AMPLE, SHORT};
 use relay::RelayError;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use std::io::{Read, Write};
@@ -344,7 +344,7 @@ fn a_source_that_ends_when_it_has_sent_all_in_postcopy_takes_nothing_from_the_de
 #[test]
 fn a_source_that_has_sent_all_gets_the_confirmation_that_was_lost() {
     bounded(|| {
-        let rig = outage(1, None, [SHORT; 2]);
+        let rig = outage(1, None, [AMPLE; 2]);
         let source = rig.sending.connect();
         let mut main = announced(3);
         main.packaged(&[7; 70_000]).raw(&PING);

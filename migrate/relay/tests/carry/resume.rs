@@ -236,7 +236,7 @@ fn a_source_without_credit_can_be_cancelled_during_an_outage() {
 /// An outage longer than both ends wait.
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
 /// The same for an end that must have read something meanwhile, even on a busy machine.
-const AMPLE: Duration = Duration::from_secs(8);
+pub(crate) const AMPLE: Duration = Duration::from_secs(8);
 
 #[test]
 fn a_still_open_that_no_link_was_given_causes_no_doubt() {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
+use vm_tests::platen::Platen;
 use vm_tests::{Qemu, Rate, Signal, VmSpec};
 
 use crate::bare::{Flight, Settings, LIMIT};
@@ -331,16 +332,15 @@ fn cancels(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<()> {
 /// one. After a few bytes it ends like others.
 fn cancelled_in_setup(stage: &mut Stage, mut flight: Flight, spec: &VmSpec) -> Result<()> {
     source_goes_on(&mut flight.vm, &["cancelled", "failed"])?;
-    // A relay that continues shows nothing.
-    if flight.relay.process.ends_within(Duration::from_secs(4))? {
+    // A relay that continues shows nothing: it has had its time when it waits for something.
+    wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
+    if flight.relay.process.poll()?.is_some() {
         names_the_cause(&flight.relay.fail(NOTICE)?, &["cancel", "source"])?;
         // If the relay had read only a few bytes, the target is free for the next migration.
-        let receive = &mut flight.receive.platen;
-        if receive.process.ends_within(Duration::from_secs(4))? {
-            receive.fail(NOTICE)?;
+        if is_free(&mut flight.receive.platen)? {
+            flight.receive.platen.process.kill()?;
         } else {
-            names_the_cause(&receive.process.tail(), &["the target is free again"])?;
-            receive.process.kill()?;
+            flight.receive.platen.fail(NOTICE)?;
         }
         // It may never have had a connection.
         flight.destination.process.kill()?;
@@ -351,6 +351,19 @@ fn cancelled_in_setup(stage: &mut Stage, mut flight: Flight, spec: &VmSpec) -> R
     flight.destination.guest.verify()?;
     stage.park_other(flight.destination);
     Ok(())
+}
+
+/// Waits until the receiver has ended, or says that its target is free for another migration (true).
+pub(crate) fn is_free(receive: &mut Platen) -> Result<bool> {
+    let deadline = Instant::now() + NOTICE;
+    while receive.process.poll()?.is_none() {
+        if receive.process.output().contains("the target is free again") {
+            return Ok(true);
+        }
+        ensure!(Instant::now() < deadline, "the target is not free; {}", receive.process.tail());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(false)
 }
 
 /// The VM that stayed migrates after all.

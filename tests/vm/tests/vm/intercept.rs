@@ -348,7 +348,9 @@ fn never_starts(destination: &mut Vm) -> Result<()> {
     let until = Instant::now() + NOTICE;
     while destination.process.poll()?.is_none() {
         if Instant::now() > until {
-            bail!("the destination QEMU does not end; {}", destination.process.tail());
+            let (state, seen) = (destination.monitor.run_state(), seen(destination.process.id()));
+            let tail = destination.process.tail();
+            bail!("the destination QEMU, {state:?}, does not end; {seen}; {tail}");
         }
         // It may answer once more, and must not run.
         let state = destination.monitor.run_state();
@@ -356,6 +358,17 @@ fn never_starts(destination: &mut Vm) -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
+}
+
+/// The kernel's view of a process and of the TCP connections in its network, for an error message.
+fn seen(process: u32) -> String {
+    let read = |name| std::fs::read_to_string(format!("/proc/{process}/{name}"));
+    let status = read("status").unwrap_or_default();
+    let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
+    let tcp = read("net/tcp").unwrap_or_default();
+    // Addresses, state and queues; 0A is a socket that listens.
+    let open = tcp.lines().filter(|line| !line.contains(" 0A ")).map(|line| line.get(..60));
+    format!("{state}, {}", open.flatten().collect::<Vec<_>>().join(" | "))
 }
 
 fn kill(pid: i32) -> Result<()> {

@@ -8,7 +8,7 @@ use serde_json::json;
 use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec};
 
 use crate::bare::Flight;
-use crate::course::{reach, Phase};
+use crate::course::{is_free, reach, Phase};
 use crate::stage::{destination_ends, names_the_cause, Skip, Stage, NOTICE};
 use crate::versions::versions;
 use crate::Scenario;
@@ -294,20 +294,9 @@ const CAUSES: [&str; 7] =
 /// waits for the next one, because that does not count for `--once`.
 fn receiver_ends(flight: &mut Flight, phase: Phase) -> Result<()> {
     let receive = &mut flight.receive.platen;
-    if phase == Phase::Setup {
-        let deadline = Instant::now() + NOTICE;
-        while receive.process.poll()?.is_none() {
-            if receive.process.output().contains("the target is free again") {
-                receive.process.kill()?;
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "the target is not free; {}",
-                receive.process.tail()
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+    if phase == Phase::Setup && is_free(receive)? {
+        receive.process.kill()?;
+        return Ok(());
     }
     names_the_cause(&receive.fail(NOTICE)?, &CAUSES)
 }

@@ -61,12 +61,12 @@ fn a_source_in_doubt_succeeds_by_the_answer_of_a_peer_that_has_confirmed() {
     bounded(|| {
         // The source gives up first: its question ends the other end's session. Or the destination
         // does, and waits for a question.
-        for [source, destination] in [[SHORT, RESUME], [AMPLE, SHORT]] {
+        for [source, destination] in [[SHORT, RESUME], [2 * AMPLE, AMPLE]] {
             let rig = rig(<[u8]>::len, [source, destination]);
             rig.cutter.hold();
             (&rig.destination).write_all(&SHUT_OK).unwrap();
             noticed(&rig.sending, "Look at the destination");
-            if destination == SHORT {
+            if destination == AMPLE {
                 rig.receiving.says("answering for up to");
             }
             confirmed_by_the_answer(rig);
@@ -77,7 +77,7 @@ fn a_source_in_doubt_succeeds_by_the_answer_of_a_peer_that_has_confirmed() {
 #[test]
 fn a_link_that_returns_after_a_confirmed_destination_gave_up_is_an_answer() {
     bounded(|| {
-        let rig = rig(<[u8]>::len, [RESUME, SHORT]);
+        let rig = rig(<[u8]>::len, [RESUME, AMPLE]);
         rig.cutter.hold();
         (&rig.destination).write_all(&SHUT_OK).unwrap();
         rig.receiving.says("answering for up to");
@@ -107,7 +107,7 @@ fn a_source_with_a_part_of_a_message_stays_in_doubt() {
 #[test]
 fn a_stopped_receiver_does_not_wait_for_a_question() {
     bounded(|| {
-        let rig = rig(<[u8]>::len, [RESUME, SHORT]);
+        let rig = rig(<[u8]>::len, [RESUME, AMPLE]);
         rig.cutter.hold();
         (&rig.destination).write_all(&SHUT_OK).unwrap();
         rig.receiving.says("answering for up to");
