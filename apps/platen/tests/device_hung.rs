@@ -67,7 +67,7 @@ impl Served {
         fs::read_to_string(self.path("log")).unwrap()
     }
 
-    /// What the server that answers states; `None` when none answers.
+    /// The answer of the server to `stat`; `None` when none answers.
     fn stat(&self) -> Option<serde_json::Value> {
         let mut stream = UnixStream::connect(self.path("run/hung.sock")).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();

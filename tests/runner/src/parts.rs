@@ -65,11 +65,18 @@ const SKIP_LIBVIRT: &str = "PLATEN_SKIP_LIBVIRT";
 const SKIP_PACKAGES: &str = "PLATEN_SKIP_PACKAGES";
 
 /// The builds that only `make proof` needs.
-const FETCHED_FOR_PROOF: [Fetched; 3] = [
+const FETCHED_FOR_PROOF: [Fetched; 4] = [
     ("scripts/fetch-qemu", &["11"], "PLATEN_SKIP_QEMU11"),
+    ("scripts/fetch-linux7", &[], SKIP_SWAP),
     ("scripts/fetch-libvirt", &["trixie"], SKIP_LIBVIRT),
     ("scripts/fetch-libvirt", &["forky"], SKIP_LIBVIRT),
 ];
+
+/// The newer kernel of the guests that swap, and the scenarios that `make proof` repeats with it: a
+/// ublk disk grows only there.
+const NEWER_LINUX: &str = "target/linux7";
+const WITH_NEWER_LINUX: [&str; 3] =
+    ["a ublk disk keeps", "swap by ublk: eaten memory", "a ublk disk that is swapped to grows"];
 
 /// The newer systems with libvirt: the job's name, and the folder.
 const NEWER_LIBVIRT: [(&str, &str); 2] =
@@ -222,7 +229,12 @@ fn proof_jobs(part: &'static str, all: &mut Vec<Done>) -> Result<Vec<Vec<Job>>> 
                 }
                 vec![jobs]
             }
-            None => vec![vec![harness(&build(&["--release"])?, part, part, &[])?]],
+            None => {
+                let programs = build(&["--release"])?;
+                let newer = harness(&programs, part, "swap, Linux 7", &WITH_NEWER_LINUX)?;
+                let newer = newer.env("PLATEN_SWAP_LINUX", NEWER_LINUX);
+                vec![vec![harness(&programs, part, part, &[])?, newer]]
+            }
         },
         "packages" => match why_not(part) {
             Some(why) => {

@@ -1,4 +1,4 @@
-//! Guests that swap: Linux 6.12 under QEMU 10, with the binary under test inside.
+//! Guests that swap: Linux 6.12, or another one, under QEMU 10, with the binary under test inside.
 //!
 //! ```text
 //!   this process ── console ── guest: /init (a script) ─► `guest swap console` ─► sh -c COMMAND
@@ -36,7 +36,8 @@ const HUNG_SECONDS: u32 = 300;
 /// Kernel modules that the guest loads, without their dependencies.
 const MODULES: [&str; 4] = ["ublk_drv", "nbd", "zram", "virtio_blk"];
 
-/// Kernel modules that a scenario can load from `/modules`: codecs for zswap.
+/// Kernel modules that a scenario can load from `/modules`: codecs for zswap. Newer kernels have
+/// them built in.
 const SPARE_MODULES: [&str; 2] = ["lz4", "zstd"];
 
 /// Where `scripts/fetch-linux612` has put things.
@@ -44,8 +45,18 @@ fn linux() -> PathBuf {
     image::folder().with_file_name("linux612")
 }
 
+/// Where the guests' kernel and its modules are: `PLATEN_SWAP_LINUX` is the folder of another
+/// kernel than 6.12, such as `target/linux7`.
+fn kernel() -> PathBuf {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::env::var_os("PLATEN_SWAP_LINUX").map_or_else(linux, |folder| repository.join(folder))
+}
+
 /// Why no such guest can be started here; `None` if one can.
 pub fn missing() -> Option<String> {
+    if !kernel().join("vmlinuz").exists() && kernel() != linux() {
+        return Some(format!("{} has no kernel (PLATEN_SWAP_LINUX)", kernel().display()));
+    }
     if !linux().join(".complete").exists() {
         return Some("Linux 6.12 is not there (scripts/fetch-linux612 says why)".into());
     }
@@ -127,13 +138,13 @@ type Module = (String, Vec<u8>);
 /// Names and contents of modules, each after its dependencies, and the number that the guest loads.
 fn modules() -> Result<(Vec<Module>, usize)> {
     let mut files = BTreeMap::new();
-    index_modules(&linux().join("modules/kernel"), &mut files)?;
+    index_modules(&kernel().join("modules/kernel"), &mut files)?;
     let mut order = Vec::new();
     for module in MODULES {
         add_module(module, &files, &mut order)?;
     }
     let loaded = order.len();
-    for module in SPARE_MODULES {
+    for module in SPARE_MODULES.into_iter().filter(|module| files.contains_key(*module)) {
         add_module(module, &files, &mut order)?;
     }
     Ok((order, loaded))
@@ -298,7 +309,7 @@ impl SwapVm {
             "-display",
             "none",
             "-kernel",
-            &linux().join("vmlinuz").display().to_string(),
+            &kernel().join("vmlinuz").display().to_string(),
             "-initrd",
             &initramfs.display().to_string(),
             "-append",

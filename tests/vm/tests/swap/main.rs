@@ -10,7 +10,8 @@
 //! profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` is the length of the soak (60; 10 by NBD; 3
 //! with `--quick`), `PLATEN_SWAP_BEYOND=MIB` what the program has beyond the guest's memory (100;
 //! 20 with `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's memory (256; 192 with `--quick`),
-//! `PLATEN_SWAP_LARGE=MIB` that of the guests that store several GiB (4096).
+//! `PLATEN_SWAP_LARGE=MIB` that of the guests that store several GiB (4096),
+//! `PLATEN_SWAP_LINUX=target/linux7` the guests' kernel (`scripts/fetch-linux7`; without, 6.12).
 
 mod disk;
 mod limits;
@@ -143,6 +144,11 @@ fn main() -> ExitCode {
         (filters.is_empty() || filters.iter().any(|filter| scenario.name.contains(filter.as_str())))
             && (!quick || QUICK.iter().any(|name| scenario.name.starts_with(name)))
     };
+    let unknown = |filter: &&String| !SCENARIOS.iter().any(|one| one.name.contains(&***filter));
+    if let Some(filter) = filters.iter().find(unknown) {
+        eprintln!("swap: no scenario has '{filter}' in its name (--list)");
+        return ExitCode::FAILURE;
+    }
     let Some((shard, shards)) = shard(&flags) else {
         eprintln!("swap: --shard takes N/M, N from 1 to M");
         return ExitCode::FAILURE;

@@ -353,7 +353,8 @@ fn cancelled_in_setup(stage: &mut Stage, mut flight: Flight, spec: &VmSpec) -> R
     Ok(())
 }
 
-/// Waits until the receiver has ended, or says that its target is free for another migration (true).
+/// Waits until the receiver has ended, or says that its target is free for another migration; that
+/// is true.
 pub(crate) fn is_free(receive: &mut Platen) -> Result<bool> {
     let deadline = Instant::now() + NOTICE;
     while receive.process.poll()?.is_none() {
