@@ -144,7 +144,12 @@ fn left_behind(
         ensure!(record["status"] == "failed", "{record}");
         ensure!(record["cause"].as_str().is_some_and(|cause| !cause.is_empty()), "{record}");
     }
-    if victim != Victim::DestinationQemu {
+    if victim == Victim::DestinationCarrier && ends_whole(&mut pair.destination)? {
+        // The killed process had written everything to QEMU's socket. Its message says to look.
+        pair.destination.monitor.execute("cont", json!({}))?;
+        return pair.arrives(stage);
+    }
+    if victim == Victim::SourceCarrier {
         never_starts(&mut pair.destination)?;
     }
     // A person who reads that lets it go on where it is.
@@ -154,6 +159,21 @@ fn left_behind(
     vm.assert_running()?;
     vm.guest.verify().context("in the source")?;
     Ok(())
+}
+
+/// Whether the destination QEMU has loaded the whole VM, stopped, and not ended without it.
+fn ends_whole(destination: &mut Vm) -> Result<bool> {
+    let until = Instant::now() + NOTICE;
+    while destination.process.poll()?.is_none() {
+        // A QEMU that is ending does not answer.
+        match destination.monitor.run_state().as_deref().unwrap_or_default() {
+            "paused" => return Ok(true),
+            "running" => bail!("the destination runs the VM by itself"),
+            _ => ensure!(Instant::now() < until, "{}", seen(destination.process.id())),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(false)
 }
 
 fn fails_at(services: &Services, sides: &[Side]) -> Result<()> {
