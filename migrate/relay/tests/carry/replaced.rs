@@ -5,7 +5,7 @@ use crate::bad_peers::send_main;
 use crate::cutter::Cutter;
 use crate::harness::{
     assert_same, bounded, config, destination_qemu, keep_alive, read_exactly, read_rest, readable,
-    source_qemu, Options, Reader, Receiving, Sending, A_WHILE,
+    source_qemu, Options, Reader, Receiving, Sending, A_WHILE, WATCHDOG,
 };
 use crate::identity::single;
 use crate::resume::hello;
@@ -15,7 +15,7 @@ use std::io::{ErrorKind, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::unix::net::UnixListener;
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than any test runs.
 const RESUME: Duration = Duration::from_secs(3600);
@@ -87,6 +87,29 @@ fn a_source_killed_before_its_migration_gives_its_target_to_the_next_at_once() {
         sending.result().unwrap();
         receiving.result().unwrap();
         is_told();
+    });
+}
+
+/// Its host has lost its power: no end of a connection shows that.
+#[test]
+fn a_source_that_falls_silent_before_its_migration_leaves_its_target_in_seconds() {
+    bounded(|| {
+        let receiving = receiving();
+        let (link, _) = old_source(&receiving);
+        let until = Instant::now() + WATCHDOG;
+        let new = loop {
+            match connect(receiving.address) {
+                Ok(new) => break new,
+                Err(error) => {
+                    assert!(error.to_string().contains("free within 6 s"), "{error}");
+                    assert!(Instant::now() < until, "{error}");
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            }
+        };
+        let error = receiving.result().unwrap_err().to_string();
+        assert!(error.contains(REPLACED), "{error}");
+        drop((link, new));
     });
 }
 
