@@ -5,7 +5,7 @@ use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags}
 use rustix::process::{kill_process, Pid, Signal};
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
@@ -238,6 +238,55 @@ fn a_relay_without_free_descriptors_reports_the_cause_and_ends() {
     );
     assert_eq!(said.matches("trying again").count(), 1, "{said}");
     drop((source, idle));
+}
+
+/// CPU time that a process has used.
+fn cpu_time(process: &Child) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+    // Behind the name in brackets: utime and stime, in hundredths of a second.
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    let ticks = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>());
+    Duration::from_millis(10 * ticks.sum::<Result<u64, _>>().unwrap())
+}
+
+/// Strangers take them all.
+#[test]
+fn a_receiver_without_free_descriptors_reports_the_cause_and_serves_when_there_are_some() {
+    let mut rig = Rig::new("ulimit -n 64;");
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let idle: Vec<_> = (0..100).map(|_| TcpStream::connect(&rig.address).unwrap()).collect();
+    let said = rig.receive.says("cannot accept a link");
+    assert!(said.contains("open files") && said.contains("trying again"), "{said}");
+    let (began, before) = (Instant::now(), cpu_time(&rig.receive.child));
+    std::thread::sleep(Duration::from_secs(2));
+    let used = cpu_time(&rig.receive.child) - before;
+    assert!(used < began.elapsed() / 10, "it used {used:?} of CPU time in {:?}", began.elapsed());
+    let again = rig.receive.lines.try_iter().filter(|line| line.contains("trying again")).count();
+    // Strangers that are silent for 5 s make room for others.
+    assert!(again < 3, "it reported that {again} times");
+    drop(idle);
+    let mut relay = rig.relay("", "src");
+    migrate(&rig, &mut relay, &listener, "src");
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(3), "{said}");
+    let (status, said) = rig.receive.ends();
+    assert_eq!(status, Some(3), "{said}");
+}
+
+#[test]
+fn a_relay_killed_before_its_migration_does_not_keep_its_target() {
+    let mut rig = Rig::new("");
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut killed = rig.relay("", "killed");
+    killed.says("listening on");
+    // By SIGKILL.
+    drop(killed);
+    rig.receive.says("waiting up to");
+    let mut relay = rig.relay("", "src");
+    migrate(&rig, &mut relay, &listener, "src");
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(3), "{said}");
+    rig.receive.says("left before it migrated");
 }
 
 /// A lack of descriptors here is no fault of the peer.

@@ -194,6 +194,11 @@ impl Links {
         (table.resumes, table.silent)
     }
 
+    /// Whether there were links, and all of them are lost.
+    pub(crate) fn are_lost(&self) -> bool {
+        lock(&self.table).outage().is_some()
+    }
+
     /// Records that bytes were received.
     pub(crate) fn note_received(&self, now: Instant) {
         let since = now.saturating_duration_since(self.began).as_millis();

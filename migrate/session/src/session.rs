@@ -212,6 +212,11 @@ impl Session {
         self.links.timeout()
     }
 
+    /// Whether the session has lost all its links and waits for one to come back.
+    pub fn has_lost_its_links(&self) -> bool {
+        self.links.are_lost()
+    }
+
     /// Whether bytes wait for a link now (the path to the peer is the bottleneck), and how many
     /// bytes the peer's kernel has acknowledged on the links that are up. One system call per link.
     pub fn link_progress(&self) -> (bool, u64) {

@@ -142,7 +142,10 @@ impl Delivery<'_> {
             Kind::Multifd => self.shared.barriers.handed(self.stream, 0),
             // QEMU 7.2 starts only once it has this connection, which may never carry a byte.
             Kind::Preempt => self.connect(&[])?,
-            Kind::Main | Kind::Recovery => self.shared.begun.store(true, Ordering::Release),
+            Kind::Main | Kind::Recovery if !self.shared.beginning.begin() => {
+                return Err(Stop::Over)
+            }
+            Kind::Main | Kind::Recovery => {}
             Kind::Other => {}
         }
         Ok(())

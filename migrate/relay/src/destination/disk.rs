@@ -90,7 +90,9 @@ fn deliver(
 /// Connects to the NBD server, and starts to return the server's bytes to the source; `None` when
 /// the session has ended.
 fn open(shared: &Arc<Shared>, stream: u16) -> Result<Option<Arc<QemuSocket>>, SessionError> {
-    shared.begun.store(true, Ordering::Release);
+    if !shared.beginning.begin() {
+        return Ok(None);
+    }
     shared.host_listens().map_err(local)?;
     // An NBD server speaks first.
     let server = shared.connect(PATIENCE, true, &[]).map_err(|error| local(error_chain(&error)))?;

@@ -9,6 +9,7 @@
 //! `disk` takes the place of `deliver` and `read_back` in a session of an NBD connection.
 
 mod barrier;
+mod begin;
 mod decode;
 mod deliver;
 mod disk;
@@ -18,5 +19,6 @@ mod run;
 mod shared;
 mod sink;
 
+pub(crate) use begin::GAVE_WAY;
 pub(crate) use decode::{DecodeContext, DecodeJob};
 pub use run::{Destination, DestinationEnd};

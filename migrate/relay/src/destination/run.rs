@@ -2,6 +2,7 @@
 //! events.
 
 use super::barrier::Barriers;
+use super::begin::Beginning;
 use super::decode::{DecodeJob, Parts};
 use super::disk;
 use super::shared::{Event, Listen, Shared, Vet};
@@ -95,7 +96,7 @@ impl Destination {
             qemu_gone: AtomicBool::new(false),
             over: AtomicBool::new(false),
             confirmed: AtomicBool::new(false),
-            begun: AtomicBool::new(false),
+            beginning: Beginning::default(),
             asked: AtomicBool::new(false),
             untold: AtomicBool::new(false),
             main_up: AtomicBool::new(false),
@@ -131,7 +132,17 @@ impl Destination {
 
     /// Whether the source has begun its migration: no earlier bytes were for QEMU.
     pub fn has_begun(&self) -> bool {
-        self.shared.begun.load(Ordering::Acquire)
+        self.shared.beginning.has_begun()
+    }
+
+    /// Whether the session ends soon for another source that wants its target (W4d).
+    pub(crate) fn gives_way(&self) -> bool {
+        self.shared.gives_way()
+    }
+
+    /// Whether the session ended because another source got its target.
+    pub(crate) fn gave_way(&self) -> bool {
+        self.shared.beginning.is_given_up()
     }
 
     /// Whether the source may still ask about the session: it was not informed of the end, or it

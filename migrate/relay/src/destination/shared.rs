@@ -1,6 +1,7 @@
 //! The state that the threads of a destination relay share.
 
 use super::barrier::Barriers;
+use super::begin::Beginning;
 use super::decode::{DecodeJob, Parts};
 use crate::counters::Counters;
 use crate::error::RelayError;
@@ -83,8 +84,8 @@ pub(super) struct Shared {
     pub(super) over: AtomicBool,
     /// QEMU has sent SHUT(0): it has all that it needs, whatever its channels still accept.
     pub(super) confirmed: AtomicBool,
-    /// The source has opened its main stream.
-    pub(super) begun: AtomicBool,
+    /// Whether the source has opened its main stream, or never will (W4d).
+    pub(super) beginning: Beginning,
     /// The migration has failed while no link was up.
     pub(super) untold: AtomicBool,
     /// The source has asked about its lost session, and gets the answer.

@@ -10,11 +10,11 @@ use crate::qemu_socket::{QemuAddress, QemuSocket};
 use crate::threads::spawn;
 use session::{
     random_id, read_preamble, write_preamble, Hello, Link, SessionError, Verdict, Welcome,
-    HELLO_TIMEOUT, SILENCE,
+    HELLO_TIMEOUT,
 };
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tls::Peer;
 
@@ -178,12 +178,7 @@ impl Server {
         owner: Option<&Peer>,
     ) -> Result<(Option<String>, Arc<Active>, Welcome), String> {
         check_opening(hello, self.config.page_size)?;
-        if self.closing.load(Ordering::Acquire) {
-            return Err("this receiver is ending".into());
-        }
-        if self.lock_sessions().contains_key(&hello.session) {
-            return Err("the session exists already".into());
-        }
+        self.may_open(hello)?;
         let Some((target, address)) =
             self.config.targets.iter().find(|(name, _)| *name == hello.name)
         else {
@@ -194,16 +189,11 @@ impl Server {
                 None => format!("say which target by --name; there are: {}", names.join(", ")),
             });
         };
-        {
-            let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-            if busy.contains(target) {
-                // Its links must first fall silent, and then the session waits for them.
-                let most = (SILENCE + self.config.resume + SILENCE).as_secs();
-                return Err(format!(
-                    "a migration to this target is in progress; if its source has died, the target is free within {most} s"
-                ));
-            }
-            busy.push(target.clone());
+        self.take_target(target, &hello.session)?;
+        // This may have changed while another session ended.
+        if let Err(reason) = self.may_open(hello) {
+            self.free_target(target, &hello.session);
+            return Err(reason);
         }
         let opened = random_id().map_err(|error| error.to_string()).and_then(|token| {
             let active = self.open_target(hello, (peer, owner), target, address, &token)?;
@@ -215,6 +205,17 @@ impl Server {
             self.remove_session(target, &hello.session);
         }
         opened.map(|(active, welcome)| (target.clone(), active, welcome))
+    }
+
+    /// Whether a session with this identifier can be opened now.
+    fn may_open(&self, hello: &Hello) -> Result<(), String> {
+        if self.closing.load(Ordering::Acquire) {
+            return Err("this receiver is ending".into());
+        }
+        if self.lock_sessions().contains_key(&hello.session) {
+            return Err("the session exists already".into());
+        }
+        Ok(())
     }
 
     /// Makes a session without links.

@@ -10,6 +10,7 @@ mod hello;
 mod measure;
 mod run;
 mod state;
+mod targets;
 mod waiting;
 
 pub use config::{Host, ServerConfig};

@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Connections that the kernel holds until they are accepted.
@@ -49,7 +49,8 @@ impl Server {
             accelerators,
             sessions: Mutex::new(HashMap::new()),
             ended: Mutex::new(VecDeque::new()),
-            busy: Mutex::new(Vec::new()),
+            taken: Mutex::default(),
+            freed: Condvar::new(),
             waiting: Mutex::default(),
             admitted: AtomicU64::new(0),
             strangers: AtomicU64::new(0),

@@ -1,13 +1,14 @@
 //! The state of a receiver: its sessions, ended sessions, and connections before their hello.
 
 use super::config::{Host, ServerConfig};
+use super::targets::Taken;
 use super::waiting::{LastPass, WaitingRoom};
-use crate::destination::{DecodeJob, Destination};
+use crate::destination::{DecodeJob, Destination, GAVE_WAY};
 use pipeline::Pool;
 use session::{Hello, Histories, Pass, Verdict};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tls::Peer;
 
@@ -62,6 +63,15 @@ impl Active {
         }
     }
 
+    /// Why the session has ended, for its source.
+    fn why_ended(&self) -> &'static str {
+        if self.destination.gave_way() {
+            GAVE_WAY
+        } else {
+            HAS_ENDED
+        }
+    }
+
     /// Whether a peer with this `token` and certificate owns the session.
     pub(super) fn belongs_to(&self, token: &str, peer: Option<&Peer>) -> bool {
         same(&self.token, token) && self.owner.as_ref() == peer
@@ -87,6 +97,8 @@ pub(super) struct Ended {
     pub(super) token: String,
     pub(super) owner: Option<Peer>,
     pub(super) last_pass: LastPass,
+    /// For the source.
+    pub(super) reason: &'static str,
     pub(super) answer: Verdict,
     /// Set if the links were lost and the source has not asked yet: the time until which it may
     /// ask.
@@ -103,7 +115,9 @@ pub struct Server {
     pub(super) sessions: Mutex<HashMap<String, Arc<Active>>>,
     /// Ended sessions; the newest is last.
     pub(super) ended: Mutex<VecDeque<Ended>>,
-    pub(super) busy: Mutex<Vec<Option<String>>>,
+    pub(super) taken: Mutex<Vec<Taken>>,
+    /// Notified when a target is free again.
+    pub(super) freed: Condvar,
     /// Connections whose hello was not read yet.
     pub(super) waiting: Mutex<WaitingRoom>,
     pub(super) admitted: AtomicU64,
@@ -157,7 +171,10 @@ impl Server {
             active.destination.note_asked();
             let committed =
                 session.end_and_close_commit("the source lost its links and has given up");
-            let reason = if has_ended { HAS_ENDED } else { "its session ends with this question" };
+            let reason = match has_ended {
+                true => active.why_ended(),
+                false => "its session ends with this question",
+            };
             return Some((reason.into(), active.answer(committed)));
         }
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +187,7 @@ impl Server {
         if ended.unasked_until.is_some() {
             ended.unasked_until = Some(Instant::now() + ANSWERED);
         }
-        Some((HAS_ENDED.into(), ended.answer))
+        Some((ended.reason.into(), ended.answer))
     }
 
     /// Moves a session to the ended ones, and frees its target.
@@ -200,12 +217,13 @@ impl Server {
                     token: active.token.clone(),
                     owner: active.owner.clone(),
                     last_pass: active.last_pass.clone(),
+                    reason: active.why_ended(),
                     answer: Verdict { pending: false, ..active.answer(committed) },
                 });
             }
             sessions.remove(session);
         }
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner).retain(|name| name != target);
+        self.free_target(target, session);
     }
 
     pub(super) fn serve(&self, target: &Option<String>, session: &str, active: &Active) {

@@ -287,7 +287,6 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
 impl Sending {
     pub(crate) fn new(to: &Receiving, peer: SocketAddr, options: Options) -> Self {
         let unique = options.name.clone().unwrap_or("src".into());
-        let path = to.folder.path().join(format!("{unique}-source"));
         let accelerator = options.accelerator.clone();
         let config = config(peer, options);
         let until = Instant::now() + WATCHDOG;
@@ -296,10 +295,17 @@ impl Sending {
             // A receiver reports a session's end before it frees the session's target.
             let busy = source.as_ref().is_err_and(|error| error.to_string().contains(BUSY));
             if !busy || Instant::now() > until {
-                break Arc::new(source.unwrap());
+                break source.unwrap();
             }
             std::thread::sleep(Duration::from_millis(1));
         };
+        Self::running(source, to, &unique)
+    }
+
+    /// Runs a source relay that has connected.
+    pub(crate) fn running(source: Source, to: &Receiving, unique: &str) -> Self {
+        let path = to.folder.path().join(format!("{unique}-source"));
+        let source = Arc::new(source);
         source.listen(&UnixAddress::from(path.clone())).unwrap();
         let (sender, notices) = mpsc::channel();
         let handle = source.handle();

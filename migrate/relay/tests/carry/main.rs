@@ -26,6 +26,7 @@ mod lost_peer;
 mod postcopy;
 mod proxy;
 mod qpl_units;
+mod replaced;
 mod resume;
 mod secured;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
