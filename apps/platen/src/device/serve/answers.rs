@@ -3,6 +3,7 @@
 use super::open::Opened;
 use super::supervisor::Supervisor;
 use crate::device::backing::Refused;
+use crate::device::claims::Left;
 use crate::device::endpoint::Endpoint;
 use crate::device::inherited::Inherited;
 use crate::device::plan::Plan;
@@ -31,6 +32,7 @@ pub(super) struct Answers {
     /// Whether the policy is enabled.
     enabled: bool,
     refused: Refused,
+    files: Left,
     generation: u64,
     /// Whether a supervisor created the store; that is a generation without a server.
     supervised: bool,
@@ -43,6 +45,7 @@ impl Answers {
         supervisor: &Supervisor,
         opened: &Opened,
         policy: &Arc<OnceLock<Policy>>,
+        files: Left,
     ) -> Self {
         let one =
             |kind: &str, address: String| Transport { kind: kind.into(), address, connections: 1 };
@@ -59,6 +62,7 @@ impl Answers {
             policy: Arc::clone(policy),
             enabled: plan.policy.enabled,
             refused: Arc::clone(&opened.refused),
+            files,
             generation: opened.store.generation(),
             supervised: supervisor.is_there(),
         }
@@ -117,6 +121,7 @@ impl Answers {
         let policy = self.policy.get();
         let mut status = Status::of(&self.name, &self.device, transports, policy, refused);
         status.platen.generation -= u64::from(self.supervised);
+        status.removed = self.files.missing().map(|path| path.display().to_string()).collect();
         status
     }
 }
