@@ -38,7 +38,7 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
         made.page("pc.ram", i * 4096, page);
         let record = made.take();
         let mut done = 0;
-        while done < record.len() && stuck < 6 {
+        while done < record.len() && stuck < 12 {
             match send(&socket, &record[done..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(n) => {
                     done += n;
@@ -51,7 +51,7 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
                 Err(error) => panic!("the relay takes it: {error}"),
             }
         }
-        if stuck == 6 {
+        if stuck == 12 {
             set_socket_send_buffer_size(&socket, 200 << 10).unwrap();
             sent.extend_from_slice(&record[..done]);
             socket.write_all(&record[done..]).unwrap();
@@ -60,7 +60,7 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
         }
         sent.extend(record);
     }
-    assert_eq!(stuck, 6, "the way to the destination never filled");
+    assert_eq!(stuck, 12, "the way to the destination never filled");
     made.end_of_section();
     end(&mut made);
     let rest = made.take();
