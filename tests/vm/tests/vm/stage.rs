@@ -4,6 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{bail, ensure, Context, Result};
 use vm_tests::platen::{self, Platen, Receive};
+use vm_tests::table::to_f64;
 use vm_tests::{Lab, Method, Patience, Qemu, Rate, Vm, VmSpec};
 
 /// Data in the guest, in MiB.
@@ -163,11 +164,16 @@ pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
     let mut quiet = 0;
     let deadline = Instant::now() + NOTICE;
     while Instant::now() < deadline {
-        let before = lab.net.crossed()?;
+        let (before, begun) = (lab.net.crossed()?, Instant::now());
         std::thread::sleep(Duration::from_millis(150));
-        let rests = lab.net.crossed()? - before < 4096
-            && !relays.iter().any(|relay| waits_for_cpu(relay.process.id()));
-        quiet = if rests { quiet + 1 } else { 0 };
+        // If this process gets no CPU, there are heartbeats of several seconds.
+        let most = HEARTBEATS * begun.elapsed().as_secs_f64().max(1.0);
+        if to_f64(lab.net.crossed()? - before) > most {
+            quiet = 0;
+        } else if !relays.iter().any(|relay| waits_for_cpu(relay.process.id())) {
+            // A relay that waits for a CPU may do so for a heartbeat: such a look does not count.
+            quiet += 1;
+        }
         if quiet == 8 {
             return Ok(());
         }
@@ -175,13 +181,27 @@ pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
     bail!("the link does not come to rest; {}", relays[0].process.tail())
 }
 
+/// More bytes than the heartbeats of all links take in a second.
+const HEARTBEATS: f64 = 4096.0;
+
 /// Whether a thread of a process runs, or would with a CPU: on a busy machine that may take long.
 pub(crate) fn waits_for_cpu(process: u32) -> bool {
+    of_threads(process, "stat")
+        .any(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('R')))
+}
+
+/// Whether a thread of a process waits in a write, as for room in a socket.
+pub(crate) fn waits_to_write(process: u32) -> bool {
+    // write, writev, sendto and sendmsg.
+    of_threads(process, "syscall")
+        .any(|call| matches!(call.split(' ').next(), Some("1" | "20" | "44" | "46")))
+}
+
+/// A file of /proc of each thread.
+fn of_threads(process: u32, file: &'static str) -> impl Iterator<Item = String> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-    tasks.map(|task| task.path().join("stat")).any(|stat| {
-        let stat = std::fs::read_to_string(stat).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('R'))
-    })
+    // A thread may end meanwhile.
+    tasks.filter_map(move |task| std::fs::read_to_string(task.path().join(file)).ok())
 }
 
 /// A migration in progress.
