@@ -124,6 +124,8 @@ impl Stage {
         let flags = [flags, &PATIENCE].concat();
         vm.is_reluctant()?;
         let mut migrate = platen::migrate(&self.lab, &vm, receive.peer, &flags)?;
+        vm.wait_active(&mut migrate.process)?;
+        vm.hold_migration(PACE)?;
         wait_crossed(&self.lab, crossed + HALF_WAY, &mut migrate)?;
         // Half of it is still to be sent: time for the rest of the test.
         self.lab.net.shape(STAYS)?;
@@ -135,6 +137,11 @@ impl Stage {
 
 /// Bytes on the wire that count as half way: more than all buffers together, less than the total.
 pub(crate) const HALF_WAY: u64 = 16 << 20;
+
+/// MiB of memory that QEMU sends in a second where it is not to be over before the test says so. To
+/// send again what a guest with [`LOAD`] has changed takes seconds then. Without a limit it takes a
+/// tenth of one, and a guest that gets no CPU for so long has converged.
+pub(crate) const PACE: u64 = 16;
 
 /// A rate so low that a part of a VM can be in flight while the rest is still at the source.
 pub(crate) const SLOW: Rate = Rate::Mbit(40);
