@@ -10,7 +10,7 @@ use vm_tests::{Qemu, Signal, Vm, VmSpec, MACHINE_7_2};
 
 use crate::bare::{Settings, LIMIT};
 use crate::stage::{
-    destination_ends, names_the_cause, wait_crossed, wait_until_idle, waits_for_cpu,
+    destination_ends, names_the_cause, wait_crossed, wait_until_idle, wait_until_written,
     waits_to_write, Skip, Stage, NOTICE,
 };
 use crate::Scenario;
@@ -153,12 +153,8 @@ fn before_it_is_confirmed(stage: &mut Stage) -> Result<bool> {
     switchover.vm.monitor.wait_migration_event(&["device"], NOTICE)?;
     // Device state and its description have at least this many bytes, compressed.
     wait_crossed(&stage.lab, crossed + (6 << 10), &mut switchover.migrate)?;
-    loop {
-        wait_until_idle(&stage.lab, [&switchover.migrate, &switchover.receive.platen])?;
-        if !waits_for_cpu(switchover.vm.process.id()) {
-            break;
-        }
-    }
+    let relays = [&switchover.migrate, &switchover.receive.platen];
+    wait_until_written(&stage.lab, &switchover.vm, relays)?;
     if waits_to_write(switchover.receive.platen.process.id()) {
         return Ok(false);
     }

@@ -9,7 +9,7 @@ use vm_tests::{Rate, Signal, VmSpec};
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::postcopy;
 use crate::stage::{
-    wait_until_idle, waits_for_cpu, waits_to_write, Stage, LOAD, NOTICE, PATIENCE, SLOW, STAYS,
+    wait_until_idle, wait_until_written, waits_to_write, Stage, LOAD, NOTICE, PATIENCE, SLOW, STAYS,
 };
 
 /// A phase of a migration.
@@ -257,14 +257,8 @@ impl Flight {
         self.wait_crossed(stage, crossed + bytes)
     }
 
-    /// Waits until neither the source QEMU, whose VM is stopped, nor a relay has anything to do.
     fn wait_until_written(&self, stage: &Stage) -> Result<()> {
-        loop {
-            wait_until_idle(&stage.lab, [&self.relay, &self.receive.platen])?;
-            if !waits_for_cpu(self.vm.process.id()) {
-                return Ok(());
-            }
-        }
+        wait_until_written(&stage.lab, &self.vm, [&self.relay, &self.receive.platen])
     }
 
     /// Whether the receiver has bytes for which the socket of a destination QEMU that is stopped

@@ -188,11 +188,23 @@ pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
     bail!("the link does not come to rest; {}", relays[0].process.tail())
 }
 
+/// Waits until these relays, and a source QEMU whose VM is stopped, have nothing to do.
+pub(crate) fn wait_until_written(lab: &Lab, vm: &Vm, relays: [&Platen; 2]) -> Result<()> {
+    let deadline = Instant::now() + 3 * NOTICE;
+    loop {
+        wait_until_idle(lab, relays)?;
+        if !waits_for_cpu(vm.process.id()) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{} does not come to rest", vm.name());
+    }
+}
+
 /// More bytes than the heartbeats of all links take in a second.
 const HEARTBEATS: f64 = 4096.0;
 
 /// Whether a thread of a process runs, or would with a CPU: on a busy machine that may take long.
-pub(crate) fn waits_for_cpu(process: u32) -> bool {
+fn waits_for_cpu(process: u32) -> bool {
     of_threads(process, "stat")
         .any(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('R')))
 }
