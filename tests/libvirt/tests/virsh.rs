@@ -161,7 +161,7 @@ pub(crate) fn at_once(lab: &mut Lab) -> Result<()> {
     let _allowed = Userfaultfd::allowed()?;
     let saved = Saved::of(lab, &[])?;
     // Slow enough to look at it while RAM is loaded, on a busy machine too.
-    let restore = saved.begin(lab, &["--push-rate", "8M"])?;
+    let restore = saved.begin(lab, &["--push-rate", "4M"])?;
     restore.says(RUNS, 1)?;
     wait_for_state(lab, "running (post-copy)")?;
     ensure!(!restore.said()?.contains(LOADED), "it was loaded before anybody could look");

@@ -217,13 +217,15 @@ impl Vm {
     }
 
     /// Waits until `mover` has made QEMU start a migration. (Until then, a QEMU to which a VM was
-    /// migrated reports that migration as completed.)
+    /// migrated reports that migration as completed.) On a busy machine the VM may have been stopped
+    /// by then.
     ///
     /// # Errors
     /// When `mover` ends before that, or nothing begins.
     pub fn wait_active(&mut self, mover: &mut Proc) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(120);
-        while self.monitor.migration_status()? != "active" {
+        let begun = ["active", "pre-switchover", "device"];
+        while !begun.contains(&self.monitor.migration_status()?.as_str()) {
             if mover.poll()?.is_some() || Instant::now() > deadline {
                 bail!("no migration of {} has begun; {}", self.name, mover.tail());
             }

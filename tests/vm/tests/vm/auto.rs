@@ -1,7 +1,7 @@
 //! `--codec auto`: the VM arrives intact over any link, and the report states the choice and its
 //! reason.
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 use std::time::Duration;
 use vm_tests::{platen, Method, Outcome, Patience, Rate, SimulatedQat, VmSpec};
@@ -101,13 +101,28 @@ fn incompressible(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
-/// A device is one more choice, which its end can withdraw.
+/// Links in Mbit/s, of which one is slow enough that a busy machine compresses for it.
+const SLOWER: [u32; 3] = [500, 100, 25];
+
+/// A device is one more choice, which its end can withdraw. On a machine that cannot fill the link
+/// there is nothing to choose: all goes as it is.
 fn device(stage: &mut Stage, script: &str) -> Result<()> {
+    for mbit in SLOWER {
+        stage.lab.net.shape(Rate::Mbit(mbit))?;
+        if is_chosen(stage, script)? {
+            return Ok(());
+        }
+        println!("  at {mbit} Mbit/s nothing went by the device");
+    }
+    bail!("nothing went by the device over links of {SLOWER:?} Mbit/s")
+}
+
+/// Migrates with a device; returns whether something went by it.
+fn is_chosen(stage: &mut Stage, script: &str) -> Result<bool> {
     let qat = SimulatedQat::new(script, stage.lab.folder())?;
     let libraries = qat.flags();
     let mut flags: Vec<&str> = libraries.iter().map(String::as_str).collect();
     flags.extend(["--accelerator", "qat"]);
-    stage.lab.net.shape(Rate::Mbit(500))?;
     let mut vm = stage.vm()?;
     vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
     let mut destination = stage.lab.incoming_for(&vm)?;
@@ -120,9 +135,8 @@ fn device(stage: &mut Stage, script: &str) -> Result<()> {
     destination.guest.verify().context("in the destination")?;
     let report = migrate.report()?;
     let (plain, _) = sent(&report, "qatzip");
-    ensure!(plain > 0, "nothing went by the device: {report}");
     stage.park(destination);
-    Ok(())
+    Ok(plain > 0)
 }
 
 fn told_a_level(stage: &mut Stage) -> Result<()> {

@@ -112,7 +112,8 @@ impl Pair {
 }
 
 fn to_an_address(stage: &mut Stage, channels: u32) -> Result<()> {
-    let services = intercepting(stage, "")?;
+    // By itself platen may send it all as it is, where the link is fast and CPUs are busy.
+    let services = intercepting(stage, "codec = \"lz4\"\n")?;
     let mut pair = Pair::new(stage, &services, &Settings::multifd(channels, "none"), 46_002)?;
     let place = format!("address:{}:46002", services.address(Side::Destination));
     pair.go()?;
@@ -317,6 +318,8 @@ fn rules_go(stage: &mut Stage) -> Result<()> {
         pair.vm.hold_migration(4)?;
         pair.go()?;
         services.carrier(Side::Source, MIDDLE)?;
+        // The rest takes longer than all that is done meanwhile.
+        pair.vm.hold_migration(1)?;
         services.kill(Side::Source)?;
         let says = if policy == "refuse" { "fail at once" } else { "no migration" };
         rules(stage, &services, "stopped", says)?;

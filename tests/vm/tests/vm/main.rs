@@ -26,6 +26,7 @@ mod kill;
 mod latency;
 mod matrix;
 mod moves;
+mod phase;
 mod postcopy;
 mod rehearse;
 mod remote;

@@ -8,7 +8,8 @@ use serde_json::json;
 use vm_tests::{Qemu, Rate, Signal, Vm, VmSpec};
 
 use crate::bare::Flight;
-use crate::course::{is_free, reach, Phase};
+use crate::course::is_free;
+use crate::phase::{reach, Phase};
 use crate::stage::{destination_ends, names_the_cause, Skip, Stage, NOTICE};
 use crate::versions::versions;
 use crate::Scenario;

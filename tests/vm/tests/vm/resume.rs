@@ -11,7 +11,7 @@ use vm_tests::{Habits, Rate, Signal, Vm, WildLink};
 
 use crate::stage::{
     destination_ends, names_the_cause, source_goes_on, then_moves, wait_crossed, HalfWay, Stage,
-    HALF_WAY, LOAD, NOTICE, STAYS,
+    HALF_WAY, LOAD, NOTICE, PACE, STAYS,
 };
 use crate::Scenario;
 
@@ -57,6 +57,8 @@ fn half_way(stage: &mut Stage, channels: &str, waits: [&str; 2]) -> Result<HalfW
     let flags = [&["--channels", channels], &RESUME[..]].concat();
     vm.is_reluctant()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
+    vm.wait_active(&mut migrate.process)?;
+    vm.hold_migration(PACE)?;
     wait_crossed(&stage.lab, crossed + HALF_WAY, &mut migrate)?;
     stage.lab.net.shape(STAYS)?;
     Ok(HalfWay { vm, destination, receive, migrate })
@@ -113,9 +115,10 @@ fn link_cut(stage: &mut Stage, seconds: u64, channels: &str) -> Result<()> {
     let report = arrives(stage, half_way, true)?;
     let (resumes, lost) = (number(&report, "resumes")?, number(&report, "seconds-lost")?);
     println!("  resumes {resumes}, seconds-lost {lost:.2}");
-    // A cut of a second may go unnoticed: TCP repairs it.
-    ensure!(resumes >= 1.0 || seconds < NOTICED, "no resume in {report}");
-    ensure!(resumes == 0.0 || lost > 0.5, "{resumes} resumes in {lost} s");
+    // A cut of a second may go unnoticed: TCP repairs it. Or a relay resumes because the other one
+    // got no CPU for seconds: that end has lost little time.
+    let noticed = resumes >= 1.0 && lost > 0.5;
+    ensure!(noticed || seconds < NOTICED, "{resumes} resumes in {lost} s: {report}");
     Ok(())
 }
 
@@ -167,6 +170,8 @@ fn over_a_cut_link(stage: &mut Stage, source: &[&str], receiver: &[&str]) -> Res
     vm.is_reluctant()?;
     let flags = [source, &RESUME].concat();
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
+    vm.wait_active(&mut migrate.process)?;
+    vm.hold_migration(PACE)?;
     // A second pass over its memory is complete, which is what is sent again.
     let passes = wait_passes(&mut vm, &mut migrate, 3)?;
     let mut half_way = HalfWay { vm, destination, receive, migrate };

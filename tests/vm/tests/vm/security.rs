@@ -7,7 +7,7 @@ use anyhow::{ensure, Context, Result};
 use vm_tests::platen::{self, Receive};
 use vm_tests::{Certificates, Method, Patience, Rate, Side, Signal, Vm, VmSpec};
 
-use crate::stage::{names_the_cause, wait_crossed, Stage, DATA_MIB, HALF_WAY, LOAD, NOTICE};
+use crate::stage::{names_the_cause, wait_crossed, Stage, DATA_MIB, HALF_WAY, LOAD, NOTICE, PACE};
 use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
@@ -78,6 +78,8 @@ fn intruders(stage: &mut Stage) -> Result<()> {
     let crossed = stage.lab.net.crossed()?;
     vm.is_reluctant()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &["--name", "mine"])?;
+    vm.wait_active(&mut migrate.process)?;
+    vm.hold_migration(PACE)?;
     wait_crossed(&stage.lab, crossed + HALF_WAY, &mut migrate)?;
     vm.hold_migration(1)?;
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{bail, ensure, Context, Result};
 use vm_tests::platen::{self, Platen, Receive};
+use vm_tests::table::to_f64;
 use vm_tests::{Lab, Method, Patience, Qemu, Rate, Vm, VmSpec};
 
 /// Data in the guest, in MiB.
@@ -123,6 +124,8 @@ impl Stage {
         let flags = [flags, &PATIENCE].concat();
         vm.is_reluctant()?;
         let mut migrate = platen::migrate(&self.lab, &vm, receive.peer, &flags)?;
+        vm.wait_active(&mut migrate.process)?;
+        vm.hold_migration(PACE)?;
         wait_crossed(&self.lab, crossed + HALF_WAY, &mut migrate)?;
         // Half of it is still to be sent: time for the rest of the test.
         self.lab.net.shape(STAYS)?;
@@ -134,6 +137,11 @@ impl Stage {
 
 /// Bytes on the wire that count as half way: more than all buffers together, less than the total.
 pub(crate) const HALF_WAY: u64 = 16 << 20;
+
+/// MiB of memory that QEMU sends in a second where it is not to be over before the test says so. To
+/// send again what a guest with [`LOAD`] has changed takes seconds then. Without a limit it takes a
+/// tenth of one, and a guest that gets no CPU for so long has converged.
+pub(crate) const PACE: u64 = 16;
 
 /// A rate so low that a part of a VM can be in flight while the rest is still at the source.
 pub(crate) const SLOW: Rate = Rate::Mbit(40);
@@ -163,11 +171,16 @@ pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
     let mut quiet = 0;
     let deadline = Instant::now() + NOTICE;
     while Instant::now() < deadline {
-        let before = lab.net.crossed()?;
+        let (before, begun) = (lab.net.crossed()?, Instant::now());
         std::thread::sleep(Duration::from_millis(150));
-        let rests = lab.net.crossed()? - before < 4096
-            && !relays.iter().any(|relay| waits_for_cpu(relay.process.id()));
-        quiet = if rests { quiet + 1 } else { 0 };
+        // If this process gets no CPU, there are heartbeats of several seconds.
+        let most = HEARTBEATS * begun.elapsed().as_secs_f64().max(1.0);
+        if to_f64(lab.net.crossed()? - before) > most {
+            quiet = 0;
+        } else if !relays.iter().any(|relay| waits_for_cpu(relay.process.id())) {
+            // A relay that waits for a CPU may do so for a heartbeat: such a look does not count.
+            quiet += 1;
+        }
         if quiet == 8 {
             return Ok(());
         }
@@ -175,13 +188,39 @@ pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
     bail!("the link does not come to rest; {}", relays[0].process.tail())
 }
 
+/// Waits until these relays, and a source QEMU whose VM is stopped, have nothing to do.
+pub(crate) fn wait_until_written(lab: &Lab, vm: &Vm, relays: [&Platen; 2]) -> Result<()> {
+    let deadline = Instant::now() + 3 * NOTICE;
+    loop {
+        wait_until_idle(lab, relays)?;
+        if !waits_for_cpu(vm.process.id()) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{} does not come to rest", vm.name());
+    }
+}
+
+/// More bytes than the heartbeats of all links take in a second.
+const HEARTBEATS: f64 = 4096.0;
+
 /// Whether a thread of a process runs, or would with a CPU: on a busy machine that may take long.
-pub(crate) fn waits_for_cpu(process: u32) -> bool {
+fn waits_for_cpu(process: u32) -> bool {
+    of_threads(process, "stat")
+        .any(|stat| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('R')))
+}
+
+/// Whether a thread of a process waits in a write, as for room in a socket.
+pub(crate) fn waits_to_write(process: u32) -> bool {
+    // write, writev, sendto and sendmsg.
+    of_threads(process, "syscall")
+        .any(|call| matches!(call.split(' ').next(), Some("1" | "20" | "44" | "46")))
+}
+
+/// A file of /proc of each thread.
+fn of_threads(process: u32, file: &'static str) -> impl Iterator<Item = String> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-    tasks.map(|task| task.path().join("stat")).any(|stat| {
-        let stat = std::fs::read_to_string(stat).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('R'))
-    })
+    // A thread may end meanwhile.
+    tasks.filter_map(move |task| std::fs::read_to_string(task.path().join(file)).ok())
 }
 
 /// A migration in progress.

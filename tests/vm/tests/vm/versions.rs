@@ -120,13 +120,14 @@ fn xbzrle(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let vm = stage.vm_of(from)?;
     // A first pass of some seconds, in which the guest touches most of a small range; the second
     // pass fills the cache with it; pages dirty in the third go as deltas. QEMU does not hand over
-    // before that: with this bandwidth and limit it would have to find at most one dirty page.
+    // before that: with this bandwidth and limit it would have to find at most one dirty page. The
+    // second pass takes 2 s: longer than a busy machine lets the guest stand still.
     let settings = Settings::new(&["xbzrle"])
         .with("xbzrle-cache-size", json!(64 << 20))
         .with("max-bandwidth", json!(8 << 20))
         .with("downtime-limit", json!(1));
     let mut flight = Flight::prepare(stage, vm, to, &settings, &[])?;
-    flight.vm.guest.dirty(3000, 0, 2)?;
+    flight.vm.guest.dirty(3000, 0, 16)?;
     flight.go()?;
     let deadline = Instant::now() + LIMIT;
     loop {

@@ -59,7 +59,7 @@ pub(super) fn killed(stage: &mut Stage, victim: Victim, moment: Moment) -> Resul
     // The pause makes the moment one that a test can hit.
     pair.vm.monitor.set_capabilities(&[("pause-before-switchover", moment == Moment::Left)])?;
     match moment {
-        Moment::Middle => pair.vm.hold_migration(4)?,
+        Moment::Middle => pair.vm.hold_migration(2)?,
         // Little is left behind the pause: it has to fit the kernel's buffers, as nobody reads it.
         Moment::Left => pair.vm.is_reluctant()?,
     }
