@@ -5,6 +5,7 @@ use super::supervisor::Supervisor;
 use crate::device::backing::Refused;
 use crate::device::endpoint::Endpoint;
 use crate::device::inherited::Inherited;
+use crate::device::offload::Why;
 use crate::device::plan::Plan;
 use crate::device::status::{Status, Transport};
 use crate::device::{control, metrics, writeback};
@@ -31,6 +32,8 @@ pub(super) struct Answers {
     /// Whether the policy is enabled.
     enabled: bool,
     refused: Refused,
+    /// Why no accelerator compresses, if one may.
+    unaccelerated: Arc<Why>,
     generation: u64,
     /// Whether a supervisor created the store; that is a generation without a server.
     supervised: bool,
@@ -59,6 +62,7 @@ impl Answers {
             policy: Arc::clone(policy),
             enabled: plan.policy.enabled,
             refused: Arc::clone(&opened.refused),
+            unaccelerated: Arc::clone(opened.offload.why()),
             generation: opened.store.generation(),
             supervised: supervisor.is_there(),
         }
@@ -116,6 +120,7 @@ impl Answers {
         let refused = self.refused.get().map(String::as_str);
         let policy = self.policy.get();
         let mut status = Status::of(&self.name, &self.device, transports, policy, refused);
+        status.unaccelerated = self.unaccelerated.get();
         status.platen.generation -= u64::from(self.supervised);
         status
     }
