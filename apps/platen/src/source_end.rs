@@ -142,3 +142,32 @@ impl Measure {
         report.json().into_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cli, Command};
+    use clap::Parser;
+
+    /// Its message to the receiver has 8 KiB.
+    #[test]
+    fn a_name_that_no_target_can_have_is_refused_before_anything_else() {
+        let plan = |command: &[&str], name: &str| {
+            let common = ["--peer", "192.0.2.1:7", "--insecure", "--name", name];
+            let words = [&["platen"], command, &common].concat();
+            let plan = match Cli::try_parse_from(words).unwrap().command {
+                Command::Migrate(args) => Plan::new(&args.source, &args.connect, None),
+                Command::Relay(args) => Plan::new(&args.source, &args.connect, None),
+                _ => panic!("another command"),
+            };
+            plan.err().map(|error| error.to_string())
+        };
+        let migrate = ["migrate", "--qmp", "unix:/nonexistent/qmp"];
+        let relay = ["relay", "--listen", "unix:/nonexistent/relay"];
+        for command in [migrate, relay] {
+            let refused = plan(&command, &"a".repeat(9000)).expect("it is too long");
+            assert_eq!(refused, "--name has 9000 bytes, allowed are 255");
+            assert_eq!(plan(&command, &"a".repeat(255)), None);
+        }
+    }
+}

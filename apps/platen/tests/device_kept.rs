@@ -218,7 +218,29 @@ fn a_socket_that_is_removed_is_reported() {
     client.read_exact(&mut [0; 10]).unwrap();
     client.write_all(&[&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 99], &[0; 4]].concat()).unwrap();
     client.read_exact(&mut greeting).unwrap();
-    assert!(served.stat().is_some());
+    assert_eq!(served.stat().unwrap()["removed"], serde_json::json!([nbd]));
+    // So does the next server.
+    served.without_server(|| ());
+    wait("the next server does not report it", || {
+        served.stat().is_some_and(|stat| stat["removed"] == serde_json::json!([nbd]))
+    });
+    // With the lock and the other sockets gone, too, no other device gets the name.
+    for file in fs::read_dir(folder.path().join("run")).unwrap() {
+        fs::remove_file(file.unwrap().path()).unwrap();
+    }
+    let (second, said) = (folder.path().join("second"), folder.path().join("second.log"));
+    let mut command = Served::command(folder.path(), "kept", "second.sock", &[]);
+    let supervisor = command.stderr(fs::File::create(&said).unwrap()).spawn().unwrap();
+    let mut second = Served { supervisor, folder: second };
+    let mut status = None;
+    wait("a second device of the name is served", || {
+        status = second.supervisor.try_wait().unwrap();
+        status.is_some()
+    });
+    let said = fs::read_to_string(said).unwrap();
+    assert!(!status.unwrap().success(), "{said}");
+    assert!(said.contains("device kept is served already, by process "), "{said}");
+    assert!(said.contains("but its files were removed from "), "{said}");
     served.end();
 }
 

@@ -203,6 +203,50 @@ fn a_limit_on_the_size_of_files_is_an_error_and_does_not_end_the_process() {
 }
 
 #[test]
+fn a_receiver_whose_report_reaches_the_limit_on_the_size_of_files_says_so() {
+    let rig = Rig::new("ulimit -f 0;");
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut relay = rig.relay("", "src");
+    migrate(&rig, &mut relay, &listener, "src");
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(3), "{said}");
+    let Rig { folder, receive, .. } = rig;
+    let (status, said) = receive.ends();
+    assert_eq!(status, Some(3), "{said}");
+    let at = folder.path().join("receive.json").display().to_string();
+    let failed = format!("cannot write the report to {at}: File too large");
+    assert!(said.contains(&failed), "{said}");
+}
+
+/// Lines are lost, and nothing else: a receiver may carry other migrations.
+#[test]
+fn a_log_that_reaches_the_limit_on_the_size_of_files_ends_no_receiver() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    // More than the limit, whose unit is 512 or 1024 bytes.
+    std::fs::write(at("log"), [b'x'; 8192]).unwrap();
+    let limits = format!("ulimit -f 8; exec 2>>'{}';", at("log").display());
+    // At an address of its own, since its log does not tell the port.
+    let listener = TcpListener::bind("127.80.76.4:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let (deliver, json) = (unix(&at("dst")), path(&at("receive.json")));
+    let receive = ["receive", "--insecure", "--listen", &address, "--deliver", &deliver, "--once"];
+    let receive = Platen::start(&limits, &[&receive[..], &["--json", &json]].concat());
+    let rig = Rig { folder, receive, address };
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut relay = rig.relay("", "src");
+    migrate(&rig, &mut relay, &listener, "src");
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(3), "{said}");
+    let Rig { folder, receive, .. } = rig;
+    assert_eq!(receive.ends().0, Some(3));
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    assert!(read("receive.json").contains(r#""status":"unconfirmed""#));
+    assert_eq!(read("log"), "x".repeat(8192));
+}
+
+#[test]
 fn a_report_that_cannot_be_written_is_named_and_changes_no_outcome() {
     let rig = Rig::new("");
     for report in ["relay.json", "receive.json"] {

@@ -21,7 +21,8 @@
 //!
 //! If there is a backing device, pages that did not get smaller and pages that are idle for long
 //! are written back: in batches, by this same thread, while memory is short, within the daily
-//! limit, and as long as the file system has room. Reading such a page does not bring it back to
+//! limit, and as long as the file system has room. In a store without room for a mark, the policy
+//! itself tries whether an old page compresses. Reading such a page does not bring it back to
 //! memory, as in zram.
 //!
 //! # Guarantees

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use codec::{Codec, Encoder};
+use codec::{Codec, Encoded, Encoder};
 use device::{codec_of, PageReader, ALONE, PAGE, RECOMPRESSED};
 use store::{GroupBuffer, GroupError, Page, Seen, Worker, MAX_MEMBERS, MAX_OBJECT, MAX_PAYLOAD};
 
@@ -284,9 +284,8 @@ impl Sweep {
         let idle = self.found[at];
         let encoded = self.encoder.encode(&self.plain[at], &mut self.coded);
         let old = &self.objects[at][..idle.len];
-        let pays = encoded.len * 100 <= idle.len * (100 - self.gain);
         let (tag, bytes) = match encoded.codec {
-            codec if pays && codec != Codec::SameFilled && codec != Codec::Raw => {
+            codec if pays(&encoded, idle.len, self.gain) => {
                 (RECOMPRESSED | codec.to_wire(), &self.coded[..encoded.len])
             }
             // The same bytes, marked so that they are not tried again.
@@ -303,6 +302,8 @@ impl Sweep {
             }
             Ok(true) => count(&self.counters.pages_no_gain, 1),
             Ok(false) => count(&self.counters.pages_changed, 1),
+            // Only the mark has no room, and writing this page back may make it.
+            Err(_) if bytes.len() == idle.len => count(&self.counters.no_room, 1),
             Err(_) => return false,
         }
         true
@@ -336,6 +337,12 @@ impl Sweep {
             Err(_) => count(&self.counters.no_room, 1),
         }
     }
+}
+
+/// Whether this form of a page replaces one of `len` bytes: it is smaller by `gain` per cent.
+pub(crate) fn pays(encoded: &Encoded, len: usize, gain: usize) -> bool {
+    !matches!(encoded.codec, Codec::SameFilled | Codec::Raw)
+        && encoded.len * 100 <= len * (100 - gain)
 }
 
 impl std::fmt::Debug for Sweep {

@@ -263,7 +263,11 @@ impl Turns {
         Ok(())
     }
 
+    /// Recompresses idle pages until all are done. With a backing device a call ends after a
+    /// period: a pass may last hours in a store without room, and writing back makes room. The next
+    /// call goes on with the same pass.
     fn pass(&mut self) -> Result<(), Stopped> {
+        let begin = Instant::now();
         loop {
             // A pass may last hours, and the requests wait.
             while let Some((ticket, what)) = self.asked() {
@@ -275,6 +279,10 @@ impl Turns {
                 Step::More => {}
                 Step::NoRoom => self.sleep(NO_ROOM, false)?,
                 Step::Done => return Ok(()),
+            }
+            let pressed = self.gauge.is_pressed();
+            if self.back.is_some() && begin.elapsed() >= self.period(pressed) {
+                return Ok(());
             }
         }
     }

@@ -13,9 +13,13 @@ use store::{Added, Batch, Page, Seen, Store, Worker, WriteBackError};
 use crate::error::StartError;
 use crate::settings::{Settings, SettingsError};
 use crate::stats::{add as count, Counters};
+use crate::sweep::pays;
 
 /// Table entries that a step looks at.
 const LOOK_AT: u64 = 4096;
+
+/// Unmarked pages that a step tries to compress.
+const TRIES: u32 = 32;
 
 /// Pages to write back, with zram's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +61,16 @@ pub(crate) enum Wanted {
     Policy { pressed: bool },
     /// Pages of a request.
     Asked(What),
+}
+
+/// Whether a pass writes a page back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    No,
+    Yes,
+    /// If it does not compress. Recompression has not marked it: it has not come to the page, or
+    /// there is no room for the marked form.
+    IfIncompressible,
 }
 
 /// Codec contexts, buffers and access to the store for writeback.
@@ -127,14 +141,21 @@ impl WriteBack {
         if self.batch.is_empty() {
             self.set_limit();
         }
-        let mut next = to;
+        let (mut next, mut full, mut tries) = (to, false, 0);
         for index in from..to {
-            if self.is_wanted(index, wanted) && self.add(index) == Added::Full {
-                next = index;
+            let verdict = self.verdict(index, wanted);
+            if verdict == Verdict::No {
+                continue;
+            }
+            let trial = verdict == Verdict::IfIncompressible;
+            full = self.add(index, trial) == Added::Full;
+            tries += u32::from(trial);
+            if full || tries == TRIES {
+                next = index + u64::from(!full);
                 break;
             }
         }
-        let (full, done) = (next < to, next >= pages);
+        let done = next >= pages;
         // A batch that is not full is continued with the next pages.
         let goes_on = !(full || done && !self.batch.is_empty()) || self.flush();
         if done || !goes_on {
@@ -148,18 +169,18 @@ impl WriteBack {
     }
 
     /// Whether the pass wants this page.
-    fn is_wanted(&self, index: u64, wanted: Wanted) -> bool {
-        let Ok((page, age)) = self.worker.peek(index) else { return false };
+    fn verdict(&self, index: u64, wanted: Wanted) -> Verdict {
+        let Ok((page, age)) = self.worker.peek(index) else { return Verdict::No };
         let (huge, hopeless) = match page {
             Page::Object { tag, .. } => {
                 let raw = codec_of(tag) == Some(Codec::Raw);
                 (raw, raw && tag & RECOMPRESSED != 0)
             }
             Page::Grouped => (false, false),
-            _ => return false,
+            _ => return Verdict::No,
         };
         let of = &self.settings;
-        match wanted {
+        let is_wanted = match wanted {
             Wanted::Asked(What::Huge) => huge,
             Wanted::Asked(What::Idle) => age >= of.idle,
             Wanted::Asked(What::HugeIdle) => huge && age >= of.idle,
@@ -170,15 +191,31 @@ impl WriteBack {
                 } else {
                     (of.writeback_idle, of.writeback_huge_idle)
                 };
+                if age < idle && age >= huge_idle && huge && !hopeless {
+                    return Verdict::IfIncompressible;
+                }
                 age >= idle || hopeless && age >= huge_idle
             }
+        };
+        if is_wanted {
+            Verdict::Yes
+        } else {
+            Verdict::No
         }
     }
 
-    /// Reads a page and adds it to the batch; `Full` if the batch has to be written first.
-    fn add(&mut self, index: u64) -> Added {
+    /// Reads a page and adds it to the batch; `Full` if the batch has to be written first. With
+    /// `trial` only a page that does not compress.
+    fn add(&mut self, index: u64, trial: bool) -> Added {
         match self.reader.read(&self.worker, index, false, &mut self.plain) {
             Ok(Page::Object { tag, len }) => {
+                if trial {
+                    let encoded = self.encoder.encode(&self.plain[..], &mut self.coded);
+                    let gain = self.settings.gain as usize;
+                    if codec_of(tag) != Some(Codec::Raw) || pays(&encoded, len, gain) {
+                        return Added::Unfit;
+                    }
+                }
                 let bytes = &self.reader.object()[..len];
                 self.batch.add(&Seen { index, tag, bytes })
             }

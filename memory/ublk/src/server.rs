@@ -32,8 +32,12 @@ impl Options {
     /// Both numbers are reduced until all buffers together take at most `buffers` bytes, down to 8
     /// requests of 16 KiB.
     pub fn new(pages: u64, queues: Option<u16>, buffers: u64) -> Self {
-        let cpus = thread::available_parallelism().map_or(1, usize::from);
-        let cpus = u16::try_from(cpus).unwrap_or(u16::MAX);
+        Self::on(thread::available_parallelism().map_or(1, usize::from), pages, queues, buffers)
+    }
+
+    /// As [`new`](Self::new), on a machine with this number of CPUs.
+    pub fn on(cpus: usize, pages: u64, queues: Option<u16>, buffers: u64) -> Self {
+        let cpus = u16::try_from(cpus).unwrap_or(u16::MAX).max(1);
         let queues = queues.unwrap_or(8).clamp(1, cpus);
         let mut geometry =
             Geometry { size: pages.saturating_mul(4096), queues, depth: 64, max_io: 512 << 10 };

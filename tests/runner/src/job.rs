@@ -79,10 +79,15 @@ impl Job {
     ///
     /// # Errors
     /// If its log cannot be made. A program that cannot be started is a failed job.
-    pub(crate) fn run(mut self) -> Result<Done> {
+    pub(crate) fn run(self) -> Result<Done> {
+        self.run_in(&log_folder())
+    }
+
+    /// As [`run`](Self::run), with its log in this folder.
+    pub(crate) fn run_in(mut self, logs: &Path) -> Result<Done> {
         // A crate and a part may have the same name.
         let name = format!("{} {}.log", self.part, self.name).replace(['/', ' '], "-");
-        let log = log_folder().join(name);
+        let log = logs.join(name);
         let file = File::create(&log).with_context(|| log.display().to_string())?;
         self.command.stdout(file.try_clone()?).stderr(file);
         let begin = Instant::now();

@@ -373,3 +373,57 @@ fn without(part: &'static str, why: &str) -> Done {
 fn is_set(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value == "1")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
+
+    /// Without the fetched builds tests do not run: nobody is to take that for a success.
+    #[test]
+    fn a_fetch_that_fails_makes_the_run_fail_and_says_how_to_do_without() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = |name: &str, text: &str| -> &'static str {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            path.display().to_string().leak()
+        };
+        let private = fs::read_to_string(crate::root().join("scripts/apt-private")).unwrap();
+        let helper = made("apt-private", &private);
+        let fails = format!(
+            "#!/bin/sh\nme=fetch-it skip={SKIP_SWAP}\n. {helper}\nfail 'no such package'\n"
+        );
+        let fails = made("fetch-it", &fails);
+        let run = |all: &[Fetched]| -> Vec<Done> {
+            let jobs = fetch(all).into_iter();
+            jobs.map(|job| job.run_in(folder.path()).unwrap()).collect()
+        };
+        // Not the variable itself: whoever runs this test may have set it.
+        let mut all = run(&[(fails, &[], "PLATEN_SKIP_IN_A_TEST")]);
+        all.extend(run(&[("true", &[], "PLATEN_SKIP_IN_A_TEST")]));
+        let (text, passed) = summary::summary(&all, Duration::ZERO);
+        assert!(!passed, "{text}");
+        assert!(text.contains("fetch-it: no such package"), "{text}");
+        assert!(text.contains("PLATEN_SKIP_SWAP=1 makes the tests do without it"), "{text}");
+        assert!(text.ends_with("\n1 passed, 1 failed, 0 skipped\n"), "{text}");
+        // Whoever does without is told what is left out.
+        let left_out = without("swap", "PLATEN_SKIP_SWAP is set");
+        let (text, passed) = summary::summary(&[left_out], Duration::ZERO);
+        assert!(passed && text.contains("swap: PLATEN_SKIP_SWAP is set"), "{text}");
+    }
+
+    #[test]
+    fn each_fetch_script_names_the_variable_that_leaves_it_out() {
+        for (script, arguments, skip) in FETCHED.iter().chain(&FETCHED_FOR_PROOF) {
+            let text = fs::read_to_string(crate::root().join(script)).unwrap();
+            let number = arguments.first().unwrap_or(&"");
+            let named = text.contains(&format!("skip={skip}\n"))
+                || text.contains("skip=PLATEN_SKIP_QEMU$number\n")
+                    && *skip == format!("PLATEN_SKIP_QEMU{number}");
+            assert!(named, "{script} {number}: {skip}");
+        }
+    }
+}

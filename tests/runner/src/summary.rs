@@ -1,5 +1,6 @@
 //! The output while jobs run, and after the last one.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::job::Done;
@@ -24,10 +25,21 @@ pub(crate) fn say(done: &Done) {
     );
 }
 
-/// The summary: time of each part, ten slowest tests, skipped tests, failures. Returns whether
-/// everything passed.
+/// Prints the summary. Returns whether everything passed.
 pub(crate) fn print(all: &[Done], took: Duration) -> bool {
-    println!("\nparts (jobs run side by side: the sum is more than the whole)");
+    let (text, passed) = summary(all, took);
+    print!("{text}");
+    passed
+}
+
+/// The summary: time of each part, ten slowest tests, skipped tests, failures. Also returns whether
+/// everything passed.
+pub(crate) fn summary(all: &[Done], took: Duration) -> (String, bool) {
+    let mut text = String::new();
+    macro_rules! line {
+        ($($word:tt)*) => { writeln!(text, $($word)*).expect("a string takes all") };
+    }
+    line!("\nparts (jobs run side by side: the sum is more than the whole)");
     let mut parts: Vec<&str> = all.iter().map(|done| done.part).collect();
     parts.dedup();
     let mut seen = Vec::new();
@@ -37,33 +49,33 @@ pub(crate) fn print(all: &[Done], took: Duration) -> bool {
             let of_part = || all.iter().filter(|done| done.part == part);
             let seconds: f64 = of_part().map(|done| done.took.as_secs_f64()).sum();
             let cpu: f64 = of_part().map(|done| done.cpu).sum();
-            println!("{seconds:8.1} s {cpu:8.1} CPU s  {part}");
+            line!("{seconds:8.1} s {cpu:8.1} CPU s  {part}");
         }
     }
-    println!("{:8.1} s  in all", took.as_secs_f64());
+    line!("{:8.1} s  in all", took.as_secs_f64());
 
     let mut tests: Vec<&Test> = all.iter().flat_map(|done| &done.outcome.passed).collect();
     tests.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-    println!("\nten slowest tests");
+    line!("\nten slowest tests");
     for test in tests.iter().take(10) {
-        println!("{:8.1} s  {}", test.seconds, test.name);
+        line!("{:8.1} s  {}", test.seconds, test.name);
     }
 
     let skipped: Vec<_> = all.iter().flat_map(|done| &done.outcome.skipped).collect();
     if !skipped.is_empty() {
-        println!("\nskipped");
-        skipped.iter().for_each(|(name, why)| println!("  {name}: {why}"));
+        line!("\nskipped");
+        skipped.iter().for_each(|(name, why)| line!("  {name}: {why}"));
     }
     let failed: Vec<_> = all.iter().filter(|done| !done.outcome.failed.is_empty()).collect();
     for done in &failed {
-        println!("\n---- {} ({}) ----", done.name, done.log.display());
+        line!("\n---- {} ({}) ----", done.name, done.log.display());
         let lines: Vec<&str> = done.output.lines().collect();
-        lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| println!("{line}"));
+        lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| line!("{line}"));
     }
     for (name, why) in failed.iter().flat_map(|done| &done.outcome.failed) {
-        println!("failed: {name}: {why}");
+        line!("failed: {name}: {why}");
     }
     let failures: usize = failed.iter().map(|done| done.outcome.failed.len()).sum();
-    println!("\n{} passed, {failures} failed, {} skipped", tests.len(), skipped.len());
-    failures == 0
+    line!("\n{} passed, {failures} failed, {} skipped", tests.len(), skipped.len());
+    (text, failures == 0)
 }

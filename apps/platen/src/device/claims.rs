@@ -4,6 +4,8 @@
 //! between two servers, so they cannot prevent the next server from starting; meanwhile clients
 //! connect and wait.
 
+mod living;
+
 use super::adopt::Adopt;
 use super::args::ServeArgs;
 use super::inherited::Inherited;
@@ -37,6 +39,7 @@ impl Claims {
     pub(super) fn make(args: &ServeArgs, supervised: bool) -> anyhow::Result<Self> {
         let folder = control::make_folder(args.control.run_dir.as_deref())?;
         let lock = Lock::take(&folder, &args.name)?;
+        check_that_none_lives(&folder, &args.name)?;
         let control = control::listen(&folder, &args.name)?;
         let requests = supervised.then(|| requests::address(&folder, &args.name).listen());
         let nbd = args.nbd.as_ref().map(|address| address.listen()).transpose()?;
@@ -111,6 +114,22 @@ impl Claims {
     }
 }
 
+/// Refuses a name whose lock has been removed while its device is served.
+fn check_that_none_lives(folder: &Path, name: &str) -> anyhow::Result<()> {
+    let address = control::address(folder, name);
+    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let bound = [address.path(), control::address(&whole, name).path()].map(Path::to_owned);
+    let Some(pid) = bound.iter().find_map(|path| living::listener(path)) else { return Ok(()) };
+    if address.path().exists() {
+        bail!("device {name} is served already, by process {pid}");
+    }
+    bail!(
+        "device {name} is served already, by process {pid}, but its files were removed from {}: \
+         end that process first",
+        folder.display()
+    )
+}
+
 /// Listening sockets of a server.
 #[derive(Debug)]
 pub(super) struct Ways {
@@ -151,34 +170,35 @@ fn place(path: &Path) -> Option<Place> {
     Some((there.st_dev, there.st_ino))
 }
 
-/// The supervisor's files. A server that outlives its supervisor removes them when it exits.
+/// The supervisor's files. A server that outlives its supervisor removes them when it exits. A file
+/// that was removed before this server started has no place.
 #[derive(Clone, Debug)]
-pub(super) struct Left(Vec<(PathBuf, Place)>);
+pub(super) struct Left(Vec<(PathBuf, Option<Place>)>);
 
 impl Left {
-    /// Records the present files. Call this while the supervisor runs, or has just exited.
-    pub(super) fn of(args: &ServeArgs) -> Self {
+    /// Records the files of a device. Call this while the supervisor runs, or has just exited.
+    pub(super) fn of(args: &ServeArgs, supervised: bool) -> Self {
         let Ok(folder) = control::folder(args.control.run_dir.as_deref()) else {
             return Self(Vec::new());
         };
         let nbd = args.nbd.as_ref().map(|address| address.path().to_owned());
         let control = control::address(&folder, &args.name).path().to_owned();
-        let requests = requests::address(&folder, &args.name).path().to_owned();
+        let requests = supervised.then(|| requests::address(&folder, &args.name).path().to_owned());
         let lock = Lock::path(&folder, &args.name);
-        let paths = [Some(control), nbd, Some(requests), Some(lock)];
-        let found = paths.into_iter().flatten().filter_map(|path| Some((place(&path)?, path)));
-        Self(found.map(|(place, path)| (path, place)).collect())
+        let paths = [Some(control), nbd, requests, Some(lock)];
+        Self(paths.into_iter().flatten().map(|path| (path.clone(), place(&path))).collect())
     }
 
     /// Files that have been removed or replaced.
     pub(super) fn missing(&self) -> impl Iterator<Item = &Path> {
-        self.0.iter().filter(|(path, was)| place(path) != Some(*was)).map(|(path, _)| &**path)
+        let is_there = |path: &Path, was: Option<Place>| was.is_some() && place(path) == was;
+        self.0.iter().filter(move |(path, was)| !is_there(path, *was)).map(|(path, _)| &**path)
     }
 
     /// Removes the files, except those that have been replaced.
     pub(super) fn clear(self) {
         for (path, was) in self.0 {
-            if place(&path) == Some(was) {
+            if was.is_some() && place(&path) == was {
                 // Another process may have removed it.
                 let _ = std::fs::remove_file(path);
             }
@@ -255,6 +275,25 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
+    /// As a cleaner of /run leaves it.
+    #[test]
+    fn a_name_whose_files_are_gone_belongs_to_the_device_that_lives() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        check_that_none_lives(folder, "one").unwrap();
+        let first = control::listen(folder, "one").unwrap();
+        let refused = || check_that_none_lives(folder, "one").unwrap_err().to_string();
+        let served = format!("device one is served already, by process {}", std::process::id());
+        assert_eq!(refused(), served);
+        std::fs::remove_file(control::address(folder, "one").path()).unwrap();
+        let removed = format!("{served}, but its files were removed from {}", folder.display());
+        assert!(refused().starts_with(&removed), "{}", refused());
+        check_that_none_lives(folder, "another").unwrap();
+        drop(first);
+        living::tests::wait_until_none_listens(control::address(folder, "one").path());
+        check_that_none_lives(folder, "one").unwrap();
+    }
+
     #[test]
     fn sockets_that_another_process_has_bound_are_not_removed() {
         let folder = tempfile::tempdir().unwrap();
@@ -262,14 +301,18 @@ mod tests {
         let file = |path: &Path| std::fs::write(path, "").unwrap();
         file(&mine);
         file(&theirs);
-        let left = [&mine, &theirs].map(|path| (path.clone(), place(path).unwrap()));
+        let gone = folder.path().join("gone");
+        let left = [&mine, &theirs, &gone].map(|path| (path.clone(), place(path)));
         // Created before the old file is removed, so that the inode differs.
         let new = folder.path().join("new");
         file(&new);
         std::fs::rename(&new, &theirs).unwrap();
         let left = Left(left.to_vec());
-        assert_eq!(left.missing().collect::<Vec<_>>(), [&*theirs]);
+        assert_eq!(left.missing().collect::<Vec<_>>(), [&*theirs, &*gone]);
+        // Another process's.
+        file(&gone);
+        assert_eq!(left.missing().collect::<Vec<_>>(), [&*theirs, &*gone]);
         left.clear();
-        assert!(!mine.exists() && theirs.exists());
+        assert!(!mine.exists() && theirs.exists() && gone.exists());
     }
 }

@@ -175,7 +175,7 @@ pub(crate) mod tests {
                 samples += 1;
             }
         }
-        assert_eq!(samples, 25 + 2 + 28 + 2);
+        assert_eq!(samples, 25 + 2 + 28 + 3);
         assert!(
             text.contains("platen_device_orig_data_size{device=\"swap0\",codec=\"zstd\"} 8192\n")
         );

@@ -1,6 +1,8 @@
 //! The arguments of `platen device serve` resolved to sizes, threads and memory. Supervisor and
 //! server both compute them here, so they agree.
 
+mod room;
+
 use super::args::ServeArgs;
 use super::offload;
 use crate::size::Size;
@@ -25,9 +27,6 @@ const BASE_THREADS: usize = 7;
 /// The thread that watches the backing device.
 const BACKING_THREADS: usize = 1;
 
-/// Workers of the store for the policy: idle pages, trials of dictionaries, writeback, answers.
-const POLICY_WORKERS: usize = 4;
-
 /// Divisor of the memory limit: at most an eighth holds incompressible pages while a host that
 /// swaps is short of memory. The policy writes them to the backing device, if there is one.
 const WHOLE_PART: u64 = 8;
@@ -40,6 +39,8 @@ pub(super) struct Plan<'a> {
     /// Codec and level of new pages.
     pub(super) codec: Settings,
     pub(super) policy: policy::Settings,
+    /// CPUs of this machine that this process may use.
+    cpus: usize,
 }
 
 impl<'a> Plan<'a> {
@@ -48,6 +49,11 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// An argument is out of its range, or contradicts another.
     pub(super) fn new(args: &'a ServeArgs, policy: Option<&str>) -> anyhow::Result<Self> {
+        Self::on(available_parallelism().map_or(1, usize::from), args, policy)
+    }
+
+    /// As [`new`](Self::new), on a machine with this number of CPUs.
+    fn on(cpus: usize, args: &'a ServeArgs, policy: Option<&str>) -> anyhow::Result<Self> {
         let pages = pages(args.size)?;
         let codec = Settings::new(args.codec, args.level)?;
         offload::check(args)?;
@@ -60,7 +66,9 @@ impl<'a> Plan<'a> {
                 policy::Settings::read_over(text, &defaults).with_context(|| name.to_string())?
             }
         };
-        Ok(Self { args, pages, codec, policy })
+        let plan = Self { args, pages, codec, policy, cpus };
+        plan.check_threads()?;
+        Ok(plan)
     }
 
     /// Whether dictionaries are trained, provided there is a supervisor.
@@ -78,8 +86,7 @@ impl<'a> Plan<'a> {
     /// Connections of the kernel's NBD client: one for each CPU that may submit requests at once.
     pub(super) fn swap_connections(&self) -> usize {
         let most = if small(self.args) { 1 } else { 4 };
-        let cpus = available_parallelism().map_or(1, usize::from).min(most);
-        cpus.min(usize::from(self.args.connections))
+        self.cpus.min(most).min(usize::from(self.args.connections))
     }
 
     pub(super) fn store_options(&self) -> store::Options {
@@ -142,7 +149,7 @@ impl<'a> Plan<'a> {
             None => share_of_memory(128, 1 << 20, 256 << 20),
         };
         let queues = self.args.queues.or(small(self.args).then_some(2));
-        let mut options = ublk::Options::new(self.pages, queues, budget);
+        let mut options = ublk::Options::on(self.cpus, self.pages, queues, budget);
         // A command that takes longer has hit a kernel defect: report an error to the user.
         options.timeout = Duration::from_secs(60);
         options
@@ -176,38 +183,6 @@ impl<'a> Plan<'a> {
         let client = usize::from(self.args.nbd.is_some() && self.args.swap);
         let metrics = usize::from(self.args.prometheus.is_some());
         BASE_THREADS + self.compressing(fetchers) + client + metrics + threads
-    }
-
-    /// Threads that share large requests. The default leaves room in the store's worker table for
-    /// every other thread of the server.
-    fn workers(&self) -> usize {
-        let args = self.args;
-        if let Some(workers) = args.workers {
-            return workers.into();
-        }
-        if small(args) {
-            // The queues' threads do all of a request.
-            return 0;
-        }
-        let stranded = |_: &_| usize::from(args.connections) + nbd::STRANDED;
-        let connections = args.nbd.as_ref().map_or(0, stranded);
-        let others = self.queues() + connections + FETCHERS + self.qat_threads() + POLICY_WORKERS;
-        DeviceOptions::default().workers.min(store::MAX_WORKERS.saturating_sub(others).max(1))
-    }
-
-    fn queues(&self) -> usize {
-        if self.args.ublk {
-            self.ublk_options().geometry.queues.into()
-        } else {
-            0
-        }
-    }
-
-    fn qat_threads(&self) -> usize {
-        match self.args.codec {
-            Codec::DeflateQz => device::OffloadOptions::default().threads,
-            _ => 0,
-        }
     }
 
     /// Heap of the transports for requests. The buffers of ublk are the supervisor's.
@@ -310,13 +285,17 @@ mod tests {
         args: ServeArgs,
     }
 
+    /// The arguments `words` of a device of 1 GiB.
+    pub(super) fn args(words: &str) -> &'static ServeArgs {
+        let words = format!("serve --size 1G {words}");
+        let Serve { args } = Serve::try_parse_from(words.split_whitespace()).unwrap();
+        Box::leak(Box::new(args))
+    }
+
     #[test]
     fn swap_without_a_limit_reserves_an_eighth_of_memory_for_the_host() {
         let options = |words: &str| {
-            let words = format!("serve --size 1G --nbd unix:/x {words}");
-            let Serve { args } = Serve::try_parse_from(words.split(' ')).unwrap();
-            let args = Box::leak(Box::new(args));
-            Plan::new(args, None).unwrap().store_options()
+            Plan::new(args(&format!("--nbd unix:/x {words}")), None).unwrap().store_options()
         };
         let swap = options("--swap");
         assert_eq!((swap.mem_limit, swap.whole_part), (memory() / 8 * 7, 8));
@@ -328,9 +307,7 @@ mod tests {
     #[test]
     fn a_disk_without_a_limit_gets_the_limit_of_its_cgroup() {
         let options = |words: &str, cgroup| {
-            let words = format!("serve --size 1G --nbd unix:/x {words}");
-            let Serve { args } = Serve::try_parse_from(words.trim().split(' ')).unwrap();
-            let args = Box::leak(Box::new(args));
+            let args = args(&format!("--nbd unix:/x {words}"));
             Plan::new(args, None).unwrap().store_options_within(cgroup)
         };
         let free = options("", None);

@@ -202,6 +202,10 @@ pub(crate) fn counters(status: &Status) -> String {
             writeln!(text, "{what}: {refused}").expect("a string takes all");
         }
     }
+    for path in &status.removed {
+        writeln!(text, "{path} was removed or replaced: no client finds the device by it")
+            .expect("a string takes all");
+    }
     if let Some(damage) = &status.platen.damage {
         writeln!(text, "first damage: {damage}").expect("a string takes all");
     }
@@ -261,6 +265,8 @@ mod tests {
         for field in ["orig_data_size", "huge_pages_since", "notify_free", "bd_writes"] {
             assert!(text.contains(field), "{text}");
         }
+        status.removed = vec!["/run/x".to_owned()];
+        assert!(counters(&status).contains("/run/x was removed or replaced: no client finds"));
         status.pressure = Some("none".to_owned());
         assert!(counters(&status).contains("memory pressure: not known"));
         status.pressure = Some("trigger".to_owned());

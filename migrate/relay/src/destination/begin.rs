@@ -1,8 +1,6 @@
 //! Whether a session's source begins its migration, or another source gets the session's target
 //! (W4d).
 
-use super::shared::Shared;
-use session::SessionError;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Why a session has ended whose target another source has got.
@@ -45,21 +43,6 @@ impl Beginning {
 
     pub(super) fn is_given_up(&self) -> bool {
         self.0.load(Ordering::Acquire) == NEVER
-    }
-}
-
-impl Shared {
-    /// Whether the session gives its target to another source: it has failed, or all its links are
-    /// lost, and its source has not begun. Ends the session in the second case.
-    pub(super) fn gives_way(&self) -> bool {
-        if self.session.failure().is_some() {
-            return !self.beginning.has_begun();
-        }
-        let gives_way = self.session.has_lost_its_links() && self.beginning.give_up();
-        if gives_way {
-            self.session.fail(SessionError::Local { reason: GAVE_WAY.into() });
-        }
-        gives_way
     }
 }
 

@@ -1,7 +1,7 @@
 //! The state that the threads of a destination relay share.
 
 use super::barrier::Barriers;
-use super::begin::Beginning;
+use super::begin::{Beginning, GAVE_WAY};
 use super::decode::{DecodeJob, Parts};
 use crate::counters::Counters;
 use crate::error::RelayError;
@@ -114,6 +114,19 @@ impl Shared {
             (up || ended).then_some(up)
         });
         up.unwrap_or(false)
+    }
+
+    /// Whether the session gives its target to another source: it has failed, or all its links are
+    /// lost, and its source has not begun. Ends the session in the second case.
+    pub(super) fn gives_way(&self) -> bool {
+        if self.session.failure().is_some() {
+            return !self.beginning.has_begun();
+        }
+        let gives_way = self.session.has_lost_its_links() && self.beginning.give_up();
+        if gives_way {
+            self.session.fail(SessionError::Local { reason: GAVE_WAY.into() });
+        }
+        gives_way
     }
 
     /// Whether nothing more may be written to QEMU.

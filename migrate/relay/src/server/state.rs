@@ -1,7 +1,6 @@
 //! The state of a receiver: its sessions, ended sessions, and connections before their hello.
 
 use super::config::{Host, ServerConfig};
-use super::targets::Taken;
 use super::waiting::{LastPass, WaitingRoom};
 use crate::destination::{DecodeJob, Destination, GAVE_WAY};
 use pipeline::Pool;
@@ -103,6 +102,19 @@ pub(super) struct Ended {
     /// Set if the links were lost and the source has not asked yet: the time until which it may
     /// ask.
     pub(super) unasked_until: Option<Instant>,
+}
+
+/// A target that a session has (W4d).
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) target: Option<String>,
+    pub(super) session: String,
+}
+
+impl Taken {
+    pub(super) fn is(&self, target: &Option<String>, session: &str) -> bool {
+        self.target == *target && self.session == session
+    }
 }
 
 /// The receiver: accepts links and runs their sessions.

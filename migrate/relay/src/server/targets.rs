@@ -1,7 +1,7 @@
 //! The targets: each has one session at a time. A session that has lost its source before its
 //! migration gives way to another source (W4d).
 
-use super::state::Server;
+use super::state::{Server, Taken};
 use session::SILENCE;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,19 +9,6 @@ use std::time::{Duration, Instant};
 /// The most time that the end of a session takes which gives way. Its client's links are lost, so
 /// this is the time that its threads need to end.
 const ENDS: Duration = Duration::from_secs(10);
-
-/// A target that a session has.
-#[derive(Debug)]
-pub(super) struct Taken {
-    target: Option<String>,
-    session: String,
-}
-
-impl Taken {
-    fn is(&self, target: &Option<String>, session: &str) -> bool {
-        self.target == *target && self.session == session
-    }
-}
 
 impl Server {
     fn lock_taken(&self) -> MutexGuard<'_, Vec<Taken>> {

@@ -14,8 +14,11 @@ use session::Grants;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stream::synth::{Configuration, MainStream, Section, Style};
+
+/// A relay whose bytes under way have not changed for so long has no credit to read more.
+const A_STILL: Duration = Duration::from_secs(1);
 
 /// Fills the path to a destination that does not read until it is full, appends `end` where the
 /// relay cannot have read it yet, and closes. Returns all bytes written.
@@ -38,7 +41,7 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
         made.page("pc.ram", i * 4096, page);
         let record = made.take();
         let mut done = 0;
-        while done < record.len() && stuck < 6 {
+        while done < record.len() && stuck < 12 {
             match send(&socket, &record[done..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(n) => {
                     done += n;
@@ -51,7 +54,7 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
                 Err(error) => panic!("the relay takes it: {error}"),
             }
         }
-        if stuck == 6 {
+        if stuck == 12 {
             set_socket_send_buffer_size(&socket, 200 << 10).unwrap();
             sent.extend_from_slice(&record[..done]);
             socket.write_all(&record[done..]).unwrap();
@@ -60,7 +63,7 @@ fn write_and_vanish(mut socket: UnixStream, end: impl FnOnce(&mut MainStream)) -
         }
         sent.extend(record);
     }
-    assert_eq!(stuck, 6, "the way to the destination never filled");
+    assert_eq!(stuck, 12, "the way to the destination never filled");
     made.end_of_section();
     end(&mut made);
     let rest = made.take();
@@ -201,8 +204,16 @@ fn success_is_reported_only_when_every_channel_has_all_bytes() {
             }
         }
         read_exactly(&main, streams.main.len());
-        // The relay may still have to read the last of it.
-        all_written.recv().unwrap();
+        // Everything is written, or the relay has no credit to read on: then frames are under way
+        // for as long as that channel is not read.
+        let (mut under_way, mut since) = (0, Instant::now());
+        while all_written.try_recv().is_err() && (under_way == 0 || since.elapsed() < A_STILL) {
+            let now = sending.in_flight();
+            if now != under_way {
+                (under_way, since) = (now, Instant::now());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         (&main).write_all(&SHUT_OK).unwrap();
         std::thread::sleep(2 * A_WHILE);
         assert!(!source.is_finished(), "SHUT(0) came before everything was acknowledged");

@@ -338,6 +338,11 @@ impl Sending {
         (load(&counters.delta_stored), load(&counters.delta_pages))
     }
 
+    /// Plain bytes read from the source QEMU that the destination has not acknowledged.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.source.session().credits().flow().0
+    }
+
     /// Pieces compressed by a device.
     pub(crate) fn by_device(&self) -> u64 {
         by_device(&self.source.accelerators())

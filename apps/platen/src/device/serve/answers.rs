@@ -3,6 +3,7 @@
 use super::open::Opened;
 use super::supervisor::Supervisor;
 use crate::device::backing::Refused;
+use crate::device::claims::Left;
 use crate::device::endpoint::Endpoint;
 use crate::device::inherited::Inherited;
 use crate::device::offload::Why;
@@ -32,6 +33,7 @@ pub(super) struct Answers {
     /// Whether the policy is enabled.
     enabled: bool,
     refused: Refused,
+    files: Left,
     /// Why no accelerator compresses, if one may.
     unaccelerated: Arc<Why>,
     generation: u64,
@@ -46,6 +48,7 @@ impl Answers {
         supervisor: &Supervisor,
         opened: &Opened,
         policy: &Arc<OnceLock<Policy>>,
+        files: Left,
     ) -> Self {
         let one =
             |kind: &str, address: String| Transport { kind: kind.into(), address, connections: 1 };
@@ -62,6 +65,7 @@ impl Answers {
             policy: Arc::clone(policy),
             enabled: plan.policy.enabled,
             refused: Arc::clone(&opened.refused),
+            files,
             unaccelerated: Arc::clone(opened.offload.why()),
             generation: opened.store.generation(),
             supervised: supervisor.is_there(),
@@ -122,6 +126,7 @@ impl Answers {
         let mut status = Status::of(&self.name, &self.device, transports, policy, refused);
         status.unaccelerated = self.unaccelerated.get();
         status.platen.generation -= u64::from(self.supervised);
+        status.removed = self.files.missing().map(|path| path.display().to_string()).collect();
         status
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let mut opened = Opened::new(&plan, &inherited, &supervisor, disk_left, ahead)?;
 
     let policy = Arc::new(OnceLock::new());
-    let answers = Answers::new(&plan, &inherited, &supervisor, &opened, &policy);
+    let answers = Answers::new(&plan, &inherited, &supervisor, &opened, &policy, left.clone());
     let (control, metrics) = answers.start(ways.control, ways.metrics, inherited.replaces)?;
     let stopping = Arc::new(AtomicBool::new(false));
     let watch = watch(&inherited, &opened, &supervisor, &stopping, left.clone())?;

@@ -96,7 +96,7 @@ impl<'a> Prepared<'a> {
         // Before the store: another device may have the name or a socket already.
         let claims = (!supervisor.is_there()).then(|| Claims::make(args, false)).transpose()?;
         let ways = claims.as_ref().map_or_else(|| Ways::inherited(&inherited), Claims::ways)?;
-        let left = Left::of(args);
+        let left = Left::of(args, supervisor.is_there());
         Ok(Some(Self { plan, inherited, supervisor, disk_left, ahead, claims, ways, left }))
     }
 }

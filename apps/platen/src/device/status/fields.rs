@@ -101,11 +101,18 @@ counters! { Accelerated, 12:
 impl Status {
     /// Conditions: name, 1 if it holds, help text.
     pub(crate) fn flags(&self) -> Vec<(&'static str, u64, &'static str)> {
-        let mut flags = vec![(
-            "damage",
-            self.platen.damage.is_some().into(),
-            "1 if a page could not be read as it was written",
-        )];
+        let mut flags = vec![
+            (
+                "damage",
+                self.platen.damage.is_some().into(),
+                "1 if a page could not be read as it was written",
+            ),
+            (
+                "files_removed",
+                (!self.removed.is_empty()).into(),
+                "1 if a socket or the lock of the device was removed or replaced",
+            ),
+        ];
         if let Some(backing) = &self.backing {
             let (stopped, refused) = (backing.stopped.is_some(), backing.refused.is_some());
             flags.extend([

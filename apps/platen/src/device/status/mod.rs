@@ -59,6 +59,9 @@ pub(crate) struct Status {
     /// pressure stall information, or `none`.
     #[serde(default)]
     pub(crate) pressure: Option<String>,
+    /// Files of the device that were removed or replaced: no client finds it by them.
+    #[serde(default)]
+    pub(crate) removed: Vec<String>,
     /// Memory beside the store; `platen device stat` adds it.
     #[serde(default)]
     pub(crate) footprint: Option<Footprint>,
@@ -252,6 +255,7 @@ impl Status {
             }),
             policy: policy.map(Policy::stats),
             pressure: policy.map(|policy| policy.pressure().to_owned()),
+            removed: Vec::new(),
             footprint: None,
         }
     }
