@@ -11,7 +11,7 @@ mod requests;
 
 use crate::counters::{add, Counters, Tallies};
 use crate::engine;
-use crate::faults::Deed;
+use crate::faults::{Broken, Deed};
 use crate::instance::Instance;
 use crate::machine::{lock, now_ns, Dma, Machine, HANDLES, HANDLE_STEP};
 use crate::script::{Action, Engine, Order, Script, Settings};
@@ -193,11 +193,13 @@ impl Device {
         let _inside = armed.then(|| instance.enter(tally));
         if armed {
             let mut deeds = Vec::new();
-            let failing = machine.faults.poll(instance.index, now_ns(), &mut deeds);
+            let broken = machine.faults.poll(instance.index, now_ns(), &mut deeds);
             deeds.into_iter().for_each(|deed| machine.act(deed));
-            if failing {
-                add(&machine.tallies.faults, 1);
-                return CPA_STATUS_FAIL;
+            add(&machine.tallies.faults, u64::from(broken.is_some()));
+            match broken {
+                Some(Broken::Fails) => return CPA_STATUS_FAIL,
+                Some(Broken::Hangs(stuck)) => stuck.for_ever(),
+                None => {}
             }
         }
         instance.poll(quota, &mut now_ns, tally)

@@ -1,6 +1,6 @@
 //! Executes the script: decides on which submission, poll or time a rule acts.
 
-use crate::script::{Action, Count, Direction, Rule, Trigger};
+use crate::script::{Action, Count, Direction, Entry, Rule, Stuck, Trigger};
 use qat_abi::{CpaStatus, CPA_STATUS_FAIL, CPA_STATUS_RETRY};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -32,6 +32,15 @@ pub(crate) enum Verdict {
     Refuse(CpaStatus),
     /// Accept, if nothing else prevents it; otherwise return `rule` with `give_back`.
     Accept { effect: Effect, rule: usize },
+    /// The call never returns.
+    Hang(Stuck),
+}
+
+/// The script's decision on a poll that does not work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Broken {
+    Fails,
+    Hangs(Stuck),
 }
 
 /// A fault of whole instances.
@@ -128,6 +137,7 @@ impl Faults {
                 Action::Flip(_) => accept(Effect::Flip),
                 Action::Crc(_) => accept(Effect::Crc),
                 Action::Produced(bytes, _) => accept(Effect::Produced(bytes)),
+                Action::Hang(Entry::Submit, stuck, _) => Verdict::Hang(stuck),
                 _ => continue,
             };
             progress.spend();
@@ -144,16 +154,29 @@ impl Faults {
         }
     }
 
-    /// Decides on one poll. Returns true if the poll fails.
-    pub(crate) fn poll(&self, instance: usize, now_ns: u64, deeds: &mut Vec<Deed>) -> bool {
+    /// Decides on one poll; `None` if it works.
+    pub(crate) fn poll(
+        &self,
+        instance: usize,
+        now_ns: u64,
+        deeds: &mut Vec<Deed>,
+    ) -> Option<Broken> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.tick(now_ns, deeds);
-        let failing = state.rules.iter_mut().find(|progress| {
-            matches!(progress.rule.action, Action::PollFail(_))
-                && progress.left > 0
-                && progress.rule.instance.is_none_or(|only| only == instance)
-        });
-        failing.map(Progress::spend).is_some()
+        state.spend(instance, |action| match action {
+            Action::PollFail(_) => Some(Broken::Fails),
+            Action::Hang(Entry::Poll, stuck, _) => Some(Broken::Hangs(stuck)),
+            _ => None,
+        })
+    }
+
+    /// Decides whether a call of `entry` never returns.
+    pub(crate) fn hangs(&self, entry: Entry, instance: usize) -> Option<Stuck> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.spend(instance, |action| match action {
+            Action::Hang(of, stuck, _) if of == entry => Some(stuck),
+            _ => None,
+        })
     }
 
     /// Collects the faults that are due by time.
@@ -163,6 +186,17 @@ impl Faults {
 }
 
 impl State {
+    /// The effect of the first rule that still applies to a call for `instance`.
+    fn spend<T>(&mut self, instance: usize, effect: impl Fn(Action) -> Option<T>) -> Option<T> {
+        self.rules.iter_mut().find_map(|progress| {
+            let rule = progress.rule;
+            let here = rule.instance.is_none_or(|only| only == instance);
+            let effect = effect(rule.action).filter(|_| here && progress.left > 0)?;
+            progress.spend();
+            Some(effect)
+        })
+    }
+
     fn tick(&mut self, now_ns: u64, deeds: &mut Vec<Deed>) {
         for progress in self.rules.iter_mut().filter(|progress| !progress.fired) {
             match (progress.rule.trigger, self.first_ns) {
@@ -188,7 +222,8 @@ impl Progress {
             | Action::Late(_, count)
             | Action::Flip(count)
             | Action::Crc(count)
-            | Action::Produced(_, count) => {
+            | Action::Produced(_, count)
+            | Action::Hang(_, _, count) => {
                 self.left = match count {
                     Count::Times(times) => times,
                     Count::Forever => u64::MAX,
@@ -206,75 +241,4 @@ impl Progress {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::script::Script;
-
-    fn faults(text: &str) -> Faults {
-        Faults::new(Script::parse(text).expect("the script is good").rules())
-    }
-
-    fn submit(faults: &Faults, instance: usize, direction: Direction) -> Verdict {
-        faults.submission(instance, direction, 0, &mut Vec::new())
-    }
-
-    fn effects(faults: &Faults, count: usize) -> Vec<Effect> {
-        let effect = |_| match submit(faults, 0, Direction::Compress) {
-            Verdict::Accept { effect, .. } => effect,
-            Verdict::Refuse(_) => panic!("refused"),
-        };
-        (0..count).map(effect).collect()
-    }
-
-    #[test]
-    fn at_affects_the_stated_number_of_submissions() {
-        let faults = faults("at 2 error -9 2");
-        let (none, error) = (Effect::None, Effect::Error(-9));
-        assert_eq!(effects(&faults, 5), [none, error, error, none, none]);
-    }
-
-    #[test]
-    fn every_affects_each_nth_submission() {
-        let faults = faults("every 3 flip");
-        let (none, flip) = (Effect::None, Effect::Flip);
-        assert_eq!(effects(&faults, 7), [none, none, flip, none, none, flip, none]);
-    }
-
-    #[test]
-    fn filters_count_only_what_they_match() {
-        let faults = faults("at 2 instance=1 op=decompress fail");
-        let refused = Verdict::Refuse(CPA_STATUS_FAIL);
-        assert_ne!(submit(&faults, 1, Direction::Decompress), refused);
-        assert_ne!(submit(&faults, 0, Direction::Decompress), refused);
-        assert_ne!(submit(&faults, 1, Direction::Compress), refused);
-        assert_eq!(submit(&faults, 1, Direction::Decompress), refused);
-        assert_ne!(submit(&faults, 1, Direction::Decompress), refused);
-    }
-
-    #[test]
-    fn an_effect_given_back_affects_the_next_submission() {
-        let faults = faults("at 1 crc");
-        let Verdict::Accept { effect: Effect::Crc, rule } = submit(&faults, 0, Direction::Compress)
-        else {
-            panic!("no effect")
-        };
-        faults.give_back(rule);
-        assert_eq!(effects(&faults, 2), [Effect::Crc, Effect::None]);
-    }
-
-    #[test]
-    fn time_and_polls() {
-        let faults = faults("after 5 silence\nnow pollfail 2");
-        let mut deeds = Vec::new();
-        assert!(faults.poll(0, 0, &mut deeds));
-        faults.tick(10_000_000, &mut deeds);
-        assert_eq!(deeds, [], "time runs from the first submission");
-        faults.submission(0, Direction::Compress, 10_000_000, &mut deeds);
-        faults.tick(14_999_999, &mut deeds);
-        assert_eq!(deeds, []);
-        assert!(faults.poll(3, 15_000_000, &mut deeds));
-        assert_eq!(deeds, [Deed { instance: None, action: Action::Silence }]);
-        assert!(!faults.poll(0, 16_000_000, &mut deeds));
-        assert_eq!(deeds.len(), 1);
-    }
-}
+mod tests;

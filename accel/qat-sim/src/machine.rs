@@ -5,7 +5,7 @@
 use crate::counters::{add, Tallies};
 use crate::faults::{Deed, Faults};
 use crate::instance::{Instance, Notify, State, Task};
-use crate::script::{Action, Engine, Script, Settings};
+use crate::script::{Action, Engine, Entry, Script, Settings};
 use crate::service::{clock_ns, Clocks, Doorbell, Service};
 use qat_abi::*;
 use std::collections::VecDeque;
@@ -118,6 +118,17 @@ impl Machine {
             let mut deeds = Vec::new();
             self.faults.tick(now_ns(), &mut deeds);
             deeds.into_iter().for_each(|deed| self.act(deed));
+        }
+    }
+
+    /// Keeps the calling thread if the script wants this call to hang.
+    pub(crate) fn may_hang(&self, entry: Entry, instance: &Instance) {
+        if !self.faults.is_armed() {
+            return;
+        }
+        if let Some(stuck) = self.faults.hangs(entry, instance.index) {
+            add(&self.tallies.faults, 1);
+            stuck.for_ever();
         }
     }
 

@@ -7,7 +7,7 @@ mod rule;
 mod settings;
 
 use parse::{read_rule, read_setup};
-pub use rule::{Action, Count, Direction, Rule, Trigger};
+pub use rule::{Action, Count, Direction, Entry, Rule, Stuck, Trigger};
 use settings::Setup;
 pub use settings::{Engine, MemoryMode, Order, Settings, MAX_INSTANCES};
 
@@ -117,7 +117,8 @@ mod tests {
     fn a_full_script_is_read() {
         let script = Script::parse(
             "# a device\ninstances 2; engine stored\nusdm 16M\nlatency 30 # us\n\
-             at 3 instance=1 op=compress retry 20; every 7 error -9 2\nafter 50 reset 100\nnow fail forever",
+             at 3 instance=1 op=compress retry 20; every 7 error -9 2\nafter 50 reset 100\nnow fail forever\n\
+             at 9 block submit; now spin stop forever",
         )
         .expect("it is in the language");
         let mut settings = Settings::default();
@@ -139,6 +140,8 @@ mod tests {
                 rule(Trigger::Every(7), Action::Error(-9, Count::Times(2))),
                 rule(Trigger::After(50), Action::Reset(100)),
                 rule(Trigger::Now, Action::Fail(Count::Forever)),
+                rule(Trigger::At(9), Action::Hang(Entry::Submit, Stuck::Sleeps, Count::Times(1))),
+                rule(Trigger::Now, Action::Hang(Entry::Stop, Stuck::Spins, Count::Forever)),
             ]
         );
     }
@@ -160,6 +163,10 @@ mod tests {
         assert_eq!(
             problem("now retry 0"),
             "line 1: `now retry 0`: `0` is no count: a number from 1, or `forever`"
+        );
+        assert_eq!(
+            problem("now block close"),
+            "line 1: `now block close`: `close` is not submit or poll or start or stop"
         );
         assert_eq!(
             problem("now op=both fail"),

@@ -136,6 +136,6 @@ pub use {
     pages::{codec_of, Damage, PageReader, ALONE, RECOMPRESSED},
     qat_threads::{OffloadOptions, OffloadStats},
     queue::DeviceQueue,
-    records::FETCHERS,
+    records::{FETCHERS, QAT_SLOTS},
     threads::FETCH_THREAD,
 };

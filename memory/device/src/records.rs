@@ -1,5 +1,6 @@
 //! Data shared by a device's threads: settings, dictionaries, counters, damage.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use codec::Settings;
@@ -16,6 +17,10 @@ pub const FETCHERS: usize = 4;
 
 /// The most QAT threads; each takes one of the store's workers.
 pub(crate) const MAX_QAT_THREADS: usize = 32;
+
+/// The heartbeats of the QAT threads, whatever other threads a device has: a supervisor that finds
+/// one of them hung knows that a call of the QAT device's driver does not return.
+pub const QAT_SLOTS: Range<usize> = 0..MAX_QAT_THREADS;
 
 /// Shared by all threads of a device, without waiting.
 pub(crate) struct Records {
@@ -66,11 +71,13 @@ impl Records {
 
     /// The place of a thread's counters and heartbeat.
     pub(crate) fn place(&self, of: Thread) -> usize {
+        let workers = QAT_SLOTS.end;
+        let queues = workers + self.workers;
         match of {
-            Thread::Worker(number) => number,
-            Thread::Queue(number) => self.workers + number,
-            Thread::Fetcher(number) => self.workers + MAX_WORKERS + number,
-            Thread::Qat(number) => self.workers + MAX_WORKERS + FETCHERS + number,
+            Thread::Qat(number) => QAT_SLOTS.start + number,
+            Thread::Worker(number) => workers + number,
+            Thread::Queue(number) => queues + number,
+            Thread::Fetcher(number) => queues + MAX_WORKERS + number,
         }
     }
 

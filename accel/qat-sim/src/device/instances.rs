@@ -3,6 +3,7 @@
 use super::{put, Device};
 use crate::instance::{Notify, State};
 use crate::machine::{handle_of, lock};
+use crate::script::Entry;
 use crate::sgl;
 use qat_abi::*;
 use std::ffi::c_void;
@@ -150,6 +151,7 @@ impl Device {
         let Some((machine, instance)) = self.instance(handle) else {
             return CPA_STATUS_INVALID_PARAM;
         };
+        machine.may_hang(Entry::Start, instance);
         if count != machine.settings.intermediate {
             return CPA_STATUS_INVALID_PARAM;
         }
@@ -175,7 +177,10 @@ impl Device {
 
     /// `cpaDcStopInstance`: requests in flight are never answered. FAIL from within a callback.
     pub fn stop_instance(&self, handle: CpaInstanceHandle) -> CpaStatus {
-        let Some((_, instance)) = self.instance(handle) else { return CPA_STATUS_INVALID_PARAM };
+        let Some((machine, instance)) = self.instance(handle) else {
+            return CPA_STATUS_INVALID_PARAM;
+        };
+        machine.may_hang(Entry::Stop, instance);
         match instance.stop() {
             true => CPA_STATUS_SUCCESS,
             false => CPA_STATUS_FAIL,

@@ -206,6 +206,10 @@ impl Device {
                     add(&tally.retries, u64::from(status == CPA_STATUS_RETRY));
                     return status;
                 }
+                Verdict::Hang(stuck) => {
+                    add(&machine.tallies.faults, 1);
+                    stuck.for_ever();
+                }
                 Verdict::Accept { effect: some, rule: index } => {
                     effect = some;
                     rule = (some != Effect::None).then_some(index);

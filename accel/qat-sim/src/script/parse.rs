@@ -1,6 +1,6 @@
 //! Parses the words of a directive to a set-up directive or a rule.
 
-use super::rule::{Action, Count, Direction, Rule, Trigger};
+use super::rule::{Action, Count, Direction, Entry, Rule, Stuck, Trigger};
 use super::settings::{Engine, MemoryMode, Order, Setup, MAX_INSTANCES};
 
 pub(super) fn read_setup<'a>(
@@ -78,6 +78,8 @@ pub(super) fn read_rule<'a>(
             let bytes = number(words, "bytes", 0, u64::from(u32::MAX))?;
             Action::Produced(u32::try_from(bytes).unwrap_or(u32::MAX), count(words)?)
         }
+        "block" => Action::Hang(entry(words)?, Stuck::Sleeps, count(words)?),
+        "spin" => Action::Hang(entry(words)?, Stuck::Spins, count(words)?),
         "silence" => Action::Silence,
         "revive" => Action::Revive,
         "fatal" => Action::Fatal,
@@ -138,6 +140,16 @@ fn count<'a>(words: &mut impl Iterator<Item = &'a str>) -> Result<Count, String>
 fn code<'a>(words: &mut impl Iterator<Item = &'a str>) -> Result<i32, String> {
     let word = words.next().ok_or("a code is missing")?;
     word.parse::<i32>().map_err(|_| format!("`{word}` is no code"))
+}
+
+fn entry<'a>(words: &mut impl Iterator<Item = &'a str>) -> Result<Entry, String> {
+    let all = [
+        ("submit", Entry::Submit),
+        ("poll", Entry::Poll),
+        ("start", Entry::Start),
+        ("stop", Entry::Stop),
+    ];
+    choice(words, &all)
 }
 
 fn choice<'a, T: Copy>(

@@ -1,5 +1,7 @@
 //! A rule is one fault: when it acts, on which requests, and what it does.
 
+use std::time::Duration;
+
 /// When a rule starts to act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trigger {
@@ -20,6 +22,41 @@ pub enum Count {
     Times(u64),
     /// All later ones.
     Forever,
+}
+
+/// A function of the library, which a rule may keep from returning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// The functions that compress and decompress.
+    Submit,
+    /// `icp_sal_DcPollInstance`.
+    Poll,
+    /// `cpaDcStartInstance`.
+    Start,
+    /// `cpaDcStopInstance`.
+    Stop,
+}
+
+/// What a call does that never returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stuck {
+    /// Its thread sleeps.
+    Sleeps,
+    /// Its thread runs.
+    Spins,
+}
+
+impl Stuck {
+    /// Keeps the calling thread.
+    pub(crate) fn for_ever(self) -> ! {
+        loop {
+            match self {
+                // One wake-up an hour: nothing wakes the thread while a test watches it.
+                Self::Sleeps => std::thread::sleep(Duration::from_secs(3600)),
+                Self::Spins => std::hint::spin_loop(),
+            }
+        }
+    }
 }
 
 /// A rule's action.
@@ -43,6 +80,8 @@ pub enum Action {
     Crc(Count),
     /// The results report this many produced bytes.
     Produced(u32, Count),
+    /// Calls of the function never return.
+    Hang(Entry, Stuck, Count),
     /// Nothing is answered.
     Silence,
     /// Ends silence: the delayed requests are executed.

@@ -41,6 +41,41 @@ pub(crate) struct Inherited {
     pub(crate) log: Option<i32>,
     /// Replaces a server that has exited: a failure of anything optional must not stop this one.
     pub(crate) replaces: bool,
+    /// Uses no accelerator: a server before this one hung in the accelerator's driver.
+    pub(crate) in_software: bool,
+}
+
+/// The arguments of "go" for a stand-by server, which started before they were known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Go {
+    /// Number of the existing ublk device.
+    pub(crate) device: Option<u32>,
+    /// As in [`Inherited`].
+    pub(crate) in_software: bool,
+}
+
+/// The word of [`Go`] for a server without an accelerator.
+const IN_SOFTWARE: &str = "software";
+
+impl From<&str> for Go {
+    fn from(text: &str) -> Self {
+        let mut words = text.split_whitespace();
+        let device = words.next().and_then(|number| number.parse().ok());
+        Self { device, in_software: words.any(|word| word == IN_SOFTWARE) }
+    }
+}
+
+impl fmt::Display for Go {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.device {
+            Some(device) => write!(f, "{device}")?,
+            None => f.write_str("-")?,
+        }
+        if self.in_software {
+            write!(f, " {IN_SOFTWARE}")?;
+        }
+        Ok(())
+    }
 }
 
 /// Opens the file of an inherited descriptor once more.
@@ -84,6 +119,7 @@ impl FromStr for Inherited {
                 "disk" => this.disk = Some(value.to_owned()),
                 "standby" => this.standby = number()? == 1,
                 "replaces" => this.replaces = number()? == 1,
+                "software" => this.in_software = number()? == 1,
                 _ => return Err(wrong()),
             }
         }
@@ -123,6 +159,9 @@ impl fmt::Display for Inherited {
         if self.replaces {
             write!(f, ",replaces=1")?;
         }
+        if self.in_software {
+            write!(f, ",software=1")?;
+        }
         if let (Some(succeeds), Some(log)) = (self.succeeds, self.log) {
             write!(f, ",succeeds={succeeds},log={log},format={FORMAT}")?;
         }
@@ -150,6 +189,7 @@ mod tests {
             disk: Some("/dev/nbd0".to_owned()),
             standby: true,
             replaces: true,
+            in_software: true,
             succeeds: Some(12),
             log: Some(13),
         };
@@ -162,6 +202,16 @@ mod tests {
         assert_eq!(least.to_string().parse(), Ok(least));
         for bad in ["", "store", "store=x", "store=1", "buffers=3", "store=3,more=4", "store=-1"] {
             assert!(bad.parse::<Inherited>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_standby_is_told_whether_there_is_a_disk_and_an_accelerator() {
+        for device in [None, Some(0), Some(31)] {
+            for in_software in [false, true] {
+                let go = Go { device, in_software };
+                assert_eq!(Go::from(go.to_string().as_str()), go);
+            }
         }
     }
 }

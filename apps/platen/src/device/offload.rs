@@ -1,12 +1,13 @@
 //! QAT offload of a served device, started with the server or while it already serves.
 
 use super::args::{PageAccelerator, ServeArgs};
+use super::inherited::Inherited;
 use crate::say::say;
 use anyhow::{ensure, Context};
 use codec::Codec;
 use device::{Device, OffloadOptions};
 use qat::{Libraries, Location, Qat, StartOptions};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 /// How this program starts QAT devices, if it can.
@@ -40,21 +41,57 @@ fn starter() -> anyhow::Result<Start> {
     START.get().copied().context("platen-device loads no driver: serve the device with platen")
 }
 
-/// The thread that starts QAT devices, if there is one.
-pub(super) struct Offload(Option<JoinHandle<()>>);
+/// The thread that starts QAT devices, if there is one, and why none compresses.
+pub(super) struct Offload {
+    starting: Option<JoinHandle<()>>,
+    why: Arc<Why>,
+}
+
+/// Why a server compresses in software although it may use an accelerator.
+#[derive(Debug, Default)]
+pub(super) struct Why(Mutex<Option<String>>);
+
+impl Why {
+    pub(super) fn get(&self) -> Option<String> {
+        self.lock().clone()
+    }
+
+    /// Takes note of the reason, and prints it.
+    fn say(&self, why: &str) {
+        say(&format!("codec qatzip in software: {why}"));
+        *self.lock() = Some(why.to_owned());
+    }
+
+    fn begin(&self, start: impl FnOnce() -> anyhow::Result<usize>) -> anyhow::Result<()> {
+        *self.lock() = Some("the QAT device has not started yet".to_owned());
+        let threads = start()?;
+        *self.lock() = None;
+        say(&format!("QAT: {threads} threads with an instance each"));
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Offload {
-    /// Starts compression by a QAT device, if it is requested and present. A server that `replaces`
+    /// Starts compression by a QAT device, if it is requested and present. A server that replaces
     /// another one starts it in the background and compresses in software until then, which stores
     /// pages equally well: starting a QAT device allocates memory, for which the kernel may have to
     /// swap to this very disk.
     pub(super) fn begin(
         args: &ServeArgs,
         device: &Arc<Device>,
-        replaces: bool,
+        inherited: &Inherited,
     ) -> anyhow::Result<Self> {
+        let why = Arc::<Why>::default();
         if !needs_drivers(args) {
-            return Ok(Self(None));
+            return Ok(Self { starting: None, why });
+        }
+        if inherited.in_software {
+            why.say("a server before this one hung in the driver of the QAT device");
+            return Ok(Self { starting: None, why });
         }
         let start = |location: &Location, device: &Device, options: &OffloadOptions| {
             starter()?(location, device, options)
@@ -64,33 +101,39 @@ impl Offload {
         if let Some(threads) = args.qat_threads {
             options.threads = usize::from(threads);
         }
-        if replaces {
-            let device = Arc::clone(device);
+        if inherited.replaces {
+            let (device, of_thread) = (Arc::clone(device), Arc::clone(&why));
             let starting = thread::Builder::new().name("qat-start".into());
-            let starting = starting.spawn(move || match start(&location, &device, &options) {
-                Ok(threads) => say(&format!("QAT: {threads} threads with an instance each")),
-                Err(error) => say(&format!("codec qatzip in software: {error:#}")),
+            let starting = starting.spawn(move || {
+                if let Err(error) = of_thread.begin(|| start(&location, &device, &options)) {
+                    of_thread.say(&format!("{error:#}"));
+                }
             });
             if let Err(error) = &starting {
-                say(&format!("codec qatzip in software: no thread: {error}"));
+                why.say(&format!("no thread: {error}"));
             }
-            return Ok(Self(starting.ok()));
+            return Ok(Self { starting: starting.ok(), why });
         }
-        match start(&location, device, &options) {
-            Ok(threads) => say(&format!("QAT: {threads} threads with an instance each")),
+        match why.begin(|| start(&location, device, &options)) {
+            Ok(()) => {}
             Err(error) if args.accelerator == PageAccelerator::Auto => {
-                say(&format!("codec qatzip in software: {error:#}"));
+                why.say(&format!("{error:#}"));
             }
             Err(error) => return Err(error).context(
                 "--accelerator qat: no QAT device (`platen qat status` lists the missing parts)",
             ),
         }
-        Ok(Self(None))
+        Ok(Self { starting: None, why })
+    }
+
+    /// Why no accelerator compresses, if one may.
+    pub(super) fn why(&self) -> &Arc<Why> {
+        &self.why
     }
 
     /// Waits for the start of a QAT device to finish.
     pub(super) fn end(self) {
-        if let Some(starting) = self.0 {
+        if let Some(starting) = self.starting {
             // A panic of that thread ended the process.
             let _ = starting.join();
         }

@@ -8,6 +8,7 @@
 use super::adopt::Adopt;
 use super::changes::Changes;
 use super::claims::{taken, Claims};
+use super::inherited::Inherited;
 use super::manager::Manager;
 use super::pending::{arguments, requests, Renewal, Settings};
 use super::plan::Plan;
@@ -59,6 +60,7 @@ impl Serving {
                 settings: None,
                 held: None,
             }),
+            in_software: false,
             trouble: RefCell::new(None),
             claims,
             store: take(servers.store)?,
@@ -127,6 +129,8 @@ impl Serving {
         let held = [inheritable(server.try_clone_to_owned()?)?, inheritable(log?)?];
         let mut inherited = self.inherited(true, true);
         [inherited.succeeds, inherited.log] = held.each_ref().map(|fd| Some(fd.as_raw_fd()));
+        // Another program may not hang, and an earlier one does not know this.
+        inherited.in_software &= program.is_none();
         if let Some(policy) = settings.as_ref().and_then(|settings| settings.policy.as_ref()) {
             inherited.policy = Some(policy.as_raw_fd());
         }
@@ -271,7 +275,7 @@ impl Serving {
             successor: (state.successor.pid, state.successor.channel.as_raw_fd()),
             dismissed: state.dismissed.clone(),
             client: client.0.as_raw_fd(),
-            inherited: self.inherited(false, true),
+            inherited: Inherited { in_software: false, ..self.inherited(false, true) },
             ..Adopt::default()
         };
         self.claims.note_for_program(&mut handed);

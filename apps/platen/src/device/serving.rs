@@ -5,7 +5,7 @@ use super::args::SwapTask;
 use super::backing::{self, NewFile};
 use super::changes::Changes;
 use super::claims::Claims;
-use super::inherited::Inherited;
+use super::inherited::{Go, Inherited};
 use super::manager::Manager;
 use super::pending::{arguments, requests, Renewal};
 use super::plan::Plan;
@@ -55,6 +55,9 @@ pub(super) struct Serving {
     pub(super) changes: Changes,
     pub(super) requests: Requests,
     pub(super) renewal: Option<Renewal>,
+    /// Whether a server has hung in the accelerator's driver. Its successors use no accelerator: each
+    /// would hang again, and the disk's users would wait each time.
+    pub(super) in_software: bool,
     /// The last message about a server that does not serve.
     pub(super) trouble: RefCell<Option<String>>,
     /// Name and sockets, claimed once for all servers.
@@ -124,6 +127,7 @@ impl Serving {
             changes,
             requests: requests(&claims)?,
             renewal: None,
+            in_software: false,
             trouble: RefCell::new(None),
             claims,
             store: store_fd,
@@ -191,6 +195,7 @@ impl Serving {
             disk: self.disk.as_ref().map(|disk| disk.display().to_string()),
             standby,
             replaces,
+            in_software: self.in_software,
             ..Inherited::default()
         };
         self.claims.note(&mut inherited);
@@ -224,7 +229,7 @@ impl Service for Serving {
     }
 
     fn go(&self) -> String {
-        self.device.map_or_else(|| "-".to_owned(), |id| id.to_string())
+        Go { device: self.device, in_software: self.in_software }.to_string()
     }
 
     fn handle_line(&mut self, line: &str) {
@@ -286,6 +291,17 @@ impl Service for Serving {
 
     fn pulse(&self) -> Option<&Pulse> {
         Some(&self.pulse)
+    }
+
+    fn has_hung(&mut self, slot: usize) {
+        if !device::QAT_SLOTS.contains(&slot) || self.in_software {
+            return;
+        }
+        self.in_software = true;
+        self.say(
+            "it hung in the driver of the QAT device: the next servers compress in software, until \
+             `platen device upgrade`",
+        );
     }
 
     fn resume(&self) -> Option<BorrowedFd<'_>> {

@@ -171,6 +171,9 @@ pub(crate) fn counters(status: &Status) -> String {
             group("", &[(&name, *count, "Of those redone", true)]);
         }
     }
+    if let Some(why) = &status.unaccelerated {
+        group(&format!("accelerator: none, codec qatzip in software: {why}"), &[]);
+    }
     if let Some(footprint) = &status.footprint {
         group("footprint", &footprint.fields());
     }

@@ -92,6 +92,10 @@ pub trait Service {
         None
     }
 
+    /// Called when a server was killed because the thread with this heartbeat hung, before the next
+    /// server starts: that one may have to do without what the thread used.
+    fn has_hung(&mut self, _slot: usize) {}
+
     /// A descriptor that becomes readable when the pause before the next server is to end at once.
     fn resume(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -159,6 +159,9 @@ impl Service for Shell {
     fn pulse(&self) -> Option<&Pulse> {
         self.pulse.as_ref().map(|(pulse, _)| pulse)
     }
+    fn has_hung(&mut self, slot: usize) {
+        self.log.borrow_mut().push(format!("hung: slot {slot}"));
+    }
     fn resume(&self) -> Option<BorrowedFd<'_>> {
         self.resume.as_ref().map(AsFd::as_fd)
     }

@@ -84,6 +84,15 @@ impl Suspicion {
     }
 }
 
+/// A server that hangs.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Hang {
+    /// How the watchdog knows.
+    pub(super) why: String,
+    /// The slot of the thread that hangs; `None` if the process is stopped.
+    pub(super) slot: Option<usize>,
+}
+
 /// Watches one server.
 #[derive(Debug, Default)]
 pub(super) struct Watchdog {
@@ -101,15 +110,15 @@ impl Watchdog {
         *self = Self::default();
     }
 
-    /// Looks at the process, whose state letter the caller passes. Returns why the server hangs, if
-    /// it does. Makes no system call while no thread is suspected.
+    /// Looks at the process, whose state letter the caller passes. If several threads hang, the
+    /// first slot counts. Makes no system call while no thread is suspected.
     pub(super) fn look(
         &mut self,
         now: Instant,
         slots: &[Slot],
         (process, state): (u32, Option<u8>),
         witness: &mut dyn Witness,
-    ) -> Option<String> {
+    ) -> Option<Hang> {
         let since = self.last.replace(now);
         let counts = since.is_some_and(|last| now.saturating_duration_since(last) < LATE);
         match state {
@@ -121,7 +130,7 @@ impl Watchdog {
             Some(b'T') => {
                 self.stopped += u32::from(counts);
                 let why = || format!("it has been stopped (SIGSTOP) for {STOPPED} s");
-                return (self.stopped >= STOPPED).then(why);
+                return (self.stopped >= STOPPED).then(|| Hang { why: why(), slot: None });
             }
             _ => self.stopped = 0,
         }
@@ -130,7 +139,7 @@ impl Watchdog {
             return None;
         }
         let mut hung = None;
-        for (suspicion, slot) in self.slots.iter_mut().zip(slots) {
+        for (number, (suspicion, slot)) in self.slots.iter_mut().zip(slots).enumerate() {
             let look = slot.look();
             if look.state != State::Busy || look != suspicion.look || look.thread == 0 {
                 *suspicion = Suspicion::none(look);
@@ -144,13 +153,13 @@ impl Watchdog {
                 let same = evidence.state != b'R' && evidence.times == before.times;
                 suspicion.asleep = if same { suspicion.asleep + 1 } else { 0 };
             }
-            hung = hung.or_else(|| suspicion.verdict());
+            hung = hung.or_else(|| Some((number, suspicion.verdict()?)));
         }
         let suspected = self.slots.iter().any(|suspicion| suspicion.evidence.is_some());
         let starved = self.others(process, suspected, witness);
         match hung {
-            Some(Verdict::Asleep(_)) if starved => None,
-            hung => hung.map(|verdict| verdict.to_string()),
+            Some((_, Verdict::Asleep(_))) if starved => None,
+            hung => hung.map(|(slot, verdict)| Hang { why: verdict.to_string(), slot: Some(slot) }),
         }
     }
 

@@ -6,6 +6,7 @@ use crate::device::backing::Refused;
 use crate::device::claims::Left;
 use crate::device::endpoint::Endpoint;
 use crate::device::inherited::Inherited;
+use crate::device::offload::Why;
 use crate::device::plan::Plan;
 use crate::device::status::{Status, Transport};
 use crate::device::{control, metrics, writeback};
@@ -33,6 +34,8 @@ pub(super) struct Answers {
     enabled: bool,
     refused: Refused,
     files: Left,
+    /// Why no accelerator compresses, if one may.
+    unaccelerated: Arc<Why>,
     generation: u64,
     /// Whether a supervisor created the store; that is a generation without a server.
     supervised: bool,
@@ -63,6 +66,7 @@ impl Answers {
             enabled: plan.policy.enabled,
             refused: Arc::clone(&opened.refused),
             files,
+            unaccelerated: Arc::clone(opened.offload.why()),
             generation: opened.store.generation(),
             supervised: supervisor.is_there(),
         }
@@ -120,6 +124,7 @@ impl Answers {
         let refused = self.refused.get().map(String::as_str);
         let policy = self.policy.get();
         let mut status = Status::of(&self.name, &self.device, transports, policy, refused);
+        status.unaccelerated = self.unaccelerated.get();
         status.platen.generation -= u64::from(self.supervised);
         status.removed = self.files.missing().map(|path| path.display().to_string()).collect();
         status

@@ -84,7 +84,7 @@ impl Opened {
             // The kernel allocates memory for these threads' requests to the backing device.
             say_untaken(swap::prefer(FETCH_THREAD).err());
         }
-        let offload = Offload::begin(args, &device, inherited.replaces)?;
+        let offload = Offload::begin(args, &device, inherited)?;
         let nbd = Server::new(Arc::clone(&device), plan.nbd_options()).context("NBD server")?;
         let nbd = Arc::new(nbd);
         let disk = args.ublk.then(|| transports::disk(plan, inherited, &device, supervisor));

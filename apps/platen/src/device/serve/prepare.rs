@@ -86,7 +86,7 @@ impl<'a> Prepared<'a> {
             }
             ahead = mapped;
             match go {
-                Some(device) => inherited.device = device,
+                Some(go) => (inherited.device, inherited.in_software) = (go.device, go.in_software),
                 None => return Ok(None),
             }
             heap.adopt();

@@ -1,5 +1,6 @@
 //! The server's end of the socket to its supervisor, which is standard input.
 
+use crate::device::inherited::Go;
 use crate::say::{say, say_untaken};
 use anyhow::Context;
 use codec::Settings;
@@ -45,12 +46,8 @@ impl Supervisor {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Waits until this server is needed. Returns the number of the existing ublk device, if there
-    /// is one; `None` if the supervisor exits first.
-    pub(super) fn wait_for_go(
-        &self,
-        mut meanwhile: impl FnMut(),
-    ) -> anyhow::Result<Option<Option<u32>>> {
+    /// Waits until this server is needed; `None` if the supervisor exits first.
+    pub(super) fn wait_for_go(&self, mut meanwhile: impl FnMut()) -> anyhow::Result<Option<Go>> {
         let mut line = Vec::with_capacity(64);
         let mut byte = [0];
         // Read byte by byte: the data after this line belongs to `listen`.
@@ -67,9 +64,8 @@ impl Supervisor {
         while line.len() < 64 && stream.read(&mut byte)? == 1 {
             if byte[0] == b'\n' {
                 let line = String::from_utf8_lossy(&line).into_owned();
-                let word =
-                    line.strip_prefix(words::GO).with_context(|| format!("told {line:?}"))?;
-                return Ok(Some(word.parse().ok()));
+                let go = line.strip_prefix(words::GO).with_context(|| format!("told {line:?}"))?;
+                return Ok(Some(go.into()));
             }
             line.push(byte[0]);
         }

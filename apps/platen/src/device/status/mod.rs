@@ -43,6 +43,9 @@ pub(crate) struct Status {
     /// Counters of the QAT device.
     #[serde(default)]
     pub(crate) accelerator: Option<Accelerated>,
+    /// Why no QAT device compresses, where one may (`--accelerator`).
+    #[serde(default)]
+    pub(crate) unaccelerated: Option<String>,
     /// The zstd dictionaries.
     #[serde(default)]
     pub(crate) dictionaries: Option<DictionaryStatus>,
@@ -242,6 +245,7 @@ impl Status {
             backing: BackingStatus::of(store, refused),
             platen: Own::of(device),
             accelerator: device.offload_stats().as_ref().map(Accelerated::from),
+            unaccelerated: None,
             dictionaries: DictionaryStatus::of(device),
             untrained: policy.and_then(Policy::untrained).map(|error| {
                 std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source())

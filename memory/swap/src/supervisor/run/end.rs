@@ -8,7 +8,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use super::{Supervisor, GONE};
 use crate::supervisor::child::{Server, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
-use crate::supervisor::watchdog::{Proc, LOOK};
+use crate::supervisor::watchdog::{Hang, Proc, LOOK};
 use crate::supervisor::{words, CLIENT_LOST};
 
 impl Supervisor<'_> {
@@ -44,10 +44,14 @@ impl Supervisor<'_> {
         // A server that was told to end has a deadline of its own.
         let Some(pulse) = self.service.pulse().filter(|_| !self.ending) else { return };
         let process = (server.child.id(), server.state());
-        if let Some(why) = self.watchdog.look(now, pulse.slots(), process, &mut Proc) {
+        if let Some(Hang { why, slot }) = self.watchdog.look(now, pulse.slots(), process, &mut Proc)
+        {
             server.child.kill();
             server.killed = true;
             self.service.say(&format!("the server hangs: {why}: killed"));
+            if let Some(slot) = slot {
+                self.service.has_hung(slot);
+            }
         }
     }
 

@@ -21,12 +21,16 @@ fn replaced(first: &str) -> String {
 fn a_server_that_is_stopped_is_killed_and_replaced() {
     let log = replaced("echo ready >&0; kill -STOP $$");
     assert!(log.contains("it has been stopped (SIGSTOP)"), "{log}");
+    assert!(!log.contains("hung: slot"), "{log}");
 }
 
 #[test]
 fn a_server_with_a_thread_that_sleeps_in_a_request_is_killed_and_replaced() {
     let log = replaced(&format!("export {HANGS}=sleeps; exec $HANG"));
     assert!(log.contains("sleeps in a request, and nothing wakes it"), "{log}");
+    // The service knows it before the next server starts.
+    assert!(log.find("hung: slot 5\n") < log.find("the server has died"), "{log}");
+    assert!(log.contains("hung: slot 5\n"), "{log}");
 }
 
 #[test]

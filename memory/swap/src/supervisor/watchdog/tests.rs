@@ -38,7 +38,7 @@ impl Scene {
         Self { told, pulse, watchdog: Watchdog::default(), now: Instant::now(), thread }
     }
 
-    fn after(&mut self, seconds: u64) -> Option<String> {
+    fn after(&mut self, seconds: u64) -> Option<Hang> {
         self.now += Duration::from_secs(seconds);
         let process = (PROCESS, self.told.0.get(&PROCESS).map(|seen| seen.state));
         self.watchdog.look(self.now, self.pulse.slots(), process, &mut self.told)
@@ -49,7 +49,7 @@ impl Scene {
     fn until_hung(&mut self, most: u32, each: impl Fn(&mut Self)) -> Option<(u32, String)> {
         (1..=most).find_map(|second| {
             each(self);
-            Some((second, self.after(1)?))
+            Some((second, self.after(1)?.why))
         })
     }
 
