@@ -217,8 +217,8 @@ impl Vm {
     }
 
     /// Waits until `mover` has made QEMU start a migration. (Until then, a QEMU to which a VM was
-    /// migrated reports that migration as completed.) On a busy machine the VM may have been stopped
-    /// by then.
+    /// migrated reports that migration as completed.) On a busy machine the VM may have been
+    /// stopped by then.
     ///
     /// # Errors
     /// When `mover` ends before that, or nothing begins.

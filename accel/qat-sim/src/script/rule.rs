@@ -37,7 +37,7 @@ pub enum Entry {
     Stop,
 }
 
-/// What a call does that never returns.
+/// The state of a thread whose call never returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stuck {
     /// Its thread sleeps.

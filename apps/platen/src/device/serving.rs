@@ -55,8 +55,8 @@ pub(super) struct Serving {
     pub(super) changes: Changes,
     pub(super) requests: Requests,
     pub(super) renewal: Option<Renewal>,
-    /// Whether a server has hung in the accelerator's driver. Its successors use no accelerator: each
-    /// would hang again, and the disk's users would wait each time.
+    /// Whether a server has hung in the accelerator's driver. Its successors use no accelerator:
+    /// each would hang again, and the disk's users would wait each time.
     pub(super) in_software: bool,
     /// The last message about a server that does not serve.
     pub(super) trouble: RefCell<Option<String>>,

@@ -8,7 +8,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// What a server with a thread in such a call is killed for.
+/// The watchdog's reasons to kill a server with a thread in such a call.
 const SLEEPS: &str = "sleeps in a request, and nothing wakes it";
 const SPINS: &str = "over one page";
 /// On a machine without a free CPU.
