@@ -163,6 +163,10 @@ fn nothing_is_delivered_over_a_hole() {
         while readable(&destination, 3 * A_WHILE) {
             let mut piece = vec![0; 65536];
             let n = std::io::Read::read(&mut &destination, &mut piece).unwrap();
+            if n == 0 {
+                // The frames behind the hole were too many before nothing came for a while.
+                break;
+            }
             assert_same(&piece[..n], &sent[got..got + n], "what was delivered");
             got += n;
         }
