@@ -210,7 +210,7 @@ fn a_migration_that_has_just_failed_is_followed_by_another() {
     qmp.migrate(&uri).unwrap();
     let [main, one, two] = [(); 3].map(|()| first.accept().unwrap().0);
     stalled(&main);
-    let (busy, _idle) = if stalled(&one) > stalled(&two) { (one, two) } else { (two, one) };
+    let (busy, idle) = if stalled(&one) > stalled(&two) { (one, two) } else { (two, one) };
     drop(busy);
     let (deadline, mut main) = (Instant::now() + TIMEOUT, Some(main));
     let mut status = String::new();
@@ -224,7 +224,8 @@ fn a_migration_that_has_just_failed_is_followed_by_another() {
     }
     let release = thread::spawn(move || {
         thread::sleep(Duration::from_secs(1));
-        drop((main, first));
+        // A thread of QEMU may wait in a write to each of them.
+        drop((main, idle, first));
     });
     let (_second, uri) = listen("second");
     qmp.migrate(&uri).unwrap();

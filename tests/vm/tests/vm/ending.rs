@@ -127,6 +127,7 @@ fn reported(stage: &mut Stage) -> Result<()> {
         };
         println!("  it converges by itself at {rate:?}");
         endless.receive.platen.succeed(NOTICE)?;
+        endless.destination.guest.stop()?;
         stage.park_other(endless.destination);
     }
     bail!("it converges over all of {THINNER:?}")
