@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 const MAX_WAITING: usize = 128 << 10;
 /// How long an alert may take to reach a peer that is still sending.
 const FAREWELL: Duration = Duration::from_millis(500);
+/// How long a call may wait behind the deadline: bytes of a peer that came in time count, although
+/// this host stood still until now. A peer without bytes there is late.
+const LAST_LOOK: Duration = Duration::from_millis(1);
 
 /// The interface common to client and server connections.
 pub(crate) trait Handshake: Sized {
@@ -203,16 +206,13 @@ fn lost(error: &io::Error) -> String {
     }
 }
 
-fn time_left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    Ok(left)
+/// The time left for a call on a socket, and [`LAST_LOOK`] at least.
+fn time_left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).max(LAST_LOOK)
 }
 
 fn send(mut socket: &TcpStream, outgoing: &mut Vec<u8>, deadline: Instant) -> io::Result<()> {
-    socket.set_write_timeout(Some(time_left(deadline)?))?;
+    socket.set_write_timeout(Some(time_left(deadline)))?;
     // A handshake's flight always fits into the socket's buffer, so one timeout bounds it all.
     socket.write_all(outgoing)?;
     outgoing.clear();
@@ -254,7 +254,7 @@ fn receive(socket: &TcpStream, incoming: &mut Vec<u8>, deadline: Instant) -> Res
 fn fill(mut socket: &TcpStream, out: &mut [u8], deadline: Instant) -> io::Result<()> {
     let mut done = 0;
     while done < out.len() {
-        socket.set_read_timeout(Some(time_left(deadline)?))?;
+        socket.set_read_timeout(Some(time_left(deadline)))?;
         match socket.read(&mut out[done..]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => done += n,

@@ -159,3 +159,17 @@ fn keys_are_renewed_before_they_wear_out() {
     }
     reading.join().unwrap();
 }
+
+/// A host that stood still until the deadline has passed.
+#[test]
+fn what_came_before_the_deadline_is_read_after_it() {
+    let (mut client, server) = pair();
+    client.write_all(&[7; 9]).unwrap();
+    // Until the bytes are there.
+    server.peek(&mut [0; 1]).unwrap();
+    let mut got = [0; 9];
+    super::fill(&server, &mut got, Instant::now()).unwrap();
+    assert_eq!(got, [7; 9]);
+    let late = super::fill(&server, &mut got, Instant::now()).unwrap_err();
+    assert!(super::lost(&late).contains("did not come in time"), "{late}");
+}
