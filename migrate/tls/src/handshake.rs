@@ -17,9 +17,8 @@ use std::time::{Duration, Instant};
 const MAX_WAITING: usize = 128 << 10;
 /// How long an alert may take to reach a peer that is still sending.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How long a call may wait behind the deadline: bytes of a peer that came in time count, although
-/// this host stood still until now. A peer without bytes there is late.
-const LAST_LOOK: Duration = Duration::from_millis(1);
+/// The least time for a write, which a host that stood still may begin behind the deadline.
+const LEAST_WRITE: Duration = Duration::from_millis(1);
 
 /// The interface common to client and server connections.
 pub(crate) trait Handshake: Sized {
@@ -206,13 +205,12 @@ fn lost(error: &io::Error) -> String {
     }
 }
 
-/// The time left for a call on a socket, and [`LAST_LOOK`] at least.
 fn time_left(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now()).max(LAST_LOOK)
+    deadline.saturating_duration_since(Instant::now())
 }
 
 fn send(mut socket: &TcpStream, outgoing: &mut Vec<u8>, deadline: Instant) -> io::Result<()> {
-    socket.set_write_timeout(Some(time_left(deadline)))?;
+    socket.set_write_timeout(Some(time_left(deadline).max(LEAST_WRITE)))?;
     // A handshake's flight always fits into the socket's buffer, so one timeout bounds it all.
     socket.write_all(outgoing)?;
     outgoing.clear();
@@ -251,11 +249,25 @@ fn receive(socket: &TcpStream, incoming: &mut Vec<u8>, deadline: Instant) -> Res
     Ok(fill(socket, &mut incoming[from..], deadline)?)
 }
 
-fn fill(mut socket: &TcpStream, out: &mut [u8], deadline: Instant) -> io::Result<()> {
+/// Reads until `deadline`. Behind it, reads what waits in the socket: this host may have stood
+/// still since those bytes came. A wait for more would let a peer that sends byte by byte never be
+/// late.
+fn read(mut socket: &TcpStream, out: &mut [u8], deadline: Instant) -> io::Result<usize> {
+    let left = time_left(deadline);
+    if !left.is_zero() {
+        socket.set_read_timeout(Some(left))?;
+        return socket.read(out);
+    }
+    socket.set_nonblocking(true)?;
+    let got = socket.read(out);
+    socket.set_nonblocking(false)?;
+    got
+}
+
+fn fill(socket: &TcpStream, out: &mut [u8], deadline: Instant) -> io::Result<()> {
     let mut done = 0;
     while done < out.len() {
-        socket.set_read_timeout(Some(time_left(deadline)))?;
-        match socket.read(&mut out[done..]) {
+        match read(socket, &mut out[done..], deadline) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => done += n,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -173,3 +173,16 @@ fn what_came_before_the_deadline_is_read_after_it() {
     let late = super::fill(&server, &mut got, Instant::now()).unwrap_err();
     assert!(super::lost(&late).contains("did not come in time"), "{late}");
 }
+
+/// Such a peer would have a thread of the server for as long as it likes.
+#[test]
+fn a_peer_that_sends_byte_by_byte_behind_the_deadline_is_late() {
+    let (mut client, server) = pair();
+    client.set_nodelay(true).unwrap();
+    let drip = thread::spawn(move || while client.write_all(&[7]).is_ok() {});
+    server.peek(&mut [0; 1]).unwrap();
+    let late = super::fill(&server, &mut vec![0; 16 << 20], Instant::now()).unwrap_err();
+    assert!(super::lost(&late).contains("did not come in time"), "{late}");
+    drop(server);
+    drip.join().unwrap();
+}
