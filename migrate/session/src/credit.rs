@@ -261,8 +261,9 @@ impl Credits {
         Ok(())
     }
 
-    /// Waits until every frame sent on every stream is acknowledged (W22), and nobody has a permit,
-    /// whose bytes may have been read and be no frame yet. False at the deadline or when closed.
+    /// Waits until every frame sent on every stream is acknowledged (W22) and no permit is in use:
+    /// a reader with a permit may hold bytes that are no frame yet. False at the deadline or when
+    /// closed.
     pub fn drained(&self, deadline: Instant) -> bool {
         let done = self.returned.wait_until(Some(deadline), || {
             let idle = self.lock().streams.iter().all(Outbound::is_idle);

@@ -5,7 +5,7 @@ use crate::inbox::{Arrived, Inbox};
 use crate::return_path::ReturnPath;
 use pipeline::Results;
 use rustix::io::ioctl_fionread;
-use session::{FrameType, SessionError};
+use session::{Credits, FrameType, SessionError};
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long the last acknowledgements may take before SHUT reaches the source (W22): they are
 /// already under way, unless the links are lost at this moment.
 const LAST_ACKS: Duration = Duration::from_secs(10);
-/// How long the reader of a socket gets between two looks whether it has read everything.
+/// The pause between two looks for unread bytes in QEMU's sockets.
 const UNREAD: Duration = Duration::from_millis(1);
 
 /// Writes the return path to the source QEMU, in order, and SHUT only once all frames are
@@ -94,7 +94,12 @@ fn hand_shut(
         shared.between_messages.store(written.is_ok(), Ordering::Release);
     }
     let patience = LAST_ACKS + session.resume_timeout();
-    if code == 0 && !all_delivered(shared, Instant::now() + patience) {
+    let unread = || {
+        let has_bytes = |socket| ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0);
+        // The readers of a session that has ended read no more.
+        session.failure().is_none() && shared.streams().iter().any(|one| has_bytes(one.socket()))
+    };
+    if code == 0 && !all_delivered(session.credits(), unread, Instant::now() + patience) {
         let reason = "the destination confirmed, but not every byte sent to it is acknowledged; \
                       the success is not passed on"
             .into();
@@ -108,22 +113,46 @@ fn hand_shut(
     Ok(())
 }
 
-/// Waits until QEMU's sockets hold no unread bytes and everything that was read from them is
-/// acknowledged; false when that is not acknowledged at `deadline`. The destination has confirmed,
-/// so bytes that QEMU still writes then, for whatever reason, hold nothing up for longer.
-fn all_delivered(shared: &Shared, deadline: Instant) -> bool {
+/// Waits until nothing is `unread` in QEMU's sockets and everything that was read is acknowledged;
+/// false if it is not acknowledged at `deadline`. Unread bytes alone delay the success until
+/// `deadline` and not longer: the destination has confirmed without them.
+fn all_delivered(credits: &Credits, unread: impl Fn() -> bool, deadline: Instant) -> bool {
     loop {
-        // Looked at first: what a reader takes in between has a permit, and then is a frame.
-        let unread = shared.streams().iter().any(|stream| {
-            let bytes = ioctl_fionread(stream.socket());
-            bytes.is_ok_and(|bytes| bytes > 0)
-        });
-        if !shared.session.credits().drained(deadline) {
+        // Looked for first: a reader that takes bytes meanwhile has a permit, and then a frame.
+        let unread = unread();
+        if !credits.drained(deadline) {
             return false;
         }
         if !unread || Instant::now() >= deadline {
             return true;
         }
         std::thread::sleep(UNREAD);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use session::Grants;
+    use std::cell::Cell;
+
+    #[test]
+    fn success_waits_for_bytes_that_were_not_read_yet() {
+        let credits = Credits::new(Grants::default());
+        let soon = || Instant::now() + Duration::from_secs(300);
+        let looks = Cell::new(0);
+        let unread = || {
+            looks.set(looks.get() + 1);
+            looks.get() < 5
+        };
+        assert!(all_delivered(&credits, unread, soon()));
+        assert_eq!(looks.get(), 5);
+        // Only until the deadline.
+        assert!(all_delivered(&credits, || true, Instant::now()));
+        // They are read, and not acknowledged.
+        let _ = credits.issue(0, FrameType::Open, 0).unwrap();
+        assert!(!all_delivered(&credits, || false, Instant::now()));
+        credits.close();
+        assert!(!all_delivered(&credits, || false, soon()));
     }
 }

@@ -199,9 +199,9 @@ impl<'a> Intake<'a> {
         Ok(permit)
     }
 
-    /// Whether the bytes that still wait in the socket of a QEMU that closed it at `closed` go
-    /// nowhere: QEMU has cancelled while nothing is acknowledged, perhaps during an outage of a
-    /// link (W21). In postcopy for good these bytes may end the VM's memory (W20h): they get
+    /// Whether to drop the bytes that wait in the socket of a QEMU that closed it at `closed`: QEMU
+    /// has cancelled while nothing is acknowledged, perhaps during an outage of a link (W21). In
+    /// postcopy for good these bytes may be the end of the VM's memory (W20h): they have
     /// [`FAREWELL`] to go out.
     fn is_cancelled(&self, closed: Instant) -> bool {
         let shared = self.shared;

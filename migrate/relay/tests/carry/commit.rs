@@ -17,8 +17,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use stream::synth::{Configuration, MainStream, Section, Style};
 
-/// A relay whose bytes under way have not changed for so long has no credit to read more.
-const A_STILL: Duration = Duration::from_secs(1);
+/// A relay has no credit to read on if the number of bytes in flight is the same for so long.
+const STUCK: Duration = Duration::from_secs(1);
 
 /// Fills the path to a destination that does not read until it is full, appends `end` where the
 /// relay cannot have read it yet, and closes. Returns all bytes written.
@@ -207,7 +207,7 @@ fn success_is_reported_only_when_every_channel_has_all_bytes() {
         // Everything is written, or the relay has no credit to read on: then frames are under way
         // for as long as that channel is not read.
         let (mut under_way, mut since) = (0, Instant::now());
-        while all_written.try_recv().is_err() && (under_way == 0 || since.elapsed() < A_STILL) {
+        while all_written.try_recv().is_err() && (under_way == 0 || since.elapsed() < STUCK) {
             let now = sending.in_flight();
             if now != under_way {
                 (under_way, since) = (now, Instant::now());

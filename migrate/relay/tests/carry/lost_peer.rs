@@ -164,7 +164,7 @@ fn nothing_is_delivered_over_a_hole() {
             let mut piece = vec![0; 65536];
             let n = std::io::Read::read(&mut &destination, &mut piece).unwrap();
             if n == 0 {
-                // The frames behind the hole were too many before nothing came for a while.
+                // The session has ended before nothing came for so long.
                 break;
             }
             assert_same(&piece[..n], &sent[got..got + n], "what was delivered");
