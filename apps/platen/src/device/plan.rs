@@ -66,9 +66,7 @@ impl<'a> Plan<'a> {
                 policy::Settings::read_over(text, &defaults).with_context(|| name.to_string())?
             }
         };
-        let plan = Self { args, pages, codec, policy, cpus };
-        plan.check_threads()?;
-        Ok(plan)
+        Ok(Self { args, pages, codec, policy, cpus })
     }
 
     /// Whether dictionaries are trained, provided there is a supervisor.

@@ -186,6 +186,10 @@ impl Serving {
         // hundred bytes, and only user requests create them.
         let args = Box::leak(Box::new(args));
         let plan = Box::leak(Box::new(Plan::new(args, text.as_deref())?));
+        // An earlier version may have started a device with too many.
+        if self.plan.check_threads().is_ok() {
+            plan.check_threads()?;
+        }
         let [now, then] = [&self.plan.policy, &plan.policy].map(|policy| &policy.backing_dev);
         ensure!(
             now == then,

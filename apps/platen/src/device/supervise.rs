@@ -24,6 +24,9 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
         Some(handed) => settings_file::inherited(&handed.inherited)?,
     };
     let plan = Box::leak(Box::new(Plan::new(args, text.as_deref())?));
+    if adopt.is_none() {
+        plan.check_threads()?;
+    }
     for key in plan.policy.without_effect() {
         say(&format!("policy: {key} has no effect without backing_dev: nothing is written back"));
     }

@@ -13,10 +13,12 @@ const POLICY_WORKERS: usize = 4;
 impl Plan<'_> {
     /// Refuses arguments with more threads than the store has room for. The store itself would
     /// refuse a thread only when it starts: the policy, or the last clients when they connect.
+    /// Called for a device that begins, and for changed arguments. A server that replaces another
+    /// one must not fail by this check: the machine may have got more CPUs.
     ///
     /// # Errors
     /// There are too many.
-    pub(super) fn check_threads(&self) -> anyhow::Result<()> {
+    pub(in crate::device) fn check_threads(&self) -> anyhow::Result<()> {
         let backing = self.policy.backing_dev.is_some();
         let policy = [self.policy.enabled, self.trains(), backing];
         let policy = policy.into_iter().filter(|&there| there).count();
@@ -91,7 +93,7 @@ mod tests {
     use super::*;
 
     fn refusal(words: &str) -> String {
-        Plan::on(64, args(words), None).err().expect(words).to_string()
+        Plan::on(64, args(words), None).unwrap().check_threads().expect_err(words).to_string()
     }
 
     #[test]
@@ -116,12 +118,13 @@ mod tests {
             "--ublk --queues 31 --nbd unix:/x --connections 30",
             "--ublk --queues 32 --workers 30",
         ] {
-            Plan::on(64, args(fits), None).expect(fits);
+            Plan::on(64, args(fits), None).unwrap().check_threads().expect(fits);
         }
         // A backing device has threads of its own.
         let policy = Some("[policy]\nbacking_dev = \"/dev/vdb\"\n");
         let full = args("--nbd unix:/x --connections 30 --workers 32");
-        let refused = Plan::on(64, full, policy).err().unwrap().to_string();
+        let plan = Plan::on(64, full, policy).unwrap();
+        let refused = plan.check_threads().unwrap_err().to_string();
         assert!(refused.contains("and 7 other threads are 69 threads"), "{refused}");
     }
 
@@ -131,7 +134,8 @@ mod tests {
             for connections in 1..=30 {
                 let words =
                     format!("--ublk --queues {queues} --nbd unix:/x --connections {connections}");
-                let plan = Plan::on(64, args(&words), None).expect(&words);
+                let plan = Plan::on(64, args(&words), None).unwrap();
+                plan.check_threads().expect(&words);
                 let workers = plan.default_workers(32);
                 let all = workers + queues + connections + nbd::STRANDED + FETCHERS;
                 assert!(workers == 0 || all + POLICY_WORKERS <= MAX_WORKERS, "{words}: {workers}");
@@ -140,7 +144,7 @@ mod tests {
         }
         // Of the queues there are as many as CPUs.
         let words = "--ublk --queues 32 --nbd unix:/x --connections 30 --workers 30";
-        Plan::on(2, args(words), None).unwrap();
+        Plan::on(2, args(words), None).unwrap().check_threads().unwrap();
         let plan = Plan::on(64, args("--nbd unix:/x"), None).unwrap();
         assert_eq!(plan.default_workers(32), 32);
     }

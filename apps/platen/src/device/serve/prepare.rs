@@ -50,6 +50,9 @@ impl<'a> Prepared<'a> {
         };
         let plan = Plan::new(args, text.as_deref())?;
         let supervised = inherited.is_some();
+        if !supervised {
+            plan.check_threads()?;
+        }
         let mut inherited = inherited.cloned().unwrap_or_default();
         let disk_left = backing::inherit(&inherited);
         let table = disk_left.as_ref().map(backing::table);
