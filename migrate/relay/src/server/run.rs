@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// Connections that the kernel holds until they are accepted.
 pub(super) const BACKLOG: i32 = 1024;
+/// How often a shortage of descriptors is reported at most. Connections that are turned away free
+/// some, and the next ones take these: a shortage may come back many times a second.
+const SHORTAGE: Duration = Duration::from_secs(10);
 /// The most time that a source may take to open link 0 again after it was asked to. It covers the
 /// source's attempt to open its first link and its wait for the answer.
 const FIRST_LINK: Duration = Duration::from_secs(30);
@@ -77,12 +80,9 @@ impl Server {
         listener.set_nonblocking(true).map_err(failed)?;
         // The standard library's 128 are soon full while strangers flood the port.
         rustix::net::listen(listener, BACKLOG).map_err(|error| failed(error.into()))?;
-        let mut short = false;
+        let mut reported: Option<Instant> = None;
         let next = || match listener.accept() {
-            Ok((socket, peer)) => {
-                short = false;
-                Some((socket, peer.to_string()))
-            }
+            Ok((socket, peer)) => Some((socket, peer.to_string())),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 // A plain wait: links are opened once a migration, so 20 ms more do not matter.
                 std::thread::sleep(Duration::from_millis(20));
@@ -92,7 +92,8 @@ impl Server {
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => None,
             // No file descriptor or memory left, perhaps only for a moment.
             Err(error) => {
-                if !std::mem::replace(&mut short, true) {
+                if reported.is_none_or(|at| at.elapsed() >= SHORTAGE) {
+                    reported = Some(Instant::now());
                     let text = format!("cannot accept a link ({error}); trying again");
                     self.host.notice(&text);
                 }
