@@ -9,6 +9,7 @@ use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Qemu, Signal, Vm, VmSpec, MACHINE_7_2};
 
 use crate::bare::{Settings, LIMIT};
+use crate::room;
 use crate::stage::{
     destination_ends, names_the_cause, wait_crossed, wait_until_idle, wait_until_written,
     waits_to_write, Skip, Stage, NOTICE,
@@ -146,6 +147,7 @@ fn before_it_arrives(stage: &mut Stage) -> Result<bool> {
 fn before_it_is_confirmed(stage: &mut Stage) -> Result<bool> {
     let mut switchover = Switchover::reach(stage)?;
     // It does not read the end of the stream before the link is away.
+    room::widen(switchover.receive.platen.process.id())?;
     switchover.destination.process.signal(Signal::STOP)?;
     let crossed = stage.lab.net.crossed()?;
     switchover.hand_over()?;

@@ -31,6 +31,7 @@ mod postcopy;
 mod rehearse;
 mod remote;
 mod resume;
+mod room;
 mod saved;
 mod security;
 mod several;

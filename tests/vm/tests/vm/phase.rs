@@ -8,6 +8,7 @@ use vm_tests::{Rate, Signal, VmSpec};
 
 use crate::bare::{Flight, Settings, LIMIT};
 use crate::postcopy;
+use crate::room;
 use crate::stage::{
     wait_until_idle, wait_until_written, waits_to_write, Stage, LOAD, NOTICE, PATIENCE, SLOW, STAYS,
 };
@@ -42,9 +43,9 @@ pub(crate) enum Phase {
 /// machine: once the end of the stream is read, a relay rightly holds the source for a person.
 const CRAWLS: Rate = Rate::Mbit(8);
 
-/// How many VMs may miss a phase: on a busy machine a guest can write more between QEMU's last look
-/// at its dirty pages and the VM's stop than fits a socket, and a migration can end before the test
-/// stops a process.
+/// How many VMs may miss a phase: on a busy machine a migration can end before the test stops a
+/// process. Without the right to widen sockets a guest can also write more between QEMU's last look
+/// at its dirty pages and the VM's stop than fits a socket.
 const TRIES: u32 = 5;
 
 /// A migration that has reached `phase`. In [`Phase::Setup`] and [`Phase::Unread`] the source relay
@@ -75,8 +76,7 @@ fn prepare(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Flight> {
             .with("downtime-limit", json!(600_000))
             .with("max-bandwidth", json!(1 << 20)),
         Phase::PreSwitchover => Settings::new(&["pause-before-switchover"]),
-        // With so little to send that the socket of a process that does not read can hold it and
-        // the device state: 50 KB.
+        // With little to send after the VM's stop: 50 KB and what the guest writes until then.
         Phase::AfterEof | Phase::Unread => Settings::new(&["pause-before-switchover"])
             .with("downtime-limit", json!(1))
             .with("max-bandwidth", json!(50 << 20)),
@@ -121,10 +121,11 @@ fn comes_to(stage: &Stage, flight: &mut Flight, phase: Phase) -> Result<bool> {
             flight.wait_crossed(stage, crossed + (512 << 10))?;
         }
         Phase::Unread => {
-            // Idle: the rest at the VM's stop fits the socket of a relay that does not read.
             flight.go()?;
             flight.waits_for(&["pre-switchover"])?;
             wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
+            // The rest at the VM's stop fits the socket of a relay that does not read.
+            room::widen(flight.vm.process.id())?;
             flight.relay.process.signal(Signal::STOP)?;
             flight.switch_over()?;
             // From here on QEMU answers nothing before it has written all.
@@ -143,10 +144,11 @@ fn comes_to(stage: &Stage, flight: &mut Flight, phase: Phase) -> Result<bool> {
 }
 
 fn comes_after_eof(stage: &Stage, flight: &mut Flight) -> Result<bool> {
-    // Idle: the rest at the VM's stop fits the socket of a QEMU that does not read.
     flight.go()?;
     flight.waits_for(&["pre-switchover"])?;
     wait_until_idle(&stage.lab, [&flight.relay, &flight.receive.platen])?;
+    // The rest at the VM's stop fits the socket of a QEMU that does not read.
+    room::widen(flight.receive.platen.process.id())?;
     flight.destination.process.signal(Signal::STOP)?;
     let crossed = stage.lab.net.crossed()?;
     flight.switch_over()?;
@@ -204,6 +206,7 @@ fn comes_to_postcopy_end(stage: &Stage, flight: &mut Flight) -> Result<bool> {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+    room::widen(flight.receive.platen.process.id())?;
     flight.destination.process.signal(Signal::STOP)?;
     flight.let_go()?;
     let deadline = Instant::now() + NOTICE;
