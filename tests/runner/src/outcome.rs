@@ -35,6 +35,7 @@ pub(crate) fn read(job: &Job, error: Option<String>, output: &str) -> Outcome {
     let mut outcome = Outcome::default();
     if job.format != Format::Plain {
         output.lines().for_each(|line| read_line(&job.name, line, &mut outcome));
+        add_causes(&job.name, output, &mut outcome);
     }
     match error {
         None if job.format == Format::Plain => {
@@ -65,6 +66,32 @@ fn read_line(job: &str, line: &str, outcome: &mut Outcome) {
     }
 }
 
+/// Adds the first line of each failed test's error to its reason: the output of the job may be too
+/// long to be printed whole.
+fn add_causes(job: &str, output: &str, outcome: &mut Outcome) {
+    let mut lines = output.lines().peekable();
+    // The test whose output the harness of Rust prints.
+    let mut printed = None;
+    while let Some(line) = lines.next() {
+        if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
+        {
+            printed = Some(name);
+        }
+        let scenario =
+            || line.strip_prefix("test ")?.split_once(" ... FAILED").map(|(name, _)| name);
+        let name = if line.contains(" panicked at ") { printed.take() } else { scenario() };
+        let (Some(name), Some(cause)) = (name, lines.peek()) else { continue };
+        let name = format!("{job}::{name}");
+        let failed = outcome.failed.iter_mut().find(|(failed, _)| *failed == name);
+        if let Some((_, reason)) =
+            failed.filter(|_| !cause.is_empty() && !cause.starts_with("test "))
+        {
+            reason.push_str(": ");
+            reason.push_str(cause.trim());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,6 +113,21 @@ mod tests {
         let found = outcome(Format::Scenarios, None, said);
         assert_eq!(found.passed[0].seconds, 61.5);
         assert_eq!((found.failed.len(), found.skipped.len()), (0, 1));
+    }
+
+    #[test]
+    fn a_failure_is_printed_with_its_cause() {
+        let said = "test a ... FAILED <1.0s>\ntest b ... FAILED <0.1s>\n\nfailures:\n\n\
+                    ---- a stdout ----\n\nthread 'a' panicked at x.rs:3:5:\nit hangs\nstack:\n\
+                    ---- b stdout ----\nError: \"no file\"\n";
+        let found = outcome(Format::Libtest, Some("exit status: 101"), said);
+        assert_eq!(found.failed[0].1, "FAILED <1.0s>: it hangs");
+        assert_eq!(found.failed[1].1, "FAILED <0.1s>");
+        let said = "test x ... FAILED (56.6 s)\n  5 migrations missed it\n  relay: listening\n\
+                    test y ... FAILED (1 s)\ntest z ... ok (1 s)\n";
+        let found = outcome(Format::Scenarios, Some("exit status: 2"), said);
+        assert_eq!(found.failed[0].1, "FAILED (56.6 s): 5 migrations missed it");
+        assert_eq!(found.failed[1].1, "FAILED (1 s)");
     }
 
     #[test]
