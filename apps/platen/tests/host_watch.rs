@@ -13,6 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
+use std::time::Instant;
 
 /// A stranger at the door of B's port 49152.
 fn stranger(rig: &Rig) -> TcpStream {
@@ -30,12 +31,16 @@ fn a_new_configuration_is_for_new_migrations_and_a_bad_one_changes_nothing() {
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(WATCHDOG)).unwrap();
     // The next message that is no heartbeat.
-    let heard = || loop {
-        let mut bytes = [0; 200];
-        let got = manager.recv(&mut bytes).unwrap();
-        let text = String::from_utf8_lossy(&bytes[..got]).into_owned();
-        if text != "WATCHDOG=1" {
-            return text;
+    let heard = || {
+        let deadline = Instant::now() + WATCHDOG;
+        loop {
+            let mut bytes = [0; 200];
+            let got = manager.recv(&mut bytes).unwrap();
+            let text = String::from_utf8_lossy(&bytes[..got]).into_owned();
+            if text != "WATCHDOG=1" {
+                return text;
+            }
+            assert!(Instant::now() < deadline, "the service sends only heartbeats");
         }
     };
     let mut a = rig.start_with(A, &[("NOTIFY_SOCKET", path.to_str().unwrap())]);

@@ -93,7 +93,7 @@ impl Service<'_> {
             let beats = self.links.beats();
             if heart.0.elapsed() >= HEARTBEAT && beats != heart.1 {
                 heart = (Instant::now(), beats);
-                self.notify.say("WATCHDOG=1");
+                self.notify.beat(true);
             }
         }
         self.notify.say("STOPPING=1");

@@ -36,9 +36,7 @@ impl Supervisor<'_> {
             return;
         }
         self.look = now + LOOK;
-        if self.service.manager_watches() {
-            self.notify.say("WATCHDOG=1");
-        }
+        self.notify.beat(self.service.manager_watches());
         let watched = |server: &&mut Server| server.ready.is_some() && !server.killed;
         let Some(server) = self.server.as_mut().filter(watched) else { return };
         // A server that was told to end has a deadline of its own.
