@@ -8,6 +8,7 @@
 
 #![expect(unsafe_code, reason = "the C interface of libqat, and structures in pinned memory")]
 
+use crate::calls::{Call, Calls};
 use crate::instance::{Instance, InstanceError};
 use crate::load::Api;
 use crate::mailbox::{on_completion, MAX_SLOTS};
@@ -82,6 +83,8 @@ pub(crate) struct Channel {
     owned: usize,
     /// Whether this channel has the instance's turn.
     turn: bool,
+    /// The engine's record of the library's calls.
+    calls: Arc<Calls>,
 }
 
 impl Channel {
@@ -90,7 +93,9 @@ impl Channel {
         api: &'static Api,
         instance: Arc<Instance>,
         setup: &Setup,
+        calls: &Arc<Calls>,
     ) -> Result<Self, InstanceError> {
+        let _inside = calls.enter(Call::Open);
         let name = || instance.info.name.clone();
         let call = |call: &'static str, status: CpaStatus| match status {
             abi::CPA_STATUS_SUCCESS => Ok(()),
@@ -155,7 +160,9 @@ impl Channel {
             )
         };
         call("cpaDcInitSession", status)?;
-        let channel = Self { api, instance, session, slots, layout, room, owned: 0, turn: false };
+        let calls = Arc::clone(calls);
+        let channel =
+            Self { api, instance, session, slots, layout, room, owned: 0, turn: false, calls };
         // The claim makes this channel the only owner.
         channel.instance.mailbox.clear();
         for slot in 0..channel.slots.len() {
@@ -220,6 +227,10 @@ impl Channel {
         // SAFETY, for both: all of it is pinned memory of this slot, described by `describe` and
         // `prepare`, and stays untouched until the callback; `owned` keeps it from being freed
         // before.
+        let inside = self.calls.enter(match op {
+            Op::Compress => Call::Compress,
+            Op::Decompress { .. } => Call::Decompress,
+        });
         let status = match op {
             // SAFETY: see above.
             Op::Compress => unsafe {
@@ -231,6 +242,7 @@ impl Channel {
                 (self.api.decompress)(instance, session, source, dest, results, flush, tag)
             },
         };
+        drop(inside);
         // If a callback came despite the refusal, it counts: it is taken back like any other.
         if status == abi::CPA_STATUS_SUCCESS || !self.instance.mailbox.give_up(slot) {
             self.owned += 1;
@@ -244,6 +256,7 @@ impl Channel {
         if !self.take_turn() {
             return abi::CPA_STATUS_FAIL;
         }
+        let _inside = self.calls.enter(Call::Poll);
         self.instance.poll(self.api)
     }
 
@@ -295,8 +308,10 @@ impl Channel {
     pub(crate) fn close(mut self) -> Result<(), Self> {
         if self.drain() > 0 || !self.take_turn() {
             self.rest();
-            return Err(self);
+            return Err(self.orphaned());
         }
+        let calls = Arc::clone(&self.calls);
+        let inside = calls.enter(Call::Close);
         // SAFETY: the session was initialised, and nothing is submitted to it any more.
         let status = unsafe {
             (self.api.remove_session)(self.instance.handle(), self.session.start().cast())
@@ -304,12 +319,20 @@ impl Channel {
         self.rest();
         // A dead device refuses (qatlib 24.02 returns FAIL in its state ERROR), and may still write
         // to the memory of its requests: the answers that came were the library's own.
+        drop(inside);
         if status == abi::CPA_STATUS_SUCCESS {
             self.instance.release();
             Ok(())
         } else {
-            Err(self)
+            Err(self.orphaned())
         }
+    }
+
+    /// The channel with a record of calls that no watchdog sees: other threads close it from now
+    /// on, and its engine may record calls of its next channel.
+    fn orphaned(mut self) -> Self {
+        self.calls = Arc::default();
+        self
     }
 
     /// Leaks the memory of requests that never came back: the device may still write to it.

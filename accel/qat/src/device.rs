@@ -4,6 +4,7 @@ mod answers;
 mod care;
 mod requests;
 
+use crate::calls::Calls;
 use crate::channel::{Channel, Setup};
 use crate::counters::{set, Reason};
 use crate::delivery::{Delivery, Done, Queued, Work};
@@ -121,6 +122,7 @@ impl Device {
         instance: &Arc<Instance>,
         options: &EngineOptions,
         delivery: &mut Delivery,
+        calls: &Arc<Calls>,
     ) -> Result<Self, InstanceError> {
         let setup = Setup {
             level: options.level,
@@ -133,7 +135,7 @@ impl Device {
             max_plain: options.max_plain,
             room: options.room(),
         };
-        let channel = Channel::new(api, Arc::clone(instance), &setup)?;
+        let channel = Channel::new(api, Arc::clone(instance), &setup, calls)?;
         let mailbox = instance.mailbox;
         let depth = u16::try_from(options.depth).expect("at most 256");
         let probes = depth..depth + u16::try_from(PROBE_SLOTS).expect("a constant");

@@ -1,6 +1,7 @@
 //! The engine of one worker: slots to fill, submission, delivery. It has a device if one is
 //! available.
 
+use crate::calls::{register, Calls};
 use crate::counters::{add, set, Counters, Reason};
 use crate::delivery::{Delivery, Place, Work};
 use crate::device::Device;
@@ -42,6 +43,8 @@ pub struct Engine {
     claim_pause: u64,
     /// Consecutive waits without a result.
     waits: u32,
+    /// The library's calls, for the watchdog.
+    calls: Arc<Calls>,
 }
 
 #[derive(Debug)]
@@ -92,7 +95,11 @@ impl Engine {
             claim_pause: CLAIM_PAUSE_NS.0,
             waits: 0,
             options,
+            calls: Arc::default(),
         };
+        if engine.qat.is_some() {
+            register(&engine.calls);
+        }
         engine.look_for_instance();
         if !engine.options.roam {
             engine.claim_at = u64::MAX;
@@ -103,6 +110,7 @@ impl Engine {
     /// Gives an engine without a `Qat` one, on which the next `poll` looks for an instance.
     pub fn attach(&mut self, qat: &Arc<Qat>) {
         if self.qat.is_none() {
+            register(&self.calls);
             self.qat = Some(Arc::clone(qat));
             self.claim_at = 0;
         }
@@ -358,7 +366,7 @@ impl Engine {
     ) -> Result<(Device, usize), InstanceError> {
         let mut options = self.options.clone();
         loop {
-            match Device::new(qat.api(), instance, &options, &mut self.delivery) {
+            match Device::new(qat.api(), instance, &options, &mut self.delivery, &self.calls) {
                 Ok(device) => return Ok((device, options.depth)),
                 Err(InstanceError::Memory { .. }) if options.depth >= 2 * LEAST_DEPTH => {
                     options.depth /= 2

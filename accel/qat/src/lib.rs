@@ -25,6 +25,11 @@
 //! | dies or is reset | redoes everything in flight at once, uses software until it is back |
 //! | fails repeatedly | suspects it: works in software, and sends probes of made-up data at growing intervals |
 //!
+//! A call of the library that never returns keeps its thread. [`Watchdog`] detects it, and names it
+//! ([`Hang`]); the pieces of that engine are not delivered any more. All memory of the call stays
+//! with the thread: it is neither freed nor used again. Nothing waits for such a thread, or for the
+//! library's shut-down, for more than some seconds ([`Qat`], [`is_stuck`], [`end_process`]).
+//!
 //! A slot belongs to the device until *its* callback. Software writes to another buffer, and the
 //! slot is not reused until the callback comes. A late or second callback has another generation
 //! and is ignored.
@@ -45,6 +50,8 @@
 
 #![cfg_attr(loom, expect(dead_code, reason = "the models use a part"))]
 
+#[cfg(not(loom))]
+mod calls;
 #[cfg(not(loom))]
 mod channel;
 #[cfg(not(loom))]
@@ -73,7 +80,11 @@ mod software;
 #[cfg(not(loom))]
 pub mod status;
 mod sync;
+#[cfg(not(loom))]
+mod watchdog;
 
+#[cfg(not(loom))]
+pub use calls::is_stuck;
 #[cfg(not(loom))]
 pub use counters::{Counters, Reason, Snapshot};
 #[cfg(not(loom))]
@@ -88,4 +99,6 @@ pub use options::{Direction, EngineOptions};
 #[cfg(not(loom))]
 pub use piece::{BadData, By, Finished, Op, MAX_PIECE};
 #[cfg(not(loom))]
-pub use process::{Qat, StartError, StartOptions};
+pub use process::{end_process, Qat, StartError, StartOptions};
+#[cfg(not(loom))]
+pub use watchdog::{Hang, Watchdog};

@@ -1,8 +1,9 @@
 //! QAT in this process: started once, its instances claimed by engines, its events polled by one
-//! thread, stopped when the last engine is gone.
+//! thread, stopped when the last engine is gone. A stop that takes too long is left to itself.
 
 #![expect(unsafe_code, reason = "the C interface of libqat")]
 
+use crate::calls;
 use crate::channel::Channel;
 use crate::instance::{lock, Instance, InstanceInfo, Unfit};
 use crate::load::{Api, Libraries};
@@ -11,7 +12,7 @@ use qat_abi as abi;
 use qat_abi::CpaStatus;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{mpsc, Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -69,7 +70,8 @@ fn first(unfit: &[Unfit]) -> String {
     unfit.first().map_or(String::new(), |unfit| format!("; {} lacks {}", unfit.name, unfit.lacks))
 }
 
-/// The started library. It is stopped when the caller and the last engine have dropped it.
+/// The started library. It is stopped when the caller and the last engine have dropped it. That
+/// takes some seconds at most: a stop that does not end is left to a thread of its own.
 #[derive(Debug)]
 pub struct Qat {
     inner: Arc<Inner>,
@@ -86,6 +88,7 @@ struct Inner {
     /// Channels whose engines are gone while the device still has requests.
     orphans: Mutex<Vec<Channel>>,
     stopping: AtomicBool,
+    stopped: AtomicBool,
 }
 
 /// One `Qat` a process, because the library can be started only once.
@@ -93,6 +96,8 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 
 /// How long a stop waits for requests in flight.
 const STOP_GRACE: Duration = Duration::from_millis(250);
+/// The longest wait for a stop as a whole. The library stops in milliseconds, or perhaps never.
+const STOP_TIME: Duration = Duration::from_secs(5);
 
 impl Qat {
     /// Starts the library and queries its instances.
@@ -155,13 +160,37 @@ impl Qat {
 impl Drop for Qat {
     fn drop(&mut self) {
         self.inner.stopping.store(true, Ordering::Release);
-        if let Some(events) = self.events.take() {
-            events.thread().unpark();
-            // A panic of the thread was already reported; the stop goes on.
-            let _ = events.join();
+        let (inner, events) = (Arc::clone(&self.inner), self.events.take());
+        let (done, ended) = mpsc::channel();
+        let stop = move || {
+            if let Some(events) = events {
+                events.thread().unpark();
+                // A panic of the thread was already reported; the stop goes on.
+                let _ = events.join();
+            }
+            inner.stop();
+            drop(inner);
+            // Nobody waits any more if this took too long.
+            let _ = done.send(());
+        };
+        // Without this thread the event thread, which ends now, has the last reference, and stops
+        // the library.
+        let stops = std::thread::Builder::new().name("qat-stop".into()).spawn(stop);
+        if stops.is_err() || ended.recv_timeout(STOP_TIME).is_err() {
+            calls::leave_behind();
         }
-        // The thread has dropped its reference, so this is the last: dropping it stops the library.
     }
+}
+
+/// Ends the process at once with this status, without the exit handlers of this program and of the
+/// libraries. For a process with [`is_stuck`](crate::is_stuck): the handlers of the QAT libraries
+/// may wait for the thread that is stuck in them.
+pub fn end_process(status: u8) -> ! {
+    extern "C" {
+        fn _exit(status: std::ffi::c_int) -> !;
+    }
+    // SAFETY: the C library's function; it takes a number and runs nothing of this process.
+    unsafe { _exit(status.into()) }
 }
 
 impl Inner {
@@ -174,6 +203,7 @@ impl Inner {
             unfit: Vec::new(),
             orphans: Mutex::new(Vec::new()),
             stopping: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
         };
         // SAFETY: no preconditions.
         if unsafe { (api.is_available)() } != abi::CPA_TRUE {
@@ -245,10 +275,12 @@ impl Inner {
         let left = std::mem::take(&mut *orphans);
         orphans.extend(left.into_iter().filter_map(|channel| channel.close().err()));
     }
-}
 
-impl Drop for Inner {
-    fn drop(&mut self) {
+    /// Stops the library. All engines are gone, and the event thread has ended.
+    fn stop(&self) {
+        if self.stopped.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let end = Instant::now() + STOP_GRACE;
         loop {
             self.bury();
@@ -273,10 +305,16 @@ impl Drop for Inner {
             instance.stop(self.api, lost.contains(&instance.ordinal));
         }
         if self.running {
-            // SAFETY: the library is started, all engines are gone, the event thread is joined.
+            // SAFETY: the library is started, all engines are gone, the event thread has ended.
             let _: CpaStatus = unsafe { (self.api.stop)() };
         }
         STARTED.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

@@ -25,6 +25,7 @@ mod image_import;
 mod image_lock;
 mod interrupt;
 mod keeper;
+mod leave;
 mod link;
 mod load;
 mod migrate;
@@ -178,6 +179,10 @@ fn block_file_size_signal() {
 
 /// The program `platen`.
 pub fn platen() -> ExitCode {
+    leave::with(run())
+}
+
+fn run() -> ExitCode {
     if let Some(result) = filter_command::as_program() {
         return finish(result);
     }
@@ -238,7 +243,7 @@ enum DeviceOnly {
 pub fn platen_device() -> ExitCode {
     let DeviceOnly::Device(args) = DeviceCli::parse().command;
     block_file_size_signal();
-    finish(device::run(args))
+    leave::with(finish(device::run(args)))
 }
 
 /// The command lines of `platen` and `platen-device`, for manual pages and completions.

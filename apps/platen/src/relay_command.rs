@@ -1,6 +1,7 @@
 //! `platen relay`: the source end alone, for libvirt and scripts.
 
 use crate::args::RelayArgs;
+use crate::leave;
 use crate::report::Report;
 use crate::say::say;
 use crate::source_end::{listen, Measure, Plan, UNCONFIRMED};
@@ -20,7 +21,7 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
     let interrupted = running.clone();
     ctrlc::set_handler(move || match &*lock(&interrupted) {
         Some(handle) => SourceHandle::stop(handle),
-        None => std::process::exit(1),
+        None => leave::now(1),
     })
     .context("cannot handle signals")?;
     let peer = &args.source.peer;

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 #[path = "migration/hung.rs"]
 mod hung;
+#[path = "migration/hung_end.rs"]
+mod hung_end;
 
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(240);
@@ -50,12 +52,17 @@ impl Platen {
 
     /// Waits for a line with these words, and gives it.
     fn says(&mut self, words: &str) -> String {
+        self.says_one_of(&[words])
+    }
+
+    /// As `says`, with any of these.
+    fn says_one_of(&mut self, words: &[&str]) -> String {
         loop {
             let Ok(line) = self.lines.recv_timeout(WATCHDOG) else {
-                panic!("'{words}' is not said: {:#?}", self.said);
+                panic!("'{words:?}' is not said: {:#?}", self.said);
             };
             self.said.push(line.clone());
-            if line.contains(words) {
+            if words.iter().any(|words| line.contains(words)) {
                 return line;
             }
         }
@@ -87,6 +94,11 @@ struct Rig {
 
 impl Rig {
     fn new(limits: &str) -> Self {
+        Self::with(limits, &[])
+    }
+
+    /// `options`: more of the receiver's.
+    fn with(limits: &str, options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let deliver = unix(&folder.path().join("dst"));
         let json = path(&folder.path().join("receive.json"));
@@ -96,6 +108,7 @@ impl Rig {
             &["receive", "--insecure", "--listen", "127.80.76.3:0", "--deliver", &deliver]
                 .into_iter()
                 .chain(["--once", "--json", &json])
+                .chain(options.iter().copied())
                 .collect::<Vec<_>>(),
         );
         let address = receive.says("listening on").split(' ').next_back().unwrap().to_string();

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::job::Job;
 use crate::results::Results;
@@ -44,6 +44,8 @@ pub struct Pool<J: Job> {
     workers: Arc<Workers<J>>,
     /// Locked only to start and to join the threads.
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// See `leave_behind_after`.
+    patience: OnceLock<Duration>,
 }
 
 impl<J: Job> Pool<J> {
@@ -58,7 +60,7 @@ impl<J: Job> Pool<J> {
         mut make_context: impl FnMut(usize) -> J::Context,
     ) -> io::Result<Arc<Self>> {
         let workers = Arc::new(Workers::new(config.threads, config.ring_capacity));
-        let pool = Self { workers, threads: Mutex::default() };
+        let pool = Self { workers, threads: Mutex::default(), patience: OnceLock::new() };
         for number in 0..pool.threads() {
             let workers = Arc::clone(&pool.workers);
             let context = make_context(number);
@@ -109,6 +111,13 @@ impl<J: Job> Pool<J> {
         }
     }
 
+    /// Limits the wait of a dropped pool for its workers, which is unlimited otherwise. A worker
+    /// that has not ended by then is left to itself, with its job and its context. For workers
+    /// whose contexts have a device: a call of its library may never return.
+    pub fn leave_behind_after(&self, patience: Duration) {
+        let _ = self.patience.set(patience);
+    }
+
     /// Whether [`close`](Self::close) has been called.
     pub fn is_closed(&self) -> bool {
         self.workers.is_closed()
@@ -156,6 +165,18 @@ impl<J: Job> Pool<J> {
 
 impl<J: Job> Drop for Pool<J> {
     fn drop(&mut self) {
+        if let Some(patience) = self.patience.get() {
+            self.close();
+            let end = Instant::now() + *patience;
+            let own = thread::current().id();
+            let runs =
+                |thread: &JoinHandle<()>| !thread.is_finished() && thread.thread().id() != own;
+            while self.handles().iter().any(runs) && Instant::now() < end {
+                thread::sleep(Duration::from_millis(1));
+            }
+            // A thread without a handle runs on, and owns all that it uses.
+            self.handles().retain(|thread| thread.is_finished());
+        }
         self.join();
     }
 }

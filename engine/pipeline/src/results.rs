@@ -130,6 +130,13 @@ impl<T> Results<T> {
         self.ring.is_empty()
     }
 
+    /// Whether a job with these results is queued, runs, or is in flight on a device: a snapshot.
+    pub fn has_jobs(&self) -> bool {
+        // `done` first, as in `wait_finished`.
+        let done = self.done.0.load(Ordering::Acquire);
+        done != self.queued.0.load(Ordering::Relaxed)
+    }
+
     /// The number of results for which there is room.
     pub fn capacity(&self) -> usize {
         self.ring.capacity()

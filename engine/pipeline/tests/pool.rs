@@ -453,3 +453,29 @@ fn cpu_times_are_those_of_the_workers_and_persist_after_their_end() {
     assert!(total(&pool) >= running, "{:?} after {running:?}", pool.cpu_times());
     assert!(total(&pool) < Duration::from_secs(5), "{:?}", pool.cpu_times());
 }
+
+/// A job that runs until its sender is dropped.
+struct Endless(std::sync::mpsc::Receiver<()>);
+
+impl Job for Endless {
+    type Output = ();
+    type Context = ();
+
+    fn run(self, (): &mut ()) {
+        let _ = self.0.recv();
+    }
+}
+
+#[test]
+fn a_pool_leaves_a_worker_behind_that_does_not_end_in_time() {
+    let (release, endless) = std::sync::mpsc::channel();
+    let pool = Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }, |_| ()).unwrap();
+    pool.leave_behind_after(Duration::from_millis(50));
+    let results = Results::new(4);
+    assert!(pool.try_submit(Endless(endless), &results).is_ok());
+    drop(pool);
+    assert!(results.is_empty(), "the job has ended");
+    // It still delivers its output.
+    drop(release);
+    assert_eq!(results.pop_until(None), Popped::Item(()));
+}

@@ -138,6 +138,15 @@ pub enum RelayError {
         /// The unsupported thing, and how to avoid it.
         what: String,
     },
+    /// A codec thread is in a call of the accelerator's library that does not return, and with it
+    /// chunks of the migration.
+    #[error("{hang}: this relay cannot go on. Look at the QAT device and its driver (`platen qat status`, the kernel's log), and {remedy} with --accelerator none")]
+    Accelerator {
+        /// The call.
+        hang: qat::Hang,
+        /// What to do, without the option.
+        remedy: &'static str,
+    },
     /// The system refused threads, sockets or memory.
     #[error("{what}")]
     Resource {

@@ -19,7 +19,8 @@
 //! sides: the source VM continues, and the destination QEMU ends. After the commit point only the
 //! destination relay's answer or an administrator decides, even when the source relay is killed
 //! ([`Keeper`]). In postcopy every failure ends with both QEMUs paused, and new relays can recover
-//! the migration.
+//! the migration. A codec thread that never returns from its accelerator's library counts as such a
+//! failure, and nothing waits for it.
 //!
 //! **Limits.** Those of the session; a chunk has at most `chunk-bytes` bytes.
 //!

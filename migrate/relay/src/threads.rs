@@ -1,6 +1,11 @@
 //! Threads of the relays.
 
 use crate::error::RelayError;
+use std::time::Duration;
+
+/// How long codec threads with an accelerator may take to end: a call of its library may never
+/// return.
+pub(crate) const CODEC_END: Duration = Duration::from_secs(5);
 
 /// Starts a detached thread.
 ///

@@ -113,6 +113,16 @@ impl Destination {
         &self.shared.session
     }
 
+    /// Whether the migration may go on without codec threads: the bytes that start the VM may have
+    /// been written to QEMU, and no chunk is in a codec thread.
+    pub(crate) fn needs_no_codecs(&self) -> bool {
+        let shared = &self.shared;
+        let mut streams = shared.streams.iter().filter_map(OnceLock::get);
+        shared.session.is_committed()
+            && !shared.postcopy.load(Ordering::Acquire)
+            && streams.all(|results| !results.has_jobs())
+    }
+
     /// Whether QEMU has confirmed that it runs the VM.
     pub fn is_confirmed(&self) -> bool {
         self.shared.confirmed.load(Ordering::Acquire)

@@ -88,10 +88,12 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
     // An honest peer does not exceed its credit, so a buffer is always free (W13).
     let chunk =
         shared.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
-    // This waits for the codec threads, which wait for no stream. A closed pool means that the
-    // session has ended.
-    let _ = shared.pool.submit_wait(DecodeJob { header, unit, payload, chunk, history }, &results);
-    Ok(())
+    // This waits for the codec threads, which wait for no stream.
+    let job = DecodeJob { header, unit, payload, chunk, history };
+    shared.pool.submit_wait(job, &results).map_err(|_| {
+        let reason = "the codec threads of this receiver have ended".into();
+        SessionError::Local { reason }
+    })
 }
 
 /// The stream's inbox. The stream's writer starts with its first frame, whichever frame that is.

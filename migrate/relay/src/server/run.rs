@@ -4,8 +4,9 @@ use super::config::{Host, ServerConfig};
 use super::state::{Active, Promise, Server};
 use crate::destination::DecodeContext;
 use crate::error::RelayError;
-use crate::threads::spawn;
+use crate::threads::{spawn, CODEC_END};
 use pipeline::{Pool, PoolConfig};
+use qat::Watchdog;
 use session::SessionError;
 use std::collections::{HashMap, VecDeque};
 use std::io::ErrorKind;
@@ -45,6 +46,9 @@ impl Server {
                 what: "cannot start the codec threads".into(),
                 source,
             })?;
+        if !accelerators.is_empty() {
+            pool.leave_behind_after(CODEC_END);
+        }
         Ok(Arc::new(Self {
             config,
             host,
@@ -73,7 +77,7 @@ impl Server {
     /// lost, its source has time to ask how far it got (W28).
     ///
     /// # Errors
-    /// The listening socket fails.
+    /// The listening socket fails; a call of the accelerator's library does not return.
     pub fn run(self: &Arc<Self>, listener: &TcpListener, once: bool) -> Result<(), RelayError> {
         let failed =
             |source| RelayError::Resource { what: "the listening socket failed".into(), source };
@@ -101,8 +105,7 @@ impl Server {
                 None
             }
         };
-        self.serve_links(next, || once && self.served.load(Ordering::Acquire) > 0);
-        Ok(())
+        self.serve_links(next, || once && self.served.load(Ordering::Acquire) > 0)
     }
 
     /// Carries the session that a [`Front`](super::Front) has promised to a source: takes its links
@@ -132,8 +135,7 @@ impl Server {
                 }
             }
         };
-        self.serve_links(next, || self.lock_sessions().is_empty());
-        Ok(())
+        self.serve_links(next, || self.lock_sessions().is_empty())
     }
 
     /// Opens the promised session, and runs it on a thread of its own.
@@ -155,24 +157,33 @@ impl Server {
         Ok(active)
     }
 
-    /// Admits the links that `next` returns until `is_over`, or until [`Server::stop`]. `next`
-    /// waits a little for a link.
+    /// Admits the links that `next` returns until `is_over`, until [`Server::stop`], or until a call
+    /// of the accelerator's library does not return. `next` waits a little for a link.
     fn serve_links(
         self: &Arc<Self>,
         mut next: impl FnMut() -> Option<(TcpStream, String)>,
         is_over: impl Fn() -> bool,
-    ) {
+    ) -> Result<(), RelayError> {
         let mut told = false;
+        let mut watchdog = self.config.qat.is_some().then(Watchdog::default);
+        let mut hung = None;
         loop {
             let stopped = self.stops.load(Ordering::Acquire) > 0;
-            if stopped || is_over() {
+            if let Some(hang) = watchdog.as_mut().and_then(|dog| dog.look(Instant::now())) {
+                watchdog = None;
+                hung = Some(RelayError::Accelerator { hang, remedy: "start the receiver again" });
+            }
+            if stopped || hung.is_some() || is_over() {
                 self.closing.store(true, Ordering::Release);
                 // The sessions' own threads close QEMU's sockets and inform the peer. The call is
                 // repeated, since a last hello may still open a session.
                 if self.lock_sessions().is_empty() && (stopped || !self.may_be_asked()) {
-                    return;
+                    return hung.map_or(Ok(()), Err);
                 }
                 self.end_sessions(&mut told);
+                if let Some(error) = &hung {
+                    self.end_without_codecs(error);
+                }
             }
             // Lost links are reopened, and questions asked, until the last session has ended.
             if let Some((socket, peer)) = next() {
@@ -211,6 +222,18 @@ impl Server {
             let reason = "the receiver was stopped".into();
             session.fail(SessionError::Local { reason });
         }
+    }
+
+    /// Ends the sessions for which a codec thread may have chunks that it never delivers. The others
+    /// only wait for their QEMU, which may be starting the VM.
+    fn end_without_codecs(&self, error: &RelayError) {
+        let sessions: Vec<_> = self.lock_sessions().values().cloned().collect();
+        for active in sessions.iter().filter(|active| !active.destination.needs_no_codecs()) {
+            let reason = error.to_string();
+            active.destination.session().fail(SessionError::Local { reason });
+        }
+        // Links may wait for a codec thread that never takes their units.
+        self.pool.close();
     }
 
     /// Ends [`Server::run`] and every session. A session whose VM may be starting ends only at the

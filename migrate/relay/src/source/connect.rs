@@ -4,6 +4,7 @@ use super::admission;
 use super::config::{SourceConfig, AUTO_HISTORY_LEVELS};
 use super::encode::EncodeContext;
 use super::history::OwnHistories;
+use super::hung;
 use super::run::Source;
 use super::shared::{Connections, Shared};
 use super::sink::SourceSink;
@@ -11,7 +12,7 @@ use crate::auto::{Auto, AutoConfig};
 use crate::counters::Counters;
 use crate::error::{error_chain, RelayError};
 use crate::postcopy::SharedSwitchover;
-use crate::threads::spawn;
+use crate::threads::{spawn, CODEC_END};
 use codec::{Codec, Settings};
 use pipeline::{Pool, PoolConfig, Submitter};
 use ring::Ring;
@@ -164,6 +165,9 @@ impl Shared {
     ) -> Result<(), RelayError> {
         open_links(config, &self.session, first, hello)?;
         self.session.supervise_links(Some(redial.clone()))?;
+        if !self.accelerators.is_empty() {
+            hung::watch(self)?;
+        }
         config.auto.as_ref().map_or(Ok(()), |auto| watch(self, auto, config.page_size))
     }
 }
@@ -284,6 +288,9 @@ fn codec_threads(
         what: "cannot start the codec threads".into(),
         source,
     })?;
+    if !accelerators.is_empty() {
+        pool.leave_behind_after(CODEC_END);
+    }
     Ok(CodecThreads { pool, accelerators, qpl })
 }
 

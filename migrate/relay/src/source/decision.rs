@@ -82,6 +82,8 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 Ok(Event::Fatal(error)) => {
                     let reason = error_chain(&error);
                     self.shared.session.fail(SessionError::Local { reason });
+                    // A reader may wait for a codec thread that never takes its chunk.
+                    self.shared.submitter.pool().close();
                     Course::On
                 }
                 Ok(Event::SourceEof { is_main: false } | Event::Finished(_) | Event::BackDone) => {

@@ -7,6 +7,8 @@
 //!            └──────► hand_back ─────────┘     sink (calls of the session)
 //! ```
 //!
+//! `hung` watches the library of the codec threads' accelerator.
+//!
 //! `disk` takes the place of `run` and all of the second line in a session of an NBD connection.
 
 mod admission;
@@ -21,6 +23,7 @@ mod end_of_stream;
 mod hand_back;
 mod handle;
 mod history;
+mod hung;
 mod intake;
 mod keeper;
 mod run;

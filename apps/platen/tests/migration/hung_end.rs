@@ -1,0 +1,109 @@
+//! The end of a process with a QAT library that never returns from a call.
+
+use super::hung::{relay, simulated, stream, ENDS, PAGE};
+use super::*;
+use ::stream::synth::{Configuration, MainStream, Section};
+
+/// More than the codec thread takes for the few chunks of this test, many times over.
+const SPUN: Duration = Duration::from_millis(200);
+
+/// CPU time of the thread of `process` with this name.
+fn cpu_time(process: u32, name: &str) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let times = tasks.flatten().filter_map(|task| {
+        let read = |file: &str| std::fs::read_to_string(task.path().join(file)).ok();
+        (read("comm")?.trim_end() == name).then_some(())?;
+        read("schedstat")?.split(' ').next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(times.sum())
+}
+
+/// The work is done, and nothing is left to wait for.
+#[test]
+fn a_library_that_never_stops_delays_no_end() {
+    let mut main = MainStream::new(PAGE);
+    main.file_header().configuration(&Configuration { machine: "pc", ..Configuration::default() });
+    main.section(Section::Start).block_table(&[("pc.ram", 1 << 20)]).end_of_section();
+    main.section(Section::Part);
+    for (number, page) in (0_u64..).zip(stream(1 << 20).chunks_exact(PAGE)) {
+        main.page("pc.ram", number * PAGE as u64, page);
+    }
+    main.end_of_section().section(Section::End).end_of_section().device_tail(400);
+    let folder = tempfile::tempdir().unwrap();
+    let [from, image] = ["stream", "image"].map(|name| path(&folder.path().join(name)));
+    std::fs::write(&from, main.take()).unwrap();
+    let libraries = path(&qat_sim::libraries());
+    for call in ["block", "spin"] {
+        let start = Instant::now();
+        let import = Platen::start(
+            &simulated(&format!("instances 1; now {call} stop forever")),
+            &["image", "import", &from, &image, "--codec", "qatzip", "--accelerator", "qat"]
+                .into_iter()
+                .chain(["--qat-libraries", &libraries, "--compress-threads", "1"])
+                .collect::<Vec<_>>(),
+        );
+        let (status, said) = import.ends();
+        assert_eq!(status, Some(0), "{said}");
+        assert!(start.elapsed() < ENDS, "it ended after {:?}", start.elapsed());
+        std::fs::remove_file(&image).expect("the image is there");
+    }
+}
+
+/// A relay may leave the stop to the exit of its process.
+#[test]
+fn a_library_that_never_stops_delays_no_relay() {
+    for call in ["block", "spin"] {
+        let rig = Rig::new("");
+        let listener = UnixListener::bind(rig.at("dst")).unwrap();
+        let mut relay = relay(&rig, &format!("instances 1; now {call} stop forever"), "qat");
+        migrate(&rig, &mut relay, &listener, "src");
+        relay.says("no return path");
+        let start = Instant::now();
+        let (status, said) = relay.ends();
+        assert_eq!(status, Some(3), "{said}");
+        assert!(start.elapsed() < ENDS, "it ended after {:?}", start.elapsed());
+        assert!(rig.report("relay.json").contains(r#""status":"unconfirmed""#));
+        assert_eq!(rig.receive.ends().0, Some(3));
+    }
+}
+
+/// An interrupt waits for nothing, and not for the message above either.
+#[test]
+fn interrupts_end_a_migration_whose_codec_thread_never_returns() {
+    // On a busy machine the message may come first.
+    assert!((0..5).any(|_| is_interrupted()), "no interrupt was in time in any of five runs");
+}
+
+/// Whether the interrupts were in time.
+fn is_interrupted() -> bool {
+    let rig = Rig::new("");
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut relay = relay(&rig, "instances 1; at 1 spin submit", "qat");
+    relay.says("listening on");
+    let mut source = UnixStream::connect(rig.at("src")).unwrap();
+    let text: Vec<u8> = b"what QEMU sends. ".iter().copied().cycle().take(256 << 10).collect();
+    source.write_all(&[&STREAM[..8], &text].concat()).unwrap();
+    let start = Instant::now();
+    while cpu_time(relay.child.id(), "compress0") < SPUN {
+        assert!(start.elapsed() < WATCHDOG, "no thread spins");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Without a return path the relay knows nothing of the destination, and asks once more.
+    kill_process(Pid::from_child(&relay.child), Signal::INT).unwrap();
+    let asks = "interrupt again to end this relay";
+    if !relay.says_one_of(&[asks, "has not returned for"]).contains(asks) {
+        return false;
+    }
+    kill_process(Pid::from_child(&relay.child), Signal::INT).unwrap();
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(1), "{said}");
+    if said.contains("has not returned for") {
+        return false;
+    }
+    // The receiver connects when the first chunk has come.
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.accept().is_err(), "the chunk has come");
+    let (status, said) = rig.receive.ends();
+    assert_eq!(status, Some(1), "{said}");
+    true
+}
