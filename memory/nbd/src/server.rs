@@ -41,8 +41,8 @@ pub struct ServerOptions {
     /// check allocates that memory for a moment, so it is not for a process whose memory is locked.
     pub check_memory: bool,
     /// Whether a connection takes 1 MiB of memory and not 3. Requests of more than 48 KiB are then
-    /// slower, and without structured replies an error in a read of more than 288 KiB ends the
-    /// connection (otherwise of more than 1.5 MiB).
+    /// slower. Without structured replies an error ends the connection if it is found after the
+    /// first 288 KiB of a longer read (otherwise after the first 1.5 MiB).
     pub compact: bool,
 }
 
