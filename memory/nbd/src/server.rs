@@ -41,8 +41,8 @@ pub struct ServerOptions {
     /// check allocates that memory for a moment, so it is not for a process whose memory is locked.
     pub check_memory: bool,
     /// Whether a connection takes 1 MiB of memory and not 3. Requests of more than 48 KiB are then
-    /// slower, and without structured replies an error in a read of more than 288 KiB ends the
-    /// connection (otherwise of more than 1.5 MiB).
+    /// slower. Without structured replies an error ends the connection if it is found after the
+    /// first 288 KiB of a longer read (otherwise after the first 1.5 MiB).
     pub compact: bool,
 }
 
@@ -64,6 +64,8 @@ pub struct Server<B: Backend> {
     export: Export,
     options: ServerOptions,
     stop: OwnedFd,
+    /// Readable after [`dial`](Self::dial).
+    dialled: OwnedFd,
     open: Mutex<Open>,
     simple_ended: AtomicU64,
     /// Connections in `open` with simple replies only. A connection that is counted here does
@@ -140,6 +142,7 @@ impl<B: Backend> Server<B> {
             export: Export { name: options.name.clone(), size },
             options,
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            dialled: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             open: Mutex::default(),
             simple_ended: AtomicU64::new(0),
             simple: AtomicUsize::new(0),
@@ -166,8 +169,11 @@ impl<B: Backend> Server<B> {
             let mut number = 0_u64;
             let mut threads = Threads::new();
             let result = loop {
-                let mut fds =
-                    [PollFd::new(&self.stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+                let mut fds = [
+                    PollFd::new(&self.stop, PollFlags::IN),
+                    PollFd::new(&self.dialled, PollFlags::IN),
+                    PollFd::new(listener, PollFlags::IN),
+                ];
                 // Stranded reads are few, and no event reports their completion.
                 let soon = Timespec { tv_sec: 1, tv_nsec: 0 };
                 match poll(&mut fds, (self.stranded() > 0).then_some(&soon)) {
@@ -176,8 +182,8 @@ impl<B: Backend> Server<B> {
                     Err(error) => break Err(error.into()),
                 }
                 self.look_at_stranded();
-                let stream = match listener.accept() {
-                    Ok((stream, _)) => stream,
+                let stream = match self.accept(listener) {
+                    Ok(stream) => stream,
                     Err(error) if is_of_one_client(&error) => continue,
                     Err(error) => {
                         // No descriptors or no memory: connections that end may free some.
@@ -215,6 +221,7 @@ impl<B: Backend> Server<B> {
             };
             let mut open = self.open();
             open.stopped = true;
+            open.dialled.clear();
             for client in open.streams.values() {
                 // An error means that the client is gone.
                 let _ = client.stream.shutdown(Shutdown::Both);
@@ -228,6 +235,36 @@ impl<B: Backend> Server<B> {
     pub fn stop(&self) {
         // Fails only if the counter is full, and then it is readable.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+    }
+
+    /// Connects to this server itself, by no path: the path of its listener may be gone, or lead to
+    /// another server by now. [`run`](Self::run) serves the connection like one that it accepts.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has no socket, or the server has stopped.
+    pub fn dial(&self) -> io::Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut open = self.open();
+        if open.stopped {
+            return Err(ErrorKind::ConnectionRefused.into());
+        }
+        open.dialled.push_back(ours);
+        drop(open);
+        // Fails only if the counter is full, and then it is readable.
+        let _ = rustix::io::write(&self.dialled, &1_u64.to_ne_bytes());
+        Ok(theirs)
+    }
+
+    fn accept(&self, listener: &UnixListener) -> io::Result<UnixStream> {
+        let mut open = self.open();
+        if let Some(stream) = open.dialled.pop_front() {
+            return Ok(stream);
+        }
+        // Under the lock, so that no later call of `dial` goes unnoticed.
+        let _ = rustix::io::read(&self.dialled, &mut [0; 8]);
+        drop(open);
+        listener.accept().map(|(stream, _)| stream)
     }
 
     /// The number of connections.

@@ -91,20 +91,22 @@ fn connect(family: u16, index: u32, export: Export) -> Message {
     message
 }
 
-/// Gives connections to the new server at `socket` to a disk whose server has died. Tries until the
-/// kernel has taken them all, or until `stop` returns true. `notice` gets the first error. Returns
-/// whether the kernel has taken any: requests of the disk then reach the new server.
+/// Gives connections to the new server, made by `connect`, to a disk whose server has died. Tries
+/// until the kernel has taken them all, or until `stop` returns true. `notice` gets the first error.
+/// Returns whether the kernel has taken any: requests of the disk then reach the new server.
+///
+/// `connect` takes no path, because a path may lead to the server of another disk by now.
 ///
 /// The new server calls this on a thread of its own. It starts no process for it: while there is no
 /// server, memory may be exhausted, and a new process gets none.
 pub fn reconnect(
-    socket: &Path,
+    connect: impl Fn() -> io::Result<UnixStream>,
     disk: &Path,
     connections: usize,
     stop: impl Fn() -> bool,
     notice: impl Fn(&io::Error),
 ) -> bool {
-    let mut reconnection = Reconnection::new(socket, connections);
+    let mut reconnection = Reconnection::new(&connect, connections);
     let mut told = false;
     while !stop() {
         let attempt = Kernel::of(disk).and_then(|mut kernel| {
@@ -148,7 +150,7 @@ impl Kernel {
 /// The progress of [`reconnect`]. A repeated attempt goes on where the last one failed: to the
 /// server, a connection that ends is one that the kernel has given up.
 struct Reconnection<'a> {
-    socket: &'a Path,
+    connect: &'a dyn Fn() -> io::Result<UnixStream>,
     /// Connections that the kernel has not taken yet.
     left: usize,
     /// A connection after its handshake, which the kernel has not taken yet.
@@ -160,9 +162,9 @@ struct Reconnection<'a> {
 }
 
 impl<'a> Reconnection<'a> {
-    fn new(socket: &'a Path, connections: usize) -> Self {
+    fn new(connect: &'a dyn Fn() -> io::Result<UnixStream>, connections: usize) -> Self {
         let left = connections.max(1);
-        Self { socket, left, pending: None, some: false, since: Instant::now() }
+        Self { connect, left, pending: None, some: false, since: Instant::now() }
     }
 
     /// Passes connections to the kernel by `give`, one at a time: each replaces one that the kernel
@@ -175,7 +177,7 @@ impl<'a> Reconnection<'a> {
         while self.left > 0 && !stop() {
             let pending = match self.pending.take() {
                 Some(pending) => pending,
-                None => dial_one(self.socket)?.0,
+                None => greeted((self.connect)()?)?.0,
             };
             let given = give(&pending);
             // This is checked after an error too, since the answer alone may be lost. A connection
@@ -248,7 +250,11 @@ fn dial(socket: &Path, connections: usize) -> io::Result<(Vec<UnixStream>, Expor
 
 /// Connects to the server, and completes the handshake.
 fn dial_one(socket: &Path) -> io::Result<(UnixStream, Export)> {
-    let mut stream = UnixStream::connect(socket)?;
+    greeted(UnixStream::connect(socket)?)
+}
+
+/// Completes the handshake of a connection.
+fn greeted(mut stream: UnixStream) -> io::Result<(UnixStream, Export)> {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let export = handshake(&mut stream)?;
     stream.set_read_timeout(None)?;

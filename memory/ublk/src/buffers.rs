@@ -65,14 +65,8 @@ impl Buffers {
     ///
     /// The file is too short; the kernel's error.
     pub fn adopt(fd: OwnedFd, geometry: &Geometry) -> io::Result<Self> {
-        let (found, wanted) = (rustix::fs::fstat(&fd)?.st_size, Self::len_of(geometry));
-        // A file for more queues than the driver then granted is longer.
-        if u64::try_from(found).map_or(true, |found| found < wanted) || wanted == 0 {
-            return Err(io::Error::other(format!(
-                "the buffers have {found} bytes, a device of this geometry has {wanted}"
-            )));
-        }
-        let len = usize::try_from(wanted).map_err(io::Error::other)?;
+        let found = u64::try_from(rustix::fs::fstat(&fd)?.st_size).map_err(io::Error::other)?;
+        let len = Self::check_len(found, geometry)?;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
@@ -90,6 +84,22 @@ impl Buffers {
             }
         }
         Ok(buffers)
+    }
+
+    /// The bytes that buffers of this geometry take of a file of `found` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The file is too short.
+    pub(crate) fn check_len(found: u64, geometry: &Geometry) -> io::Result<usize> {
+        let wanted = Self::len_of(geometry);
+        // A file for more queues than the driver then granted is longer.
+        if found < wanted || wanted == 0 {
+            return Err(io::Error::other(format!(
+                "the buffers have {found} bytes, a device of this geometry has {wanted}"
+            )));
+        }
+        usize::try_from(wanted).map_err(io::Error::other)
     }
 
     /// The file, for the supervisor.

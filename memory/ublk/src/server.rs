@@ -1,5 +1,6 @@
 //! A device's server: it creates, recovers, grows and stops the device by control commands.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc::Receiver;
@@ -53,14 +54,28 @@ impl Options {
         }
         Self { geometry, timeout: Duration::from_secs(30) }
     }
+
+    /// Checks that [`Server::recover`] takes over the device that the driver describes, with
+    /// buffers of this many bytes. It asks and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Server::recover`].
+    pub fn check(&self, info: &Info, buffers: u64) -> Result<(), ServeError> {
+        let geometry = granted(info, &self.geometry, &LARGEST)?;
+        Buffers::check_len(buffers, &geometry)
+            .map(drop)
+            .map_err(|source| no_buffers(info.id, source))
+    }
 }
 
 /// The most bytes of a request.
 const MAX_IO: u32 = 32 << 20;
 
-/// The most requests, and the longest, that a device of another version may have.
+/// The most queues and requests, and the longest, that an existing device may have: another version
+/// has made it, or the machine had more CPUs or memory then.
 const LARGEST: Geometry =
-    Geometry { size: u64::MAX, queues: u16::MAX, depth: MAX_DEPTH, max_io: MAX_IO };
+    Geometry { size: u64::MAX, queues: sys::MAX_QUEUES, depth: MAX_DEPTH, max_io: MAX_IO };
 
 /// A device with its queues' threads.
 #[derive(Debug)]
@@ -138,9 +153,9 @@ impl Server {
             control.delete(id)?;
             return Self::create(backend, buffers, options, on_add);
         }
-        // The driver says how many requests this device has, and how long they are. An earlier
-        // version may have made it for more or longer ones than this version would, and has left
-        // buffers for them.
+        // The driver says how many queues and requests this device has, and how long they are. An
+        // earlier version, or a machine with more CPUs or memory, may have made it for more or
+        // longer ones than this server would, and has left buffers for them.
         let geometry = granted(&info, &wanted, &LARGEST)?;
         let buffers = buffers_for(id, buffers, &geometry)?;
         control.start_recovery(id)?;
@@ -253,11 +268,10 @@ fn checked(geometry: &Geometry, pages: u64) -> Result<Geometry, ServeError> {
     Ok(*geometry)
 }
 
-/// The granted geometry. There are at most as many queues as CPUs. There are at most as many
-/// requests as in `most`, and none is longer.
+/// The granted geometry. The driver grants at most one queue a CPU. There are at most as many
+/// queues and requests as in `most`, and no request is longer.
 fn granted(info: &Info, wanted: &Geometry, most: &Geometry) -> Result<Geometry, ServeError> {
-    let same = info.queues >= 1
-        && info.queues <= wanted.queues
+    let same = (1..=most.queues).contains(&info.queues)
         && (1..=most.depth).contains(&info.depth)
         && info.max_io >= 4096
         && info.max_io.is_multiple_of(4096)
@@ -274,7 +288,11 @@ fn buffers_for(id: u32, kept: Option<OwnedFd>, geometry: &Geometry) -> Result<Bu
         Some(fd) => Buffers::adopt(fd, geometry),
         None => Buffers::new(geometry),
     }
-    .map_err(|source| ServeError::Io { id, action: "make its buffers", source })
+    .map_err(|source| no_buffers(id, source))
+}
+
+fn no_buffers(id: u32, source: io::Error) -> ServeError {
+    ServeError::Io { id, action: "make its buffers", source }
 }
 
 #[cfg(test)]
@@ -318,7 +336,7 @@ mod tests {
         let recovered = |info: &Info| granted(info, &wanted, &LARGEST);
         assert_eq!(recovered(&info).unwrap(), Geometry { queues: 2, ..wanted });
         for bad in [
-            Info { queues: 8, ..info },
+            Info { queues: sys::MAX_QUEUES + 1, ..info },
             Info { queues: 0, ..info },
             Info { depth: MAX_DEPTH + 1, ..info },
             Info { depth: 0, ..info },
@@ -328,6 +346,34 @@ mod tests {
         ] {
             let error = recovered(&bad).unwrap_err();
             assert!(matches!(error, ServeError::Other { id: 3, .. }), "{error}");
+        }
+    }
+
+    /// CPUs are taken offline, a cpuset or a quota shrinks, a balloon takes memory; and back.
+    #[test]
+    fn a_disk_is_recovered_whatever_cpus_and_memory_the_machine_has_now() {
+        let at = |cpus, queues, budget| Options::on(cpus, 2048, queues, budget);
+        let machines = [
+            at(1, None, 256 << 10),
+            at(2, Some(2), 512 << 10),
+            at(4, None, 64 << 20),
+            at(8, None, 256 << 20),
+            at(64, Some(32), 256 << 20),
+        ];
+        for (then, now) in
+            machines.iter().flat_map(|then| machines.iter().map(move |now| (then, now)))
+        {
+            let Geometry { queues, depth, max_io, .. } = then.geometry;
+            let info = Info { id: 3, queues, depth, max_io, state: DiskState::Quiesced, pid: 9 };
+            let recovered = granted(&info, &now.geometry, &LARGEST).unwrap();
+            assert_eq!(recovered, then.geometry, "{now:?}");
+            // A server that is to replace a live one finds the same before that one ends.
+            let len = Buffers::len_of(&then.geometry);
+            now.check(&info, len).unwrap();
+            let short = now.check(&info, len - 1).unwrap_err();
+            assert!(matches!(short, ServeError::Io { id: 3, .. }), "{short}");
+            let impossible = now.check(&Info { queues: 0, ..info }, len).unwrap_err();
+            assert!(matches!(impossible, ServeError::Other { id: 3, .. }), "{impossible}");
         }
     }
 

@@ -41,6 +41,9 @@ pub(super) struct Plan<'a> {
     pub(super) policy: policy::Settings,
     /// CPUs of this machine that this process may use.
     cpus: usize,
+    /// Queues of the existing ublk disk that this server takes over, and requests of each: the
+    /// machine may have had more CPUs or memory when the disk was made.
+    disk: Option<(u16, u16)>,
 }
 
 impl<'a> Plan<'a> {
@@ -66,7 +69,12 @@ impl<'a> Plan<'a> {
                 policy::Settings::read_over(text, &defaults).with_context(|| name.to_string())?
             }
         };
-        Ok(Self { args, pages, codec, policy, cpus })
+        Ok(Self { args, pages, codec, policy, cpus, disk: None })
+    }
+
+    /// Plans for the queues of the ublk disk that this server takes over.
+    pub(super) fn take_over(&mut self, disk: &ublk::Info) {
+        self.disk = Some((disk.queues, disk.depth));
     }
 
     /// Whether dictionaries are trained, provided there is a supervisor.
@@ -186,11 +194,10 @@ impl<'a> Plan<'a> {
     /// Heap of the transports for requests. The buffers of ublk are the supervisor's.
     fn buffers_heap(&self) -> usize {
         if self.args.ublk {
-            let geometry = self.ublk_options().geometry;
             // Notes about each request, and a queue's own state. The disk of an earlier version,
             // which had at least 16 requests, may be taken over.
-            let depth = usize::from(geometry.depth.max(16));
-            usize::from(geometry.queues) * (depth * 256 + (16 << 10))
+            let depth = self.disk.map_or(self.ublk_options().geometry.depth.max(16), |disk| disk.1);
+            self.queues() * (usize::from(depth) * 256 + (16 << 10))
         } else {
             self.swap_connections() * nbd::connection_memory(small(self.args))
         }

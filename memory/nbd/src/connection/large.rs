@@ -186,10 +186,38 @@ impl<Q: Queue> Connection<'_, Q> {
         over == slices && (complete || slices >= READS)
     }
 
+    /// Replies with an error to a read of which nothing was sent, `first` its first slice, if one of
+    /// its slices has failed: a simple reply that has begun cannot report an error. Returns whether
+    /// it did. All slices of the read that are on the way are complete: see `may_begin`.
+    fn refuse_unsent(&mut self, first: usize) -> bool {
+        let Some(Use { large, first: true, .. }) = self.uses[first] else { return false };
+        if self.session.structured {
+            return false;
+        }
+        let of = |used: Option<Use>| used.filter(|used| used.large == large);
+        let slices = self.outgoing.iter().filter_map(|&slice| of(self.uses[slice]));
+        let Some(error) = slices.filter_map(|used| used.over?.err()).next() else { return false };
+        self.outgoing.retain(|&slice| of(self.uses[slice]).is_none());
+        for used in self.uses.iter_mut().filter(|used| of(**used).is_some()) {
+            *used = None;
+        }
+        // The slices of a longer read that were not submitted.
+        if self.waiting.front().is_some_and(|waiting| waiting.large == Some(large)) {
+            self.waiting.pop_front();
+        }
+        let Large { cookie, .. } = self.larges[large].take().expect("it has slices");
+        self.output.put(&simple_reply(cookie, Some(error)));
+        true
+    }
+
     /// Sends complete slices of reads in turn; returns whether there were any.
     pub(super) fn send_slices(&mut self) -> Result<bool, ConnectionError> {
         let mut any = false;
         while let Some(at) = self.next_to_send() {
+            if self.refuse_unsent(self.outgoing[at]) {
+                any = true;
+                continue;
+            }
             let Some(slice) = self.outgoing.remove(at) else { unreachable!("it is outgoing") };
             let Some((used, over)) = self.uses[slice].and_then(|used| Some((used, used.over?)))
             else {
@@ -219,10 +247,6 @@ impl<Q: Queue> Connection<'_, Q> {
                         }
                         self.send(Some((slice, used)))?;
                         self.within = (!used.last).then_some(used.large);
-                    }
-                    // Nothing of the read was sent, and there are no later slices.
-                    Some(error) if used.first && used.last => {
-                        self.output.put(&simple_reply(cookie, Some(error)));
                     }
                     Some(_) => return Err(ConnectionError::Late { offset: used.offset }),
                 }

@@ -2,6 +2,7 @@ use super::*;
 use codec::Settings;
 use device::{Device, DeviceOptions};
 use std::net::Shutdown;
+use std::ops::Range;
 use store::{Options, Store};
 
 /// The contents of page 3 after a client has sent a write of it, of `length` bytes, and shut
@@ -34,21 +35,28 @@ fn after(length: usize, way: Shutdown) -> (Result<(), ConnectionError>, Vec<u8>)
     (served, page)
 }
 
-/// A queue whose pages from [`BAD`] on need a wait, and then fail.
-struct Failing(device::DeviceQueue);
+/// A queue of which some pages need a wait, and then fail.
+struct Failing(device::DeviceQueue, Range<u64>);
+
+impl Failing {
+    fn fails(&self, request: &device::Request) -> bool {
+        let end = request.page + u64::from(request.pages);
+        request.page < self.1.end && end > self.1.start
+    }
+}
 
 const BAD: u64 = 128;
 
 impl Queue for Failing {
     fn submit(&mut self, tag: u64, request: device::Request) -> Option<Result<(), Errno>> {
         match request.op {
-            Op::Read if request.page >= BAD => Some(Err(Errno::Io)),
+            Op::Read if self.fails(&request) => Some(Err(Errno::Io)),
             _ => self.0.submit(tag, request),
         }
     }
 
     fn read_at_once(&mut self, request: device::Request) -> Option<Result<(), Errno>> {
-        if request.page >= BAD {
+        if self.fails(&request) {
             return None;
         }
         self.0.read_at_once(request)
@@ -117,11 +125,85 @@ fn the_answers_of_all_requests_that_fail_at_once_fit() {
             theirs.read_to_end(&mut all).map(|_| all.len())
         });
         let session = Session { size: 1 << 20, structured, allocation: false };
-        let mut queue = Failing(device.queue().unwrap());
+        let mut queue = Failing(device.queue().unwrap(), BAD..u64::MAX);
         serve(&ours, &mut queue, session, sizes, &[], &|| false, &|| false).0.unwrap();
         drop(ours);
         assert_eq!(reader.join().unwrap().unwrap(), answers + fails * failed);
     }
+}
+
+/// The errors of the replies to `asked`, pairs of an offset and a length, which a client with
+/// simple replies sends at once, and of the reply to a read of page 0 after them; `None` for a reply
+/// that does not come. Page `bad` cannot be read.
+fn errors(sizes: Sizes, bad: u64, asked: &[(usize, usize)]) -> (Vec<Option<u32>>, bool) {
+    let store = Store::create(256, Options::default()).unwrap();
+    let options = DeviceOptions { workers: 0, depth: 4, ..DeviceOptions::default() };
+    let device = Device::new(&store, &options).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let asked = asked.to_vec();
+    let client = std::thread::spawn(move || {
+        let mut found = vec![None; asked.len() + 1];
+        let send = |theirs: &mut UnixStream, asked: &[(usize, usize)], cookie: usize| {
+            for (at, &(offset, length)) in asked.iter().enumerate() {
+                let mut request = [&0x2560_9513_u32.to_be_bytes()[..], &[0; 4]].concat();
+                request.extend(((cookie + at) as u64).to_be_bytes());
+                request.extend((offset as u64).to_be_bytes());
+                request.extend(u32::try_from(length).unwrap().to_be_bytes());
+                theirs.write_all(&request).unwrap();
+            }
+        };
+        send(&mut theirs, &asked, 0);
+        for count in 0..found.len() {
+            if count == asked.len() {
+                send(&mut theirs, &[(0, PAGE)], count);
+            }
+            let mut head = [0; 16];
+            if theirs.read_exact(&mut head).is_err() {
+                break;
+            }
+            let cookie = usize::from(head[15]);
+            let error = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
+            let length = asked.get(cookie).map_or(PAGE, |asked| asked.1);
+            let there = error != 0 || theirs.read_exact(&mut vec![0; length]).is_ok();
+            if !there {
+                break;
+            }
+            found[cookie] = Some(error);
+        }
+        found
+    });
+    let session = Session { size: 1 << 20, structured: false, allocation: false };
+    let mut queue = Failing(device.queue().unwrap(), bad..bad + 1);
+    let (served, _) = serve(&ours, &mut queue, session, sizes, &[], &|| false, &|| false);
+    drop(ours);
+    let late = matches!(served, Err(ConnectionError::Late { .. }));
+    assert!(late || served.is_ok(), "{served:?}");
+    (client.join().unwrap(), late)
+}
+
+/// The kernel's client repeats a read whose connection ends, and waits for it for ever.
+#[test]
+fn an_unreadable_page_ends_no_connection_with_simple_replies() {
+    const EIO: Option<u32> = Some(5);
+    for sizes in [false, true].map(Sizes::new) {
+        let (slice, page) = (sizes.slice, |at: usize| (at / PAGE) as u64);
+        let length = slice * 2 + PAGE;
+        for bad in [1, 2 * page(slice) - 1, 2 * page(slice)] {
+            let one = errors(sizes, bad, &[(0, length)]);
+            assert_eq!(one, (vec![EIO, Some(0)], false), "page {bad} of {length} bytes");
+            let good = (slice * 2 + PAGE, slice + PAGE);
+            let several = errors(sizes, bad, &[(0, length), good, (PAGE, length - PAGE), good]);
+            let expected = vec![EIO, Some(0), EIO, Some(0), Some(0)];
+            assert_eq!(several, (expected, false), "page {bad} of {length} bytes");
+        }
+    }
+    // A read of more than all slices: its reply begins before its last slices are read.
+    let sizes = Sizes::new(true);
+    let pages = (sizes.slice / PAGE) as u64;
+    let long = [(0, (READS + 2) * sizes.slice), (0, PAGE)];
+    let found = errors(sizes, READS as u64 * pages - 1, &long);
+    assert_eq!(found, (vec![EIO, Some(0), Some(0)], false));
+    assert!(errors(sizes, READS as u64 * pages, &long[..1]).1);
 }
 
 /// One chunk exactly, or an error: also for a read that starts in the middle of a page.

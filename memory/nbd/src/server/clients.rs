@@ -1,7 +1,7 @@
 //! Open connections, as other threads see them: to end them, and to find those that the kernel's
 //! client has given up.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -12,6 +12,8 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 pub(super) struct Open {
     pub(super) streams: HashMap<u64, Client>,
     pub(super) stopped: bool,
+    /// Connections of [`Server::dial`](super::Server::dial) that have no thread yet.
+    pub(super) dialled: VecDeque<UnixStream>,
 }
 
 /// A copy of a connection's socket.

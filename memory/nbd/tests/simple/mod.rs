@@ -7,7 +7,10 @@ use std::time::Duration;
 
 /// Goes in by `NBD_OPT_EXPORT_NAME`.
 pub(crate) fn client(path: &Path, patience: Duration) -> UnixStream {
-    let mut stream = UnixStream::connect(path).unwrap();
+    greeted(UnixStream::connect(path).unwrap(), patience)
+}
+
+pub(crate) fn greeted(mut stream: UnixStream, patience: Duration) -> UnixStream {
     stream.set_read_timeout(Some(patience)).unwrap();
     stream.set_write_timeout(Some(patience)).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();

@@ -127,7 +127,8 @@ fn a_connection_that_the_kernel_has_not_taken_is_offered_again() {
         .into_iter()
         .peekable();
     let (mut offered, mut kernel) = (Vec::new(), Vec::new());
-    let mut reconnection = Reconnection::new(&socket, 2);
+    let connect = || UnixStream::connect(&socket);
+    let mut reconnection = Reconnection::new(&connect, 2);
     while turns.peek().is_some() {
         let attempt = reconnection.attempt(&|| false, &mut |connection| {
             let (takes, answers) = turns.next().expect("it has all connections");

@@ -8,7 +8,7 @@
 //! | stopped (state T of the process) | hung after 5 s |
 //! | sleeps and was not woken once (S or D, not scheduled) | hung after 4 s; not while another thread of the server waits for a CPU in vain, because the sleeper may wait for that thread |
 //! | runs (has used CPU) | hung when it has used 1.5 s of CPU in 4 s or more: a page takes milliseconds |
-//! | is woken, and sleeps again | hung after 60 s |
+//! | is woken, and sleeps again | hung after 60 s; a second in which another thread waits for a CPU in vain does not count, as above |
 //! | waits for a CPU (R, not scheduled) | starved: the second does not count |
 //! | is traced (state t) | under a debugger: does not count |
 //!
@@ -37,7 +37,8 @@ const ASLEEP: u32 = 4;
 /// The most CPU time that a page takes, however slow codec and machine are.
 const SPENT: Duration = Duration::from_millis(1500);
 
-/// After this many looks a thread counts as hung whatever it does, unless it gets no CPU.
+/// After this many looks a thread counts as hung whatever it does, unless a thread of the server
+/// gets no CPU.
 const SLOW: u32 = 60;
 
 /// The kernel's facts about a thread.
@@ -74,13 +75,15 @@ struct Suspicion {
     evidence: Option<Evidence>,
     /// Looks that found the same step of the same request, and the thread not starved.
     looks: u32,
+    /// Those of `looks` that found no thread of the server starved.
+    slow: u32,
     asleep: u32,
     ran: Duration,
 }
 
 impl Suspicion {
     fn none(look: Look) -> Self {
-        Self { look, evidence: None, looks: 0, asleep: 0, ran: Duration::ZERO }
+        Self { look, evidence: None, looks: 0, slow: 0, asleep: 0, ran: Duration::ZERO }
     }
 }
 
@@ -138,6 +141,8 @@ impl Watchdog {
             self.slots = slots.iter().map(|slot| Suspicion::none(slot.look())).collect();
             return None;
         }
+        let suspected = self.slots.iter().any(|suspicion| suspicion.evidence.is_some());
+        let starved = self.others(process, suspected, witness);
         let mut hung = None;
         for (number, (suspicion, slot)) in self.slots.iter_mut().zip(slots).enumerate() {
             let look = slot.look();
@@ -149,14 +154,14 @@ impl Watchdog {
             let Some(before) = suspicion.evidence.replace(evidence) else { continue };
             if counts && !evidence.starved_since(&before) {
                 suspicion.looks += 1;
+                // It may poll for what the starved thread is to do.
+                suspicion.slow += u32::from(!starved);
                 suspicion.ran += evidence.ran.saturating_sub(before.ran);
                 let same = evidence.state != b'R' && evidence.times == before.times;
                 suspicion.asleep = if same { suspicion.asleep + 1 } else { 0 };
             }
             hung = hung.or_else(|| Some((number, suspicion.verdict()?)));
         }
-        let suspected = self.slots.iter().any(|suspicion| suspicion.evidence.is_some());
-        let starved = self.others(process, suspected, witness);
         match hung {
             Some((_, Verdict::Asleep(_))) if starved => None,
             hung => hung.map(|(slot, verdict)| Hang { why: verdict.to_string(), slot: Some(slot) }),
@@ -196,7 +201,7 @@ impl Suspicion {
             Some(Verdict::Asleep(thread))
         } else if self.ran >= SPENT && self.looks >= ASLEEP {
             Some(Verdict::Spins(thread, self.ran))
-        } else if self.looks >= SLOW {
+        } else if self.slow >= SLOW {
             Some(Verdict::Slow(thread))
         } else {
             None

@@ -63,10 +63,10 @@ impl Plan<'_> {
     }
 
     pub(super) fn queues(&self) -> usize {
-        if self.args.ublk {
-            self.ublk_options().geometry.queues.into()
-        } else {
-            0
+        match self.disk {
+            _ if !self.args.ublk => 0,
+            Some((queues, _)) => queues.into(),
+            None => self.ublk_options().geometry.queues.into(),
         }
     }
 
@@ -147,5 +147,17 @@ mod tests {
         Plan::on(2, args(words), None).unwrap().check_threads().unwrap();
         let plan = Plan::on(64, args("--nbd unix:/x"), None).unwrap();
         assert_eq!(plan.default_workers(32), 32);
+    }
+
+    /// CPUs were taken offline: the disk keeps its queues.
+    #[test]
+    fn a_server_has_memory_and_threads_for_the_queues_of_the_disk_that_it_takes_over() {
+        let args = args("--ublk --buffers 64M");
+        let [then, mut now] = [8, 1].map(|cpus| Plan::on(cpus, args, None).unwrap());
+        let ublk::Geometry { queues, depth, max_io, .. } = then.ublk_options().geometry;
+        let state = ublk::DiskState::Quiesced;
+        now.take_over(&ublk::Info { id: 3, queues, depth, max_io, state, pid: 9 });
+        assert_eq!((now.queues(), now.threads(None)), (8, then.threads(None)));
+        assert_eq!(now.heap(None), then.heap(None));
     }
 }

@@ -48,12 +48,17 @@ impl<'a> Prepared<'a> {
             None => settings_file::of(args)?,
             Some(inherited) => settings_file::inherited(inherited)?,
         };
-        let plan = Plan::new(args, text.as_deref())?;
+        let mut plan = Plan::new(args, text.as_deref())?;
         let supervised = inherited.is_some();
         if !supervised {
             plan.check_threads()?;
         }
         let mut inherited = inherited.cloned().unwrap_or_default();
+        let disk = inherited.device.filter(|_| args.ublk).map(|id| {
+            let info = ublk::Control::open(plan.ublk_options().timeout)?.info(id)?;
+            plan.take_over(&info);
+            anyhow::Ok(info)
+        });
         let disk_left = backing::inherit(&inherited);
         let table = disk_left.as_ref().map(backing::table);
         let mut heap = ServersHeap::reserve(&inherited, plan.heap(table));
@@ -69,7 +74,7 @@ impl<'a> Prepared<'a> {
             warmed.context("cannot get memory to stand by")?;
             let store = descriptor(inherited.store);
             let mapped = store.and_then(|store| Ok(Ahead::map(store.as_fd())?));
-            let succession = Succession::new(&plan, &inherited, &mapped, &disk_left)?;
+            let succession = Succession::new(&plan, &inherited, &mapped, &disk_left, disk)?;
             // Without a mapping the take-over is as for any other server, and reports what is wrong
             // with the store.
             let mut mapped = mapped.ok();

@@ -13,7 +13,6 @@ use rustix::process::{pidfd_send_signal, Signal};
 use std::os::fd::{AsFd, OwnedFd};
 use store::{Ahead, FileDisk};
 use swap::supervisor::{step, words};
-use ublk::Buffers;
 
 #[derive(Debug)]
 pub(super) struct Succession {
@@ -35,6 +34,7 @@ impl Succession {
         inherited: &Inherited,
         store: &anyhow::Result<Ahead>,
         backing: &Option<anyhow::Result<FileDisk>>,
+        disk: Option<anyhow::Result<ublk::Info>>,
     ) -> anyhow::Result<Option<Self>> {
         let (Some(present), Some(log)) = (inherited.succeeds, inherited.log) else {
             return Ok(None);
@@ -48,13 +48,10 @@ impl Succession {
             backing.is_some() == plan.policy.backing_dev.is_some(),
             "backing_dev: a device has its backing device from its start on, or none"
         );
-        if let Some(buffers) = inherited.buffers {
+        if let (Some(disk), Some(buffers)) = (disk, inherited.buffers) {
             let found = rustix::fs::fstat(descriptor(buffers)?)?.st_size;
-            let wanted = Buffers::len_of(&plan.ublk_options().geometry);
-            ensure!(
-                u64::try_from(found).is_ok_and(|found| found >= wanted),
-                "the buffers of the ublk disk have {found} bytes, this program takes {wanted}"
-            );
+            // The disk stays as the machine had CPUs and memory when it was made.
+            plan.ublk_options().check(&disk?, u64::try_from(found)?)?;
         }
         // The arguments may mean fewer pages than the store has: a server that grew it died before
         // it served.

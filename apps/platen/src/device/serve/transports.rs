@@ -58,7 +58,7 @@ pub(super) fn serve(
             // that they make possible.
             say_untaken(swap::prefer_this().err());
         }
-        return with_client(plan, inherited, stopping, supervisor, || by_nbd(listener));
+        return with_client(plan, inherited, nbd, stopping, supervisor, || by_nbd(listener));
     };
     thread::scope(|scope| {
         let other = listener.map(|listener| scope.spawn(|| by_nbd(listener)));
@@ -90,18 +90,19 @@ pub(super) fn serve(
 fn with_client(
     plan: &Plan<'_>,
     inherited: &Inherited,
+    nbd: &Server<Device>,
     stopping: &AtomicBool,
     supervisor: &Supervisor,
     serve: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let client = inherited.disk.as_deref().zip(plan.args.nbd.as_ref());
-    let Some((disk, address)) = client.filter(|_| inherited.replaces) else { return serve() };
+    let disk = inherited.disk.as_deref().filter(|_| inherited.replaces);
+    let Some(disk) = disk else { return serve() };
     let connect = || {
         let notice = |error: &std::io::Error| say(&format!("cannot connect {disk} again: {error}"));
         let stop = || stopping.load(Ordering::Acquire);
         let connections = plan.swap_connections();
         let disk = Path::new(disk);
-        let taken = swap::nbd::reconnect(address.path(), disk, connections, stop, notice);
+        let taken = swap::nbd::reconnect(|| nbd.dial(), disk, connections, stop, notice);
         if taken {
             supervisor.tell(words::CONNECTED);
         } else if !stop() {

@@ -117,6 +117,39 @@ fn a_thread_that_may_wait_for_a_starved_thread_gets_time() {
     assert!(scene.until_hung(3, run).is_some());
 }
 
+/// A write that waits for the store's keeper looks at it now and then.
+#[test]
+fn a_thread_that_polls_while_another_thread_is_starved_gets_time() {
+    let mut scene = Scene::new();
+    let starved = Evidence { state: b'R', ran: Duration::ZERO, times: 4 };
+    scene.told.0.insert(99, starved);
+    let poll = |scene: &mut Scene| {
+        let thread = scene.thread;
+        scene.seen(thread).times += 1;
+    };
+    assert_eq!(scene.until_hung(500, poll), None);
+    // It gets a CPU. The thread that polls has its minute from now on.
+    let run = |scene: &mut Scene| {
+        poll(scene);
+        scene.seen(99).times += 1;
+    };
+    let (second, why) = scene.until_hung(500, run).unwrap();
+    assert!((59..65).contains(&second), "after {second} s");
+    assert!(why.contains("no page in 60 s"), "{why}");
+    // One that runs on and on hangs, whichever thread it keeps from its CPU.
+    let mut scene = Scene::new();
+    scene.told.0.insert(99, starved);
+    let spin = |scene: &mut Scene| {
+        let thread = scene.thread;
+        let seen = scene.seen(thread);
+        (seen.state, seen.times) = (b'R', seen.times + 1);
+        seen.ran += Duration::from_millis(900);
+    };
+    let (second, why) = scene.until_hung(100, spin).unwrap();
+    assert!((4..8).contains(&second), "after {second} s");
+    assert!(why.contains("over one page"), "{why}");
+}
+
 #[test]
 fn a_process_that_is_stopped_hangs_and_one_that_is_traced_does_not() {
     let mut scene = Scene::new();
