@@ -125,7 +125,7 @@ impl Source {
             events,
             tail_read: AtomicBool::new(false),
             still_open_sent: AtomicBool::new(false),
-            cancelling: Mutex::new(false),
+            cancelling: Mutex::default(),
             ended_whole: AtomicBool::new(false),
             return_path: AtomicBool::new(false),
             between_messages: AtomicBool::new(true),

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use stream::synth::{MainStream, Section};
 
 /// PING 0x42 and POSTCOPY_RUN, at the end of the packaged state.
-const END: [u8; 14] = [8, 0, 2, 0, 4, 0, 0, 0, 0x42, 8, 0, 5, 0, 0];
-const LOADED: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 0x42];
+pub(crate) const END: [u8; 14] = [8, 0, 2, 0, 4, 0, 0, 0, 0x42, 8, 0, 5, 0, 0];
+pub(crate) const LOADED: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 0x42];
 
 /// The packaged state, and memory behind it, which the source sends before it has its PONG.
 fn packaged(main: &mut MainStream) -> Vec<u8> {
@@ -28,13 +28,13 @@ fn packaged(main: &mut MainStream) -> Vec<u8> {
     section(main, 3)
 }
 
-fn section(main: &mut MainStream, content: u8) -> Vec<u8> {
+pub(crate) fn section(main: &mut MainStream, content: u8) -> Vec<u8> {
     main.section(Section::Part).page("pc.ram", 0, &[content; PAGE]).end_of_section();
     main.take()
 }
 
 /// The end of a source that has sent all.
-fn end(main: &mut MainStream) -> Vec<u8> {
+pub(crate) fn end(main: &mut MainStream) -> Vec<u8> {
     main.section(Section::End).end_of_section().raw(&[0]);
     main.take()
 }
@@ -50,7 +50,7 @@ fn loading() -> (Rig, MainStream, UnixStream) {
     (rig, main, destination)
 }
 
-fn says(mut from: &UnixStream, to: &UnixStream, bytes: &[u8]) {
+pub(crate) fn says(mut from: &UnixStream, to: &UnixStream, bytes: &[u8]) {
     from.write_all(bytes).unwrap();
     assert_same(&read_exactly(to, bytes.len()), bytes, "the return path");
 }

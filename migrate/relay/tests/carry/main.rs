@@ -35,3 +35,4 @@ mod sim;
 mod starts;
 mod strangers;
 mod unconfirmed;
+mod withheld;
