@@ -68,8 +68,9 @@ impl Sink for SourceSink {
         let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return false };
         let open = shared.stream(header.stream).is_some_and(|stream| is_open(stream.socket()));
         // Without a return path the source closes its socket when it has written all bytes, and EOF
-        // reports that.
-        if !open && shared.return_path.load(Ordering::Acquire) {
+        // reports that. In postcopy for good the source does not start its VM any more, and the
+        // destination needs the bytes behind this frame (W20h).
+        if !open && shared.return_path.load(Ordering::Acquire) && shared.withhold(header) {
             self.send(Event::SourceEof { is_main: true });
             return false;
         }

@@ -1,9 +1,11 @@
-//! A STILL_OPEN that is withheld takes no later byte from the destination (W20, W20b): its
+//! A STILL_OPEN that is withheld takes no later byte from the destination (W20, W20b, W20h): its
 //! place in the sequence is filled once the session goes on.
 
 use crate::acknowledged::{end, says, section, END, LOADED};
 use crate::harness::{assert_same, bounded, read_exactly, read_rest, Sending, A_WHILE, SHUT_OK};
-use crate::postcopy::{announced, rig, Rig, PING};
+use crate::postcopy::{announced, outage, rig, Rig, PING};
+use crate::resume::AMPLE;
+use relay::RelayError;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
@@ -99,6 +101,41 @@ fn a_source_that_obeys_behind_its_packaged_state_gets_nothing_across() {
         let got = read_rest(&destination);
         assert!(got.len() < 30_000, "what starts the VM was delivered");
         rig.sending.result().unwrap_err();
+        rig.receiving.result().unwrap_err();
+    });
+}
+
+/// A source in postcopy for good was killed when it had sent all, in an outage. The destination
+/// does not have the packaged state yet.
+#[test]
+fn a_source_that_has_sent_all_and_ends_in_an_outage_gets_its_vm_across() {
+    bounded(|| {
+        let rig = outage(1, None, [AMPLE; 2]);
+        let source = rig.sending.connect();
+        let mut main = announced(3);
+        let head = main.take();
+        (&source).write_all(&head).unwrap();
+        let (destination, _) = rig.listener.accept().unwrap();
+        assert_same(&read_exactly(&destination, head.len()), &head, "main");
+        rig.cutter.hold();
+        main.packaged(&[7; 30_000]).raw(&PING);
+        let state = main.take();
+        (&source).write_all(&state).unwrap();
+        settles(&rig.sending);
+        let rest = [section(&mut main, 3), end(&mut main)].concat();
+        (&source).write_all(&rest).unwrap();
+        let all = [state, rest].concat();
+        while rig.sending.in_flight() < all.len() as u64 {
+            std::thread::sleep(A_WHILE / 30);
+        }
+        drop(source);
+        std::thread::sleep(A_WHILE);
+        rig.cutter.release();
+        assert_same(&read_exactly(&destination, all.len()), &all, "main");
+        (&destination).write_all(&SHUT_OK).unwrap();
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::SourceGone), "{error}");
+        drop(destination);
         rig.receiving.result().unwrap_err();
     });
 }

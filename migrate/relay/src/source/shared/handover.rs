@@ -12,8 +12,8 @@ use std::sync::{MutexGuard, PoisonError};
 #[derive(Debug, Default)]
 pub(in crate::source) struct Cancelling {
     is_told: bool,
-    /// The STILL_OPENs that were not sent for that. The receiver waits for their places in the
-    /// sequence if the source refuses and the session goes on.
+    /// The STILL_OPENs that were not sent for that, or because the source QEMU had closed its
+    /// socket. The receiver waits for their places in the sequence if the session goes on.
     withheld: Vec<Header>,
 }
 
@@ -87,12 +87,27 @@ impl Shared {
     pub(in crate::source) fn allow_commit(&self) {
         let mut cancelling = self.lock_cancelling();
         cancelling.is_told = false;
+        self.send_withheld(cancelling);
+    }
+
+    fn send_withheld(&self, mut cancelling: MutexGuard<'_, Cancelling>) {
         let withheld = std::mem::take(&mut cancelling.withheld);
         // Unlocked first: the queue may be full, and the thread that empties it takes the lock.
         drop(cancelling);
         for header in withheld {
             self.session.send(Outgoing::Bare(header));
         }
+    }
+
+    /// Keeps the STILL_OPEN with this header, whose source QEMU has closed its socket, until that
+    /// source shows that it was in postcopy for good. Returns false if it has shown that.
+    pub(in crate::source) fn withhold(&self, header: &Header) -> bool {
+        let mut cancelling = self.lock_cancelling();
+        let keeps = !self.has_switched();
+        if keeps {
+            cancelling.withheld.push(*header);
+        }
+        keeps
     }
 
     /// Records that the STILL_OPEN with this header goes to a link now. Returns false when it must
@@ -142,10 +157,12 @@ impl Shared {
             return true;
         }
         let cancelling = self.lock_cancelling();
-        if !cancelling.is_told {
-            self.set_switched();
+        if cancelling.is_told {
+            return false;
         }
-        !cancelling.is_told
+        self.set_switched();
+        self.send_withheld(cancelling);
+        true
     }
 
     /// Records that the source QEMU is in postcopy for good.
