@@ -85,10 +85,7 @@ impl Settle {
             return Some(Settled::Closed);
         }
         let now = Instant::now();
-        let queue = ioctl_fionread(socket)
-            .ok()
-            .and_then(|bytes| usize::try_from(bytes).ok())
-            .map_or(0, |bytes| bytes.min(MOST));
+        let queue = waiting(socket);
         if queue != self.queue {
             (self.queue, self.since) = (queue, now);
         }
@@ -112,6 +109,18 @@ impl Settle {
         }
         Some(if is_end(socket, queue) { Settled::Sent } else { Settled::Pauses })
     }
+}
+
+/// The number of bytes that wait in the socket.
+fn waiting(socket: &impl AsFd) -> usize {
+    let bytes = ioctl_fionread(socket).ok().and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.map_or(0, |bytes| bytes.min(MOST))
+}
+
+/// Whether bytes wait in the socket, and end as a stream in postcopy does.
+pub(crate) fn waits_with_end(socket: &impl AsFd) -> bool {
+    let queue = waiting(socket);
+    queue > 0 && is_end(socket, queue)
 }
 
 /// Whether the `queue` bytes that wait in the socket end as a stream in postcopy does.

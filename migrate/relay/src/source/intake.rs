@@ -7,7 +7,7 @@ use super::shared::{Shared, SourceStream, FAREWELL, UNACCEPTED};
 use crate::cpu_time::{process_cpu, thread_cpu};
 use crate::packaged::PackagedEnd;
 use crate::postcopy::Switchover;
-use crate::settle::Rounds;
+use crate::settle::{waits_with_end, Rounds};
 use crate::sockets::{is_open, wait_readable};
 use crate::threads::drop_aside;
 use pages::Slot;
@@ -202,11 +202,17 @@ impl<'a> Intake<'a> {
     /// Whether to drop the bytes that wait in the socket of a QEMU that closed it at `closed`: QEMU
     /// has cancelled while nothing is acknowledged, perhaps during an outage of a link (W21). In
     /// postcopy for good these bytes may be the end of the VM's memory (W20h): they have
-    /// [`FAREWELL`] to go out.
+    /// [`FAREWELL`] to go out. So have the bytes of a source that has its PONG, if they end the
+    /// stream: a source that writes its end has seen the PONG. Without that end it may have failed,
+    /// and run its VM (W20c).
     fn is_cancelled(&self, closed: Instant) -> bool {
         let shared = self.shared;
+        let in_postcopy = || {
+            let socket = self.stream.socket();
+            shared.has_switched() || (shared.is_only_answered() && waits_with_end(socket))
+        };
         shared.return_path.load(Ordering::Acquire)
-            && !(shared.has_switched() && closed.elapsed() < FAREWELL)
+            && !(closed.elapsed() < FAREWELL && in_postcopy())
     }
 
     fn count(&mut self, len: usize) {
@@ -383,7 +389,11 @@ fn look_in_postcopy(shared: &Shared, stream: &SourceStream, sent: bool, rounds: 
         if shared.return_path.load(Ordering::Acquire) {
             shared.sent_all(stream);
         }
-    } else if shared.is_only_answered() && rounds.bytes_at(Instant::now()) {
+    } else if shared.is_only_answered()
+        // Bytes of a source that has closed show no migration thread at work.
+        && is_open(stream.socket())
+        && rounds.bytes_at(Instant::now())
+    {
         shared.set_switched();
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn end(main: &mut MainStream) -> Vec<u8> {
 }
 
 /// A source whose packaged state is at the destination, which has not loaded it.
-fn loading() -> (Rig, MainStream, UnixStream) {
+pub(crate) fn loading() -> (Rig, MainStream, UnixStream) {
     let rig = rig();
     let mut main = announced(300);
     let head = main.take();
@@ -291,7 +291,7 @@ fn a_source_that_has_sent_all_in_postcopy_is_held_when_the_peer_is_lost() {
 
 /// Writes sections to a relay whose destination reads nothing, until the relay reads nothing.
 /// Returns the bytes of these sections.
-fn until_stuck(mut source: &UnixStream, main: &mut MainStream) -> Vec<u8> {
+pub(crate) fn until_stuck(mut source: &UnixStream, main: &mut MainStream) -> Vec<u8> {
     set_socket_send_buffer_size(source, 8 << 10).unwrap();
     source.set_nonblocking(true).unwrap();
     let mut sent = Vec::new();

@@ -21,6 +21,7 @@ mod fronts;
 mod harness;
 mod histories;
 mod identity;
+mod killed;
 mod link_rate;
 mod lost_peer;
 mod postcopy;
