@@ -132,6 +132,26 @@ fn is_end(socket: &impl AsFd, queue: usize) -> bool {
     }
 }
 
+/// Collects the last bytes of a stream in postcopy.
+#[derive(Debug, Default)]
+pub(crate) struct LastBytes(Vec<u8>);
+
+impl LastBytes {
+    /// Adds `bytes` of the stream.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(&bytes[bytes.len().saturating_sub(LONGEST_END)..]);
+        self.0.drain(..self.0.len().saturating_sub(LONGEST_END));
+    }
+
+    /// Whether the bytes so far end a stream.
+    pub(crate) fn end_stream(&self) -> bool {
+        ends_stream(&self.0)
+    }
+}
+
+/// Bytes of the longest end that [`ends_stream`] looks for.
+const LONGEST_END: usize = 14;
+
 /// The end of RAM's last section (a record EOS, then a footer unless the machine has none), then
 /// the end-of-stream tag. A page may end like that by chance, which only keeps the socket open.
 fn ends_stream(bytes: &[u8]) -> bool {
@@ -175,6 +195,19 @@ mod tests {
         assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Pauses);
         drop(qemu);
         assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Closed);
+    }
+
+    #[test]
+    fn the_end_is_known_however_the_bytes_are_cut() {
+        let stream = [&[9; 100][..], &END].concat();
+        for piece in 1..=stream.len() {
+            let mut last = LastBytes::default();
+            stream.chunks(piece).for_each(|bytes| last.feed(bytes));
+            assert!(last.end_stream(), "in pieces of {piece}");
+        }
+        let mut last = LastBytes::default();
+        last.feed(&stream[..stream.len() - 1]);
+        assert!(!last.end_stream());
     }
 
     #[test]

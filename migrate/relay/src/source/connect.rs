@@ -131,6 +131,7 @@ impl Source {
             between_messages: AtomicBool::new(true),
             postcopy: AtomicBool::new(false),
             switched: AtomicBool::new(false),
+            cut_short: AtomicBool::new(false),
             switchover: SharedSwitchover::new(),
             peer_awaits_pong: welcome.pong,
             keeper: OnceLock::new(),

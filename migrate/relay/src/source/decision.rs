@@ -161,7 +161,9 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             None if shared.session.failure().is_some() => Ok(Course::On),
             None if shared.handing_shut.load(Ordering::Acquire) => Ok(Course::On),
             // All memory is on its way to a destination that runs the VM, and will arrive.
-            None if shared.has_sent_all() => Ok(Course::On),
+            None if shared.has_sent_all() && !shared.cut_short.load(Ordering::Acquire) => {
+                Ok(Course::On)
+            }
             None if shared.has_switched() => {
                 let cause = "the source QEMU closed its migration socket".into();
                 Err(RelayError::Paused { cause })

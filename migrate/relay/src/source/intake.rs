@@ -7,7 +7,7 @@ use super::shared::{Shared, SourceStream, FAREWELL, UNACCEPTED};
 use crate::cpu_time::{process_cpu, thread_cpu};
 use crate::packaged::PackagedEnd;
 use crate::postcopy::Switchover;
-use crate::settle::{waits_with_end, Rounds};
+use crate::settle::{waits_with_end, LastBytes, Rounds};
 use crate::sockets::{is_open, wait_readable};
 use crate::threads::drop_aside;
 use pages::Slot;
@@ -68,6 +68,10 @@ struct Intake<'a> {
     acknowledged: bool,
     /// Main stream: chunks since that PONG was given to the source.
     rounds: Rounds,
+    /// Main stream in postcopy: its last bytes.
+    last: LastBytes,
+    /// Main stream: when QEMU's socket was first found closed while this reader had no credit.
+    closed: Option<Instant>,
 }
 
 impl<'a> Intake<'a> {
@@ -89,6 +93,8 @@ impl<'a> Intake<'a> {
             packaged: PackagedEnd::default(),
             acknowledged: false,
             rounds: Rounds::default(),
+            last: LastBytes::default(),
+            closed: None,
         }
     }
 
@@ -103,6 +109,11 @@ impl<'a> Intake<'a> {
         // QEMU closed before the destination confirmed: the deciding thread determines whether this
         // is a cancel (W21). An EOF frame would be true only of a stream that may end like this.
         let shared = self.shared;
+        let facts = self.tokeniser.facts();
+        if facts.switched && facts.ram_end && !self.last.end_stream() {
+            // Set before the event that this stream has ended.
+            shared.cut_short.store(true, Ordering::Release);
+        }
         if self.kind.is_main() && !shared.return_path.load(Ordering::Acquire) {
             if !self.end.is_whole() {
                 return Ok(());
@@ -171,17 +182,16 @@ impl<'a> Intake<'a> {
     }
 
     /// Waits for a permit to have another chunk in flight.
-    fn permit(&self) -> Result<Permit, Next> {
+    fn permit(&mut self) -> Result<Permit, Next> {
         let shared = self.shared;
         let waiting = shared.auto.as_ref().map(|auto| auto.waiting());
-        let mut closed = None;
         let permit = loop {
             let deadline = Some(Instant::now() + GONE);
             match shared.session.credits().permit_by(self.stream.id, deadline) {
                 Some(Some(permit)) => break permit,
                 Some(None) => return Err(Next::Over),
                 None if self.kind.is_main() && !is_open(self.stream.socket()) => {
-                    let closed = *closed.get_or_insert_with(Instant::now);
+                    let closed = *self.closed.get_or_insert_with(Instant::now);
                     if self.is_cancelled(closed) {
                         return Err(Next::End);
                     }
@@ -273,6 +283,7 @@ impl<'a> Intake<'a> {
             std::thread::sleep(ANSWER);
         }
         if self.kind.is_main() && facts.switched {
+            self.last.feed(bytes);
             look_in_postcopy(shared, self.stream, facts.ram_end, &mut self.rounds);
         }
         // The VM has stopped: from here on every millisecond is downtime.

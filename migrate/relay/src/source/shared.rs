@@ -144,6 +144,9 @@ pub(super) struct Shared {
     /// The source QEMU is in postcopy for good: it does not run its VM any more, and a closed
     /// socket pauses the migration.
     pub(super) switched: AtomicBool,
+    /// The source QEMU in postcopy has ended within its last section of RAM, or was not read to its
+    /// end: the destination does not get all memory.
+    pub(super) cut_short: AtomicBool,
     /// How far the source QEMU is from `switched`, or behind it; none without postcopy.
     pub(super) switchover: SharedSwitchover,
     /// The peer obeys W20c.

@@ -23,7 +23,7 @@ pub(crate) const END: [u8; 14] = [8, 0, 2, 0, 4, 0, 0, 0, 0x42, 8, 0, 5, 0, 0];
 pub(crate) const LOADED: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 0x42];
 
 /// The packaged state, and memory behind it, which the source sends before it has its PONG.
-fn packaged(main: &mut MainStream) -> Vec<u8> {
+pub(crate) fn packaged(main: &mut MainStream) -> Vec<u8> {
     main.packaged(&[&[7; 70_000][..], &END].concat()).raw(&PING);
     section(main, 3)
 }
@@ -291,14 +291,22 @@ fn a_source_that_has_sent_all_in_postcopy_is_held_when_the_peer_is_lost() {
 
 /// Writes sections to a relay whose destination reads nothing, until the relay reads nothing.
 /// Returns the bytes of these sections.
-pub(crate) fn until_stuck(mut source: &UnixStream, main: &mut MainStream) -> Vec<u8> {
+pub(crate) fn until_stuck(source: &UnixStream, main: &mut MainStream) -> Vec<u8> {
+    until_stuck_by(source, || section(main, 5))
+}
+
+/// The same with bytes that `more` makes.
+pub(crate) fn until_stuck_by(
+    mut source: &UnixStream,
+    mut more: impl FnMut() -> Vec<u8>,
+) -> Vec<u8> {
     set_socket_send_buffer_size(source, 8 << 10).unwrap();
     source.set_nonblocking(true).unwrap();
     let mut sent = Vec::new();
     let (mut done, mut last) = (0, Instant::now());
     while last.elapsed() < 4 * A_WHILE {
         if done == sent.len() {
-            sent.extend(section(main, 5));
+            sent.extend(more());
         }
         match source.write(&sent[done..]) {
             Ok(written) => (done, last) = (done + written, Instant::now()),
