@@ -11,6 +11,7 @@ mod bad_peers;
 mod barriers;
 mod commit;
 mod cutter;
+mod delayed;
 mod deltas;
 mod disks;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
