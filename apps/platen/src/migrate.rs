@@ -32,6 +32,10 @@ const VERDICT: Duration = Duration::from_secs(15);
 /// can resume it.
 const PAUSED: &str = "postcopy-paused";
 
+const UNANSWERED: &str =
+    "the source QEMU's monitor does not answer: the source may be turning to postcopy. Asking again \
+     (interrupt again to end all the same)";
+
 const UNDER_WAY: &str =
     "the source has turned to postcopy, and the destination does not have the VM yet: waiting until it \
      has (interrupt again to end all the same, which leaves the VM at neither host)";
@@ -179,7 +183,7 @@ fn watch(
 ) -> Result<SourceEnd, RelayError> {
     let mut bar = Bar::new();
     let handle = source.handle();
-    let (mut passed_on, mut told_to_wait) = (0, false);
+    let (mut passed_on, mut told_to_wait) = (0, None);
     loop {
         match running.recv_timeout(ASK) {
             Ok(Message::Notice(text)) => bar.note(&text),
@@ -199,9 +203,10 @@ fn watch(
                 Cancel::Told => bar.note("cancelling (interrupt again to force)"),
                 Cancel::TooLate => handle.stop(),
                 // The next turn of the loop tries again.
-                Cancel::UnderWay => {
-                    if !std::mem::replace(&mut told_to_wait, true) {
-                        bar.note(UNDER_WAY);
+                wait @ (Cancel::UnderWay | Cancel::Unanswered) => {
+                    let why = if wait == Cancel::UnderWay { UNDER_WAY } else { UNANSWERED };
+                    if told_to_wait.replace(why) != Some(why) {
+                        bar.note(why);
                     }
                     continue;
                 }
@@ -235,6 +240,9 @@ enum Cancel {
     /// The source turns to postcopy, and the destination does not have the VM yet. A relay that
     /// ended now would leave the VM at neither end.
     UnderWay,
+    /// QEMU does not answer, as while it writes the packaged state of postcopy to a slow link. It
+    /// may be in postcopy, and no order to cancel can reach it now.
+    Unanswered,
     /// The destination may be starting the VM, or has it; the relay decides (W23).
     TooLate,
 }
@@ -242,10 +250,10 @@ enum Cancel {
 /// Makes QEMU cancel and close its socket, unless that would resume the source beside the
 /// destination.
 fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> Cancel {
-    let is_postcopy =
-        |qmp: &mut Qmp| qmp.query_migrate().is_ok_and(|info| info.status().starts_with("postcopy"));
-    if is_postcopy(qmp) {
-        return if handle.in_doubt() { Cancel::TooLate } else { Cancel::UnderWay };
+    match is_postcopy(&qmp.query_migrate()) {
+        Some(true) => return if handle.in_doubt() { Cancel::TooLate } else { Cancel::UnderWay },
+        Some(false) => {}
+        None => return Cancel::Unanswered,
     }
     if !handle.forbid_commit() {
         return Cancel::TooLate;
@@ -253,7 +261,7 @@ fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> Cancel {
     match qmp.migrate_cancel() {
         Ok(()) => {}
         // QEMU has turned to postcopy since the query of its status.
-        Err(QmpError::Refused { .. }) if is_postcopy(qmp) => {
+        Err(QmpError::Refused { .. }) if is_postcopy(&qmp.query_migrate()) != Some(false) => {
             handle.allow_commit();
             return Cancel::UnderWay;
         }
@@ -261,6 +269,16 @@ fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> Cancel {
         Err(_) => handle.stop(),
     }
     Cancel::Told
+}
+
+/// Whether the source is in postcopy, or turns to it; `None` if QEMU has not said so in time. A
+/// monitor that has ended can refuse nothing: then the relay ends.
+fn is_postcopy(answer: &Result<MigrationInfo, QmpError>) -> Option<bool> {
+    match answer {
+        Ok(info) => Some(info.status().starts_with("postcopy")),
+        Err(QmpError::TimedOut { .. }) => None,
+        Err(_) => Some(false),
+    }
 }
 
 fn describe(info: &MigrationInfo) -> String {
@@ -318,5 +336,33 @@ fn fill(
             Some(desc) => format!("{error} (QEMU: {desc})"),
             None => error.to_string(),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A QEMU that writes the packaged state of postcopy to a slow link answers nothing.
+    #[test]
+    fn a_source_that_does_not_answer_may_be_in_postcopy() {
+        let (ours, qemu) = std::os::unix::net::UnixStream::pair().unwrap();
+        let greeting = r#"{"QMP":{"version":{"qemu":{"major":10,"minor":0,"micro":2},"package":""},"capabilities":[]}}"#;
+        std::io::Write::write_all(
+            &mut &qemu,
+            format!("{greeting}\n{{\"return\":{{}},\"id\":1}}\n").as_bytes(),
+        )
+        .unwrap();
+        let mut qmp = Qmp::over(ours, Duration::from_millis(300)).unwrap();
+        assert_eq!(is_postcopy(&qmp.query_migrate()), None);
+        let says = |status: &str| {
+            Ok(MigrationInfo { status: Some(status.into()), ..MigrationInfo::default() })
+        };
+        assert_eq!(is_postcopy(&says("active")), Some(false));
+        for status in ["postcopy-active", "postcopy-device", "postcopy-paused"] {
+            assert_eq!(is_postcopy(&says(status)), Some(true), "{status}");
+        }
+        drop(qemu);
+        assert_eq!(is_postcopy(&qmp.query_migrate()), Some(false), "it has ended");
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
             return finish(args, measure.report(&source), result);
         };
         *lock(&running) = None;
-        say(&format!("the receiver has gone before a migration began ({lost}); connecting again"));
+        say(&format!("{lost}; connecting again"));
         again = true;
     }
 }
@@ -51,20 +51,22 @@ fn lock(handle: &Running) -> MutexGuard<'_, Option<SourceHandle>> {
     handle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The reason why the receiver disconnected, if it did so while the relay waited for its migration.
+/// Why the relay has no session any more, if that ended while the relay waited for its migration.
 fn receiver_gone(source: &Source, result: &Result<SourceEnd, RelayError>) -> Option<String> {
     let error = match result {
         Err(RelayError::Ended(error)) if !source.has_begun() => error,
         _ => return None,
     };
-    let gone = matches!(
-        **error,
+    match **error {
+        // The receiver is there, and says why.
+        SessionError::Over { .. } => Some(format!("{error}; no migration had begun")),
         SessionError::LinkLost { .. }
-            | SessionError::NotResumed { .. }
-            | SessionError::Refused { .. }
-            | SessionError::Over { .. }
-    );
-    gone.then(|| error.to_string())
+        | SessionError::NotResumed { .. }
+        | SessionError::Refused { .. } => {
+            Some(format!("the receiver has gone before a migration began ({error})"))
+        }
+        _ => None,
+    }
 }
 
 /// Reports the result.

@@ -85,10 +85,7 @@ impl Settle {
             return Some(Settled::Closed);
         }
         let now = Instant::now();
-        let queue = ioctl_fionread(socket)
-            .ok()
-            .and_then(|bytes| usize::try_from(bytes).ok())
-            .map_or(0, |bytes| bytes.min(MOST));
+        let queue = waiting(socket);
         if queue != self.queue {
             (self.queue, self.since) = (queue, now);
         }
@@ -114,6 +111,18 @@ impl Settle {
     }
 }
 
+/// The number of bytes that wait in the socket.
+fn waiting(socket: &impl AsFd) -> usize {
+    let bytes = ioctl_fionread(socket).ok().and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.map_or(0, |bytes| bytes.min(MOST))
+}
+
+/// Whether bytes wait in the socket, and end as a stream in postcopy does.
+pub(crate) fn waits_with_end(socket: &impl AsFd) -> bool {
+    let queue = waiting(socket);
+    queue > 0 && is_end(socket, queue)
+}
+
 /// Whether the `queue` bytes that wait in the socket end as a stream in postcopy does.
 fn is_end(socket: &impl AsFd, queue: usize) -> bool {
     let mut bytes = vec![0; queue];
@@ -122,6 +131,26 @@ fn is_end(socket: &impl AsFd, queue: usize) -> bool {
         _ => false,
     }
 }
+
+/// Collects the last bytes of a stream in postcopy.
+#[derive(Debug, Default)]
+pub(crate) struct LastBytes(Vec<u8>);
+
+impl LastBytes {
+    /// Adds `bytes` of the stream.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(&bytes[bytes.len().saturating_sub(LONGEST_END)..]);
+        self.0.drain(..self.0.len().saturating_sub(LONGEST_END));
+    }
+
+    /// Whether the bytes so far end a stream.
+    pub(crate) fn end_stream(&self) -> bool {
+        ends_stream(&self.0)
+    }
+}
+
+/// Bytes of the longest end that [`ends_stream`] looks for.
+const LONGEST_END: usize = 14;
 
 /// The end of RAM's last section (a record EOS, then a footer unless the machine has none), then
 /// the end-of-stream tag. A page may end like that by chance, which only keeps the socket open.
@@ -166,6 +195,19 @@ mod tests {
         assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Pauses);
         drop(qemu);
         assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Closed);
+    }
+
+    #[test]
+    fn the_end_is_known_however_the_bytes_are_cut() {
+        let stream = [&[9; 100][..], &END].concat();
+        for piece in 1..=stream.len() {
+            let mut last = LastBytes::default();
+            stream.chunks(piece).for_each(|bytes| last.feed(bytes));
+            assert!(last.end_stream(), "in pieces of {piece}");
+        }
+        let mut last = LastBytes::default();
+        last.feed(&stream[..stream.len() - 1]);
+        assert!(!last.end_stream());
     }
 
     #[test]

@@ -32,10 +32,11 @@ pub trait Sink: Send + Sync + 'static {
     }
     /// Called once, when the session has ended early.
     fn closed(&self, error: &Arc<SessionError>);
-    /// Whether a STILL_OPEN of `stream` is true. Called just before the frame is sent, for the
-    /// first time or again (W20, W25). After false it is never sent.
-    fn still_open(&self, stream: u16) -> bool {
-        let _ = stream;
+    /// Whether a STILL_OPEN is true. Called just before the frame is sent, for the first time or
+    /// again (W20, W25). After false the session has dropped it: the frames behind it are never
+    /// delivered, unless the callee queues the frame again.
+    fn still_open(&self, header: &Header) -> bool {
+        let _ = header;
         true
     }
     /// Whether this end may ask the peer, after the session has ended, how far the peer got (W28).

@@ -178,9 +178,7 @@ fn write_frames(
 fn is_stale(session: &Session, frame: &Outgoing) -> bool {
     match frame.header() {
         Some(_) if session.outbound.unacked.is_acked(frame) => true,
-        Some(header) if header.kind == FrameType::StillOpen => {
-            !session.sink.still_open(header.stream)
-        }
+        Some(header) if header.kind == FrameType::StillOpen => !session.sink.still_open(header),
         _ => false,
     }
 }

@@ -48,7 +48,7 @@ impl Sink for Watcher {
         self.tell(Seen::Closed(error.to_string()));
     }
 
-    fn still_open(&self, _: u16) -> bool {
+    fn still_open(&self, _: &Header) -> bool {
         self.source_is_open.load(Ordering::SeqCst)
     }
 

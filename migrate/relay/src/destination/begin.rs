@@ -1,18 +1,19 @@
-//! Whether a session's source begins its migration, or another source gets the session's target
-//! (W4d).
+//! Whether a session's source begins its migration, or gives up the session's target because another
+//! source wants it (W4d).
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Why a session has ended whose target another source has got.
+/// Why a session has ended whose target another source wanted. That source may have been refused,
+/// or have gone, since.
 pub(crate) const GAVE_WAY: &str =
-    "the links of this source were lost before its migration began, and another source has got \
+    "the links of this source were lost before its migration began, and another source wanted \
      its target";
 
 /// Neither was decided yet.
 const WAITS: u8 = 0;
 /// The source has opened its main stream. QEMU may get bytes, and the session keeps its target.
 const BEGUN: u8 = 1;
-/// Another source gets the target. QEMU gets no byte of this session.
+/// Another source wants the target. QEMU gets no byte of this session.
 const NEVER: u8 = 2;
 
 /// A migration either begins or never does: one exchange decides.
@@ -25,7 +26,7 @@ impl Beginning {
         decided.is_ok() || decided == Err(to)
     }
 
-    /// The source begins its migration; false when another source gets the target.
+    /// The source begins its migration; false when another source wants the target.
     #[must_use]
     pub(super) fn begin(&self) -> bool {
         self.decide(BEGUN)

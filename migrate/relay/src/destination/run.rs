@@ -150,7 +150,7 @@ impl Destination {
         self.shared.gives_way()
     }
 
-    /// Whether the session ended because another source got its target.
+    /// Whether the session ended because another source wanted its target.
     pub(crate) fn gave_way(&self) -> bool {
         self.shared.beginning.is_given_up()
     }

@@ -2,10 +2,11 @@
 //! answers.
 
 use codec::Codec;
+use rustix::net::{recv, RecvFlags};
 use session::{
     write_preamble, Grants, Hello, Link, Pass, SessionError, Welcome, MAX_LINKS, PASS_BYTES,
 };
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use tls::{Acceptor, TlsError};
@@ -42,9 +43,9 @@ pub(super) fn read_pass(
     let mut bytes = [0; PASS_BYTES];
     let mut done = 0;
     while done < PASS_BYTES {
-        let got = limit(socket, deadline).and_then(|()| { socket }.read(&mut bytes[done..]));
-        done += match got {
-            Ok(got @ 1..) if Instant::now() < deadline => got,
+        done += match read_by(socket, &mut bytes[done..], deadline) {
+            Ok(got @ 1..) => got,
+            Err(error) if error.kind() == ErrorKind::Interrupted => 0,
             _ => {
                 return Err(bad(format!(
                     "only {done} of the {PASS_BYTES} bytes of its pass came in time"
@@ -54,6 +55,17 @@ pub(super) fn read_pass(
     }
     let pass = Pass::from_bytes(&bytes);
     pass.map(Some).ok_or_else(|| bad("it begins with neither a pass nor a handshake".into()))
+}
+
+/// Reads until `deadline`. Behind it, reads what waits in the socket: this host may have stood
+/// still since those bytes came. A wait for more would let a peer that sends byte by byte never be
+/// late.
+fn read_by(mut socket: &TcpStream, out: &mut [u8], deadline: Instant) -> std::io::Result<usize> {
+    if Instant::now() < deadline {
+        limit(socket, deadline)?;
+        return socket.read(out);
+    }
+    Ok(recv(socket, out, RecvFlags::DONTWAIT)?.1)
 }
 
 /// Runs the TLS handshake, unless this end was started without TLS.
@@ -129,4 +141,42 @@ pub(super) fn refuse(link: &mut Link, peer: &str, reason: &str) {
     let welcome = Welcome { error: Some(reason.to_string()), ..Welcome::default() };
     // The peer may have closed the connection.
     let _ = write_preamble(link, peer, &welcome);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    fn pass() -> [u8; PASS_BYTES] {
+        let mut bytes = [7; PASS_BYTES];
+        bytes[..8].copy_from_slice(b"RELINK\r\n");
+        bytes
+    }
+
+    /// As after a time for which this host stood still.
+    #[test]
+    fn a_pass_that_has_come_is_read_when_its_time_is_over() {
+        let (mut client, socket) = pair();
+        client.write_all(&pass()).unwrap();
+        while socket.peek(&mut [0; PASS_BYTES]).unwrap() < PASS_BYTES {}
+        let got = read_pass(&socket, "the client", Instant::now()).unwrap();
+        assert_eq!(got, Pass::from_bytes(&pass()));
+    }
+
+    #[test]
+    fn a_pass_that_has_come_in_part_is_not_waited_for() {
+        let (mut client, socket) = pair();
+        client.write_all(&pass()[..20]).unwrap();
+        while socket.peek(&mut [0; PASS_BYTES]).unwrap() < 20 {}
+        let error = read_pass(&socket, "the client", Instant::now()).unwrap_err().to_string();
+        assert!(error.contains("20 of the 64 bytes"), "{error}");
+    }
 }

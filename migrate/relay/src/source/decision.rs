@@ -8,7 +8,11 @@ use session::{Redial, SessionError};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How often a source without a return path, whose destination QEMU has closed, looks for the
+/// acknowledgement of all bytes: an outage of the links may have delayed it.
+const ACKS: Duration = Duration::from_secs(1);
 
 /// Whether the migration continues after an event.
 enum Course {
@@ -62,7 +66,8 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             let event = match self.deadline {
                 None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(deadline) => {
-                    self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    self.events.recv_timeout(if self.awaits_acks() { left.min(ACKS) } else { left })
                 }
             };
             let course = match event {
@@ -92,7 +97,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 // QEMU has its answer and leaves its socket open: nothing more depends on it.
                 Err(_) => match self.shut {
                     Some(code) if code != 0 => return Err(self.refused(code)),
-                    None if self.destination_closed => return Err(RelayError::DestinationEnded),
+                    None if self.destination_closed => self.look_for_acks()?,
                     _ => Course::Well,
                 },
             };
@@ -156,14 +161,18 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 if !self.destination_closed {
                     return Ok(Course::On);
                 }
-                let all = shared.session.credits().drained(Instant::now() + FAREWELL);
-                all.then_some(Course::Well).ok_or(RelayError::DestinationEnded)
+                match shared.session.credits().drained(Instant::now() + FAREWELL) {
+                    true => Ok(Course::Well),
+                    false => self.look_for_acks(),
+                }
             }
             // QEMU closed because the session ended; the session's own event has the reason.
             None if shared.session.failure().is_some() => Ok(Course::On),
             None if shared.handing_shut.load(Ordering::Acquire) => Ok(Course::On),
             // All memory is on its way to a destination that runs the VM, and will arrive.
-            None if shared.has_sent_all() => Ok(Course::On),
+            None if shared.has_sent_all() && !shared.cut_short.load(Ordering::Acquire) => {
+                Ok(Course::On)
+            }
             None if shared.has_switched() => {
                 let cause = "the source QEMU closed its migration socket".into();
                 Err(RelayError::Paused { cause })
@@ -174,6 +183,24 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             None if shared.may_run_there() => Err(RelayError::SourceGone),
             None => Err(RelayError::SourceEnded),
         }
+    }
+
+    /// Whether the destination QEMU has closed, and the acknowledgement of all bytes that a source
+    /// without a return path has written is to come.
+    fn awaits_acks(&self) -> bool {
+        self.destination_closed && self.shared.ended_whole.load(Ordering::Acquire)
+    }
+
+    /// Whether the destination QEMU, which has closed, had taken all bytes.
+    fn look_for_acks(&self) -> Result<Course, RelayError> {
+        let now = Instant::now();
+        if self.awaits_acks() && self.main_eof && self.shared.session.credits().drained(now) {
+            return Ok(Course::Well);
+        }
+        if self.deadline.is_some_and(|deadline| now < deadline) {
+            return Ok(Course::On);
+        }
+        Err(RelayError::DestinationEnded)
     }
 
     /// Reacts to the end of the destination QEMU's main connection.

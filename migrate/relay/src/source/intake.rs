@@ -7,7 +7,7 @@ use super::shared::{Shared, SourceStream, FAREWELL, UNACCEPTED};
 use crate::cpu_time::{process_cpu, thread_cpu};
 use crate::packaged::PackagedEnd;
 use crate::postcopy::Switchover;
-use crate::settle::Rounds;
+use crate::settle::{waits_with_end, LastBytes, Rounds};
 use crate::sockets::{is_open, wait_readable};
 use crate::threads::drop_aside;
 use pages::Slot;
@@ -68,6 +68,10 @@ struct Intake<'a> {
     acknowledged: bool,
     /// Main stream: chunks since that PONG was given to the source.
     rounds: Rounds,
+    /// Main stream in postcopy: its last bytes.
+    last: LastBytes,
+    /// Main stream: when QEMU's socket was first found closed while this reader had no credit.
+    closed: Option<Instant>,
 }
 
 impl<'a> Intake<'a> {
@@ -89,6 +93,8 @@ impl<'a> Intake<'a> {
             packaged: PackagedEnd::default(),
             acknowledged: false,
             rounds: Rounds::default(),
+            last: LastBytes::default(),
+            closed: None,
         }
     }
 
@@ -103,6 +109,11 @@ impl<'a> Intake<'a> {
         // QEMU closed before the destination confirmed: the deciding thread determines whether this
         // is a cancel (W21). An EOF frame would be true only of a stream that may end like this.
         let shared = self.shared;
+        let facts = self.tokeniser.facts();
+        if facts.switched && facts.ram_end && !self.last.end_stream() {
+            // Set before the event that this stream has ended.
+            shared.cut_short.store(true, Ordering::Release);
+        }
         if self.kind.is_main() && !shared.return_path.load(Ordering::Acquire) {
             if !self.end.is_whole() {
                 return Ok(());
@@ -171,17 +182,16 @@ impl<'a> Intake<'a> {
     }
 
     /// Waits for a permit to have another chunk in flight.
-    fn permit(&self) -> Result<Permit, Next> {
+    fn permit(&mut self) -> Result<Permit, Next> {
         let shared = self.shared;
         let waiting = shared.auto.as_ref().map(|auto| auto.waiting());
-        let mut closed = None;
         let permit = loop {
             let deadline = Some(Instant::now() + GONE);
             match shared.session.credits().permit_by(self.stream.id, deadline) {
                 Some(Some(permit)) => break permit,
                 Some(None) => return Err(Next::Over),
                 None if self.kind.is_main() && !is_open(self.stream.socket()) => {
-                    let closed = *closed.get_or_insert_with(Instant::now);
+                    let closed = *self.closed.get_or_insert_with(Instant::now);
                     if self.is_cancelled(closed) {
                         return Err(Next::End);
                     }
@@ -202,11 +212,17 @@ impl<'a> Intake<'a> {
     /// Whether to drop the bytes that wait in the socket of a QEMU that closed it at `closed`: QEMU
     /// has cancelled while nothing is acknowledged, perhaps during an outage of a link (W21). In
     /// postcopy for good these bytes may be the end of the VM's memory (W20h): they have
-    /// [`FAREWELL`] to go out.
+    /// [`FAREWELL`] to go out. So have the bytes of a source that has its PONG, if they end the
+    /// stream: a source that writes its end has seen the PONG. Without that end it may have failed,
+    /// and run its VM (W20c).
     fn is_cancelled(&self, closed: Instant) -> bool {
         let shared = self.shared;
+        let in_postcopy = || {
+            let socket = self.stream.socket();
+            shared.has_switched() || (shared.is_only_answered() && waits_with_end(socket))
+        };
         shared.return_path.load(Ordering::Acquire)
-            && !(shared.has_switched() && closed.elapsed() < FAREWELL)
+            && !(closed.elapsed() < FAREWELL && in_postcopy())
     }
 
     fn count(&mut self, len: usize) {
@@ -267,6 +283,7 @@ impl<'a> Intake<'a> {
             std::thread::sleep(ANSWER);
         }
         if self.kind.is_main() && facts.switched {
+            self.last.feed(bytes);
             look_in_postcopy(shared, self.stream, facts.ram_end, &mut self.rounds);
         }
         // The VM has stopped: from here on every millisecond is downtime.
@@ -383,7 +400,11 @@ fn look_in_postcopy(shared: &Shared, stream: &SourceStream, sent: bool, rounds: 
         if shared.return_path.load(Ordering::Acquire) {
             shared.sent_all(stream);
         }
-    } else if shared.is_only_answered() && rounds.bytes_at(Instant::now()) {
+    } else if shared.is_only_answered()
+        // Bytes of a source that has closed show no migration thread at work.
+        && is_open(stream.socket())
+        && rounds.bytes_at(Instant::now())
+    {
         shared.set_switched();
     }
 }

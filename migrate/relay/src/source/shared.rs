@@ -4,6 +4,8 @@
 mod connections;
 mod handover;
 
+pub(super) use handover::Cancelling;
+
 use super::encode::EncodeJob;
 use super::keeper::Keeper;
 use crate::auto::Auto;
@@ -129,10 +131,9 @@ pub(super) struct Shared {
     pub(super) tail_read: AtomicBool,
     /// A STILL_OPEN was given to a link: the destination may run from now on (W23).
     pub(super) still_open_sent: AtomicBool,
-    /// No STILL_OPEN may be sent any more, nor bytes that show that the source is in postcopy: the
-    /// source QEMU is being told to cancel. Locked while `still_open_sent` and `switched` are set,
-    /// so that one of them comes first.
-    pub(super) cancelling: Mutex<bool>,
+    /// Locked while `still_open_sent` and `switched` are set, so that a cancel or one of them comes
+    /// first.
+    pub(super) cancelling: Mutex<Cancelling>,
     /// Without a return path: the stream was read to its end, and EOF sent.
     pub(super) ended_whole: AtomicBool,
     pub(super) return_path: AtomicBool,
@@ -143,6 +144,9 @@ pub(super) struct Shared {
     /// The source QEMU is in postcopy for good: it does not run its VM any more, and a closed
     /// socket pauses the migration.
     pub(super) switched: AtomicBool,
+    /// The source QEMU in postcopy has ended within its last section of RAM, or was not read to its
+    /// end: the destination does not get all memory.
+    pub(super) cut_short: AtomicBool,
     /// How far the source QEMU is from `switched`, or behind it; none without postcopy.
     pub(super) switchover: SharedSwitchover,
     /// The peer obeys W20c.

@@ -4,7 +4,7 @@ use super::shared::{Event, Shared};
 use crate::inbox::Arrived;
 use crate::sockets::is_open;
 use codec::Codec;
-use session::{Incoming, SessionError, Sink};
+use session::{Header, Incoming, SessionError, Sink};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock, Weak};
@@ -64,19 +64,20 @@ impl Sink for SourceSink {
 
     /// A STILL_OPEN may be sent long after QEMU's socket was checked, and again after an outage, so
     /// the socket is checked here (W20, W25).
-    fn still_open(&self, stream: u16) -> bool {
+    fn still_open(&self, header: &Header) -> bool {
         let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return false };
-        let open = shared.stream(stream).is_some_and(|stream| is_open(stream.socket()));
+        let open = shared.stream(header.stream).is_some_and(|stream| is_open(stream.socket()));
         // Without a return path the source closes its socket when it has written all bytes, and EOF
-        // reports that.
-        if !open && shared.return_path.load(Ordering::Acquire) {
+        // reports that. In postcopy for good the source does not start its VM any more, and the
+        // destination needs the bytes behind this frame (W20h).
+        if !open && shared.return_path.load(Ordering::Acquire) && shared.withhold(header) {
             self.send(Event::SourceEof { is_main: true });
             return false;
         }
         // Sets the flag first, then reads the session's state; `decision` does both in the other
         // order. So either the frame is not sent because the session has failed, or `decision` sees
         // the flag and assumes that the destination may run the VM.
-        if !shared.commit() {
+        if !shared.commit(header) {
             return false;
         }
         fence(Ordering::SeqCst);

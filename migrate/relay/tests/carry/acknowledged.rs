@@ -19,28 +19,28 @@ use std::time::{Duration, Instant};
 use stream::synth::{MainStream, Section};
 
 /// PING 0x42 and POSTCOPY_RUN, at the end of the packaged state.
-const END: [u8; 14] = [8, 0, 2, 0, 4, 0, 0, 0, 0x42, 8, 0, 5, 0, 0];
-const LOADED: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 0x42];
+pub(crate) const END: [u8; 14] = [8, 0, 2, 0, 4, 0, 0, 0, 0x42, 8, 0, 5, 0, 0];
+pub(crate) const LOADED: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 0x42];
 
 /// The packaged state, and memory behind it, which the source sends before it has its PONG.
-fn packaged(main: &mut MainStream) -> Vec<u8> {
+pub(crate) fn packaged(main: &mut MainStream) -> Vec<u8> {
     main.packaged(&[&[7; 70_000][..], &END].concat()).raw(&PING);
     section(main, 3)
 }
 
-fn section(main: &mut MainStream, content: u8) -> Vec<u8> {
+pub(crate) fn section(main: &mut MainStream, content: u8) -> Vec<u8> {
     main.section(Section::Part).page("pc.ram", 0, &[content; PAGE]).end_of_section();
     main.take()
 }
 
 /// The end of a source that has sent all.
-fn end(main: &mut MainStream) -> Vec<u8> {
+pub(crate) fn end(main: &mut MainStream) -> Vec<u8> {
     main.section(Section::End).end_of_section().raw(&[0]);
     main.take()
 }
 
 /// A source whose packaged state is at the destination, which has not loaded it.
-fn loading() -> (Rig, MainStream, UnixStream) {
+pub(crate) fn loading() -> (Rig, MainStream, UnixStream) {
     let rig = rig();
     let mut main = announced(300);
     let head = main.take();
@@ -50,7 +50,7 @@ fn loading() -> (Rig, MainStream, UnixStream) {
     (rig, main, destination)
 }
 
-fn says(mut from: &UnixStream, to: &UnixStream, bytes: &[u8]) {
+pub(crate) fn says(mut from: &UnixStream, to: &UnixStream, bytes: &[u8]) {
     from.write_all(bytes).unwrap();
     assert_same(&read_exactly(to, bytes.len()), bytes, "the return path");
 }
@@ -291,14 +291,22 @@ fn a_source_that_has_sent_all_in_postcopy_is_held_when_the_peer_is_lost() {
 
 /// Writes sections to a relay whose destination reads nothing, until the relay reads nothing.
 /// Returns the bytes of these sections.
-fn until_stuck(mut source: &UnixStream, main: &mut MainStream) -> Vec<u8> {
+pub(crate) fn until_stuck(source: &UnixStream, main: &mut MainStream) -> Vec<u8> {
+    until_stuck_by(source, || section(main, 5))
+}
+
+/// The same with bytes that `more` makes.
+pub(crate) fn until_stuck_by(
+    mut source: &UnixStream,
+    mut more: impl FnMut() -> Vec<u8>,
+) -> Vec<u8> {
     set_socket_send_buffer_size(source, 8 << 10).unwrap();
     source.set_nonblocking(true).unwrap();
     let mut sent = Vec::new();
     let (mut done, mut last) = (0, Instant::now());
     while last.elapsed() < 4 * A_WHILE {
         if done == sent.len() {
-            sent.extend(section(main, 5));
+            sent.extend(more());
         }
         match source.write(&sent[done..]) {
             Ok(written) => (done, last) = (done + written, Instant::now()),

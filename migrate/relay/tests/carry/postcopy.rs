@@ -41,7 +41,10 @@ pub(crate) struct Rig {
 }
 
 pub(crate) fn rig() -> Rig {
-    let receiving = Receiving::new();
+    rig_with(Receiving::new())
+}
+
+pub(crate) fn rig_with(receiving: Receiving) -> Rig {
     let listener = receiving.qemu(None);
     let proxy = Proxy::new(receiving.address, Tamper::Nothing);
     let sending = Sending::new(&receiving, proxy.address, Options::default());

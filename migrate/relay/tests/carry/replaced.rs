@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 const RESUME: Duration = Duration::from_secs(3600);
 /// In the refusal of a receiver whose target has a session that has begun.
 const BEGUN: &str = "the target is free within 3606 s";
-/// In the answer to a source whose target another one has got.
-const REPLACED: &str = "another source has got its target";
+/// In the answer to a source whose target another one wanted.
+const REPLACED: &str = "another source wanted its target";
 /// The answer about a migration that never began.
 const NOTHING: Verdict =
     Verdict { committed: false, confirmed: false, loaded: false, pending: false };

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use stream::synth::{MainStream, Section};
 
 /// A whole migration of `count` pages of a source with `return-path` off.
-fn without_return_path(count: usize) -> Vec<u8> {
+pub(crate) fn without_return_path(count: usize) -> Vec<u8> {
     let mut main = MainStream::new(PAGE);
     main.file_header();
     main.section(Section::Start).block_table(&[("pc.ram", 1 << 30)]).end_of_section();

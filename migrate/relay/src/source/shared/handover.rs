@@ -3,8 +3,19 @@
 
 use super::{Event, Shared, SourceStream};
 use crate::postcopy::Switchover;
+use session::{Header, Outgoing};
 use std::sync::atomic::{fence, Ordering};
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
+
+/// Whether the source QEMU is being told to cancel: then no STILL_OPEN is sent, nor bytes that show
+/// that the source is in postcopy.
+#[derive(Debug, Default)]
+pub(in crate::source) struct Cancelling {
+    is_told: bool,
+    /// The STILL_OPENs that were not sent for that, or because the source QEMU had closed its
+    /// socket. The receiver waits for their places in the sequence if the session goes on.
+    withheld: Vec<Header>,
+}
 
 impl Shared {
     /// Whether the source QEMU is in postcopy for good.
@@ -63,26 +74,56 @@ impl Shared {
     /// no bytes that start the destination's VM are sent. False when they may have been sent
     /// already.
     pub(in crate::source) fn forbid_commit(&self) -> bool {
-        let mut cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cancelling = self.lock_cancelling();
         if self.may_run_there() {
             return false;
         }
-        *cancelling = true;
+        cancelling.is_told = true;
         true
     }
 
-    /// Records that the source QEMU has refused to cancel.
+    /// Records that the source QEMU has refused to cancel. The STILL_OPENs that were withheld are
+    /// queued again, and each is checked again before it is sent.
     pub(in crate::source) fn allow_commit(&self) {
-        *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        let mut cancelling = self.lock_cancelling();
+        cancelling.is_told = false;
+        self.send_withheld(cancelling);
     }
 
-    /// Records that a STILL_OPEN goes to a link now. Returns false when it must not.
-    pub(in crate::source) fn commit(&self) -> bool {
-        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*cancelling {
-            self.still_open_sent.store(true, Ordering::Release);
+    fn send_withheld(&self, mut cancelling: MutexGuard<'_, Cancelling>) {
+        let withheld = std::mem::take(&mut cancelling.withheld);
+        // Unlocked first: the queue may be full, and the thread that empties it takes the lock.
+        drop(cancelling);
+        for header in withheld {
+            self.session.send(Outgoing::Bare(header));
         }
-        !*cancelling
+    }
+
+    /// Keeps the STILL_OPEN with this header, whose source QEMU has closed its socket, until that
+    /// source shows that it was in postcopy for good. Returns false if it has shown that.
+    pub(in crate::source) fn withhold(&self, header: &Header) -> bool {
+        let mut cancelling = self.lock_cancelling();
+        let keeps = !self.has_switched();
+        if keeps {
+            cancelling.withheld.push(*header);
+        }
+        keeps
+    }
+
+    /// Records that the STILL_OPEN with this header goes to a link now. Returns false when it must
+    /// not; then it is kept for [`Shared::allow_commit`].
+    pub(in crate::source) fn commit(&self, header: &Header) -> bool {
+        let mut cancelling = self.lock_cancelling();
+        if cancelling.is_told {
+            cancelling.withheld.push(*header);
+            return false;
+        }
+        self.still_open_sent.store(true, Ordering::Release);
+        true
+    }
+
+    fn lock_cancelling(&self) -> MutexGuard<'_, Cancelling> {
+        self.cancelling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the keeper hold the source QEMU's socket: from now on the destination may have the
@@ -105,7 +146,7 @@ impl Shared {
     /// Whether the source QEMU is being told to cancel, so that no bytes that start the
     /// destination's VM may be sent.
     pub(in crate::source) fn is_cancelling(&self) -> bool {
-        *self.cancelling.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock_cancelling().is_told
     }
 
     /// Records that the bytes to be sent next show that the source QEMU is in postcopy for good, at
@@ -115,11 +156,13 @@ impl Shared {
         if self.has_switched() {
             return true;
         }
-        let cancelling = self.cancelling.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*cancelling {
-            self.set_switched();
+        let cancelling = self.lock_cancelling();
+        if cancelling.is_told {
+            return false;
         }
-        !*cancelling
+        self.set_switched();
+        self.send_withheld(cancelling);
+        true
     }
 
     /// Records that the source QEMU is in postcopy for good.
