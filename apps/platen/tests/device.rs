@@ -78,15 +78,21 @@ impl Served {
     }
 
     fn stat(&self) -> serde_json::Value {
+        let said = self.answer_to(&["stat", "--json", "judged"]);
+        let all: serde_json::Value = serde_json::from_str(&said).unwrap();
+        all[0].clone()
+    }
+
+    /// What `platen device` prints, with these words.
+    fn answer_to(&self, words: &[&str]) -> String {
         let start = Instant::now();
         loop {
             let mut command = platen();
-            command.args(["device", "stat", "--json", "judged", "--run-dir"]).arg(self.path("run"));
+            command.arg("device").args(words).arg("--run-dir").arg(self.path("run"));
             let answer = output(&mut command);
             let said = String::from_utf8_lossy(&answer.stderr).into_owned();
             if answer.status.success() {
-                let all: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
-                return all[0].clone();
+                return String::from_utf8(answer.stdout).unwrap();
             }
             // A machine that stands still is no error of the server's.
             let late = said.contains("it does not answer within 5 s");
@@ -332,8 +338,7 @@ fn stat_and_metrics_say_the_same() {
         );
         assert!(answer.contains(&sample), "{sample} is not in {answer}");
     }
-    let mut command = platen();
-    let table = run(command.args(["device", "stat", "--run-dir"]).arg(served.path("run")));
+    let table = served.answer_to(&["stat"]);
     assert!(table.starts_with("NAME") && table.contains("\njudged zstd:1"), "{table}");
     // One that says nothing, and one that says nonsense, leave it as it was.
     let _silent = TcpStream::connect(address).unwrap();

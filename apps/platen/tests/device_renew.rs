@@ -269,9 +269,18 @@ impl Served {
     fn ask(&self, program: &Path, words: &[&str]) -> (bool, String) {
         let mut command = Command::new(program);
         command.args(["device", words[0], "renewed", "--run-dir"]).arg(self.path("run"));
-        let Output { status, stdout, stderr } = command.args(&words[1..]).output().unwrap();
-        let said = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        (status.success(), said.concat())
+        command.args(&words[1..]);
+        let start = Instant::now();
+        loop {
+            let Output { status, stdout, stderr } = command.output().unwrap();
+            let said = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+            let said = said.concat();
+            // A server answers before its supervisor knows that it serves.
+            let early = said.contains("it has no server that serves at the moment; try again");
+            if !early || start.elapsed() > LONG {
+                return (status.success(), said);
+            }
+        }
     }
 
     /// Child processes of the supervisor.

@@ -1,8 +1,8 @@
 //! Runs of programs that stand for the benchmarks: they end well, fail, hang, or are interrupted.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -23,12 +23,13 @@ impl Stage {
         for (name, script) in programs {
             let path = folder.path().join(name);
             let file = "for file; do :; done";
-            fs::write(
-                &path,
-                format!("#!/bin/sh\n{file}\ncd {}\n{script}\n", folder.path().display()),
-            )
-            .unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            let text = format!("#!/bin/sh\n{file}\ncd {}\n{script}\n", folder.path().display());
+            // Written by another process: a descriptor open for writing here would be inherited by
+            // processes that other tests start at that moment, and the kernel does not execute a
+            // file open for writing.
+            let made = "printf %s \"$1\" > \"$2\" && chmod 755 \"$2\"";
+            let made = Command::new("sh").args(["-c", made, "sh", &text]).arg(&path).status();
+            assert!(made.unwrap().success());
         }
         Self { folder }
     }
@@ -114,9 +115,11 @@ fn whole_figures_of_a_program_that_failed_are_shown_with_the_failure() {
 fn a_program_that_hangs_is_ended_when_the_time_is_used_up() {
     let stage = Stage::new(&[("hangs", "sleep 1000"), ("good", "echo '{}' > \"$file\"")]);
     let long = Step { expected: 1000, ..step("pool", "good") };
-    let record = stage.run(&[step("codec", "hangs"), long], 2, &AtomicBool::new(false));
+    let record = stage.run(&[step("codec", "hangs"), long], 4, &AtomicBool::new(false));
     assert_eq!(record.steps[0].state, State::Failed);
-    assert!(record.steps[0].why.contains("did not end in the 2 s"), "{record:?}");
+    // A busy machine may take a part of the time before it begins.
+    let ended = |left| format!("did not end in the {left} s");
+    assert!((1..=4).any(|left| record.steps[0].why.contains(&ended(left))), "{record:?}");
     assert_eq!(record.steps[1].state, State::LeftOut);
     assert!(record.steps[1].why.contains("it takes 1000 s"), "{record:?}");
     // The load was watched meanwhile.

@@ -184,7 +184,10 @@ mod tests {
         assert_eq!(Gauge::new(&settings(path.clone())).describe(), "average");
         assert_eq!(std::fs::read(&path).unwrap(), before);
         let pipe = folder.path().join("pipe");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        // Without a process: until its `execve` it would have copies of the sockets and stores that
+        // the other tests close.
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
         let mut gauge = Gauge::new(&settings(pipe));
         assert_eq!((gauge.describe(), gauge.is_pressed()), ("average", false));
     }

@@ -75,7 +75,9 @@ pub(crate) fn take(fd: BorrowedFd<'_>) -> Result<File, Taken> {
 pub(crate) struct Map {
     base: NonNull<u8>,
     layout: Layout,
-    /// The file description that holds the lock; dropping it unlocks.
+    /// The file description that holds the lock. Dropping the map unlocks it: a process that is
+    /// being started has a copy of the descriptor until its `execve`, and so closing it is not
+    /// enough.
     file: File,
     /// The file description to pass on, without a lock.
     shared: OwnedFd,
@@ -284,5 +286,25 @@ impl Drop for Map {
         // SAFETY: base and length are those of the mapping, and what was handed out borrows `self`.
         // Unmapping our own mapping cannot fail, and drop could not report it.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.layout.len) };
+        // Fails for no lock of ours.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::{Options, Store};
+    use std::os::fd::AsFd;
+
+    /// As a process has it that another thread is just starting.
+    #[test]
+    fn a_copy_of_its_descriptor_does_not_keep_a_store_that_was_dropped() {
+        let store = Store::create(16, Options { reserve: 0, ..Options::default() }).unwrap();
+        let (fd, copy) = (store.fd().try_clone_to_owned(), store.heap.map.file.try_clone());
+        let (fd, copy) = (fd.unwrap(), copy.unwrap());
+        assert!(Store::attach(fd.as_fd(), Options::default()).is_err(), "it has a server");
+        drop(store);
+        Store::attach(fd.as_fd(), Options::default()).unwrap();
+        drop(copy);
     }
 }

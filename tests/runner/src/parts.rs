@@ -378,7 +378,7 @@ fn is_set(variable: &str) -> bool {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
     use std::time::Duration;
 
     /// Without the fetched builds tests do not run: nobody is to take that for a success.
@@ -387,8 +387,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let made = |name: &str, text: &str| -> &'static str {
             let path = folder.path().join(name);
-            fs::write(&path, text).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            // By another process: those that other tests start at that moment would inherit a
+            // descriptor that is open for writing, and such a file cannot be executed.
+            let made = "printf %s \"$1\" > \"$2\" && chmod 755 \"$2\"";
+            let made = Command::new("sh").args(["-c", made, "sh", text]).arg(&path).status();
+            assert!(made.unwrap().success());
             path.display().to_string().leak()
         };
         let private = fs::read_to_string(crate::root().join("scripts/apt-private")).unwrap();

@@ -64,9 +64,21 @@ fn everything(folder: &Path) -> anyhow::Result<(Vec<Status>, usize)> {
     Ok((all, silent))
 }
 
+/// How long a supervisor has to answer why there is no server.
+const REASON: Duration = Duration::from_secs(1);
+
 /// Adds the supervisor's reason why there is no server.
 fn with_reason(error: anyhow::Error, folder: &Path, name: &str) -> anyhow::Error {
-    match requests::ask(folder, name, "state", None, Duration::from_secs(1)) {
+    with_reason_in(REASON, error, folder, name)
+}
+
+fn with_reason_in(
+    patience: Duration,
+    error: anyhow::Error,
+    folder: &Path,
+    name: &str,
+) -> anyhow::Error {
+    match requests::ask(folder, name, "state", None, patience) {
         Ok(said) if said.trim_end() != requests::DONE && !said.is_empty() => {
             anyhow::anyhow!("{error:#}; its supervisor says: {}", said.trim_end())
         }
@@ -234,7 +246,8 @@ mod tests {
         });
         let shown = |name| {
             let error = anyhow::anyhow!("it does not answer within 5 s");
-            format!("{:#}", with_reason(error, folder.path(), name))
+            // The thread above may get no CPU for as long as a user is patient.
+            format!("{:#}", with_reason_in(REASON * 300, error, folder.path(), name))
         };
         let reason = shown("one");
         assert!(reason.starts_with("it does not answer within 5 s; its supervisor says: "));

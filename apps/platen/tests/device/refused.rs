@@ -121,6 +121,15 @@ fn a_client_of_a_device_that_does_not_answer_gets_an_error() {
         (done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned())
     };
     kill_process(pid, Signal::STOP).unwrap();
+    // A thread that waits for a CPU when the signal comes would still answer.
+    let start = Instant::now();
+    let stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, of)| of.starts_with('T'));
+    let tasks = || fs::read_dir(format!("/proc/{}/task", served.child.id())).unwrap().flatten();
+    let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat"));
+    while !tasks().all(|task| stat(task).is_ok_and(stopped)) {
+        assert!(start.elapsed() < Duration::from_secs(300), "it does not stop");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     for words in [&["stat", "judged"][..], &["stat"], &["writeback", "judged", "huge"]] {
         let (code, said) = ask(words);
         assert!(said.contains("device judged: it does not answer within 5 s"), "{words:?}: {said}");

@@ -18,6 +18,22 @@ fn write_back(served: &Served, options: &[&str]) -> Command {
     command
 }
 
+/// Writes back, and returns what the command prints.
+fn wrote_back(served: &Served) -> String {
+    let start = Instant::now();
+    loop {
+        let answer = output(&mut write_back(served, &[]));
+        let said = String::from_utf8_lossy(&answer.stderr).into_owned();
+        if answer.status.success() {
+            return String::from_utf8(answer.stdout).unwrap();
+        }
+        // A server that stands still with the machine has not taken the request.
+        let late = said.contains("it does not answer within 5 s");
+        let taken = served.stat()["bd_stat"]["bd_writes"] != 0;
+        assert!(late && !taken && start.elapsed() < Duration::from_secs(300), "{said}");
+    }
+}
+
 #[test]
 fn written_back_pages_outlive_their_server() {
     if !have(&["nbdcopy"]) {
@@ -37,7 +53,7 @@ fn written_back_pages_outlive_their_server() {
     let huge = served.stat()["mm_stat"]["huge_pages"].as_u64().unwrap();
     assert!(huge > 1000);
     wait_for_policy(&served);
-    let said = run(&mut write_back(&served, &[]));
+    let said = wrote_back(&served);
     assert_eq!(said, format!("{huge} pages written back, {huge} on the backing device\n"));
     let before = served.stat();
     assert_eq!(
@@ -155,7 +171,7 @@ fn a_mistyped_backing_device_is_refused_and_no_file_is_made_of_it() {
 #[test]
 fn a_standby_server_has_the_memory_for_its_backing_device() {
     let folder = on_disk();
-    let resident = |blocks: u64| {
+    let resident = |blocks: u64, least: u64| {
         let file = fs::File::create(folder.path().join("backing")).unwrap();
         file.set_len(blocks * 4096).unwrap();
         let mut command = Command::new("sh");
@@ -184,13 +200,14 @@ fn a_standby_server_has_the_memory_for_its_backing_device() {
                 of("VmRSS:").map_or(0, |of| of.trim().trim_end_matches(" kB").parse().unwrap());
             (of("State:").is_some_and(|state| state.contains('S')), kib)
         };
-        // Until it sleeps and gets no larger, look after look: it has all that it waits with.
+        // Until it sleeps and gets no larger, look after look: it has all that it waits with. A
+        // machine that stands still may make it look so before.
         let (mut most, mut same, start) = (0, 0, Instant::now());
-        while same < 100 || most < 12 << 10 {
+        while same < 100 || most < least {
             let (sleeps, now): (_, u64) = look();
             same = if sleeps && now <= most { same + 1 } else { 0 };
             most = most.max(now);
-            assert!(start.elapsed() < Duration::from_secs(300), "it has only {most} KiB");
+            assert!(start.elapsed() < Duration::from_secs(300), "{most} KiB, not {least}");
             std::thread::sleep(Duration::from_millis(10));
         }
         drop(ours);
@@ -198,6 +215,6 @@ fn a_standby_server_has_the_memory_for_its_backing_device() {
         most
     };
     // A byte for each block.
-    let (small, large) = (resident(1 << 10), resident(32 << 20));
-    assert!(large >= small + (31 << 10), "{small} KiB, {large} KiB");
+    let small = resident(1 << 10, 12 << 10);
+    resident(32 << 20, small + (31 << 10));
 }

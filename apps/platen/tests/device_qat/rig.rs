@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) const PAGE: usize = 4096;
 /// Longest wait for anything before it is called a hang.
-pub(crate) const HANG: Duration = Duration::from_secs(180);
+pub(crate) const HANG: Duration = Duration::from_secs(300);
 
 pub(crate) struct Served {
     pub(crate) child: Child,
@@ -66,6 +66,19 @@ impl Served {
         String::from_utf8(command.output().unwrap().stdout).unwrap()
     }
 
+    /// What `stat` says to a person.
+    pub(crate) fn text(&self) -> String {
+        let start = Instant::now();
+        loop {
+            // None comes from a server that stands still with the whole machine.
+            let text = self.stat(false);
+            if !text.is_empty() {
+                return text;
+            }
+            assert!(start.elapsed() < HANG, "no text: {}", self.log());
+        }
+    }
+
     pub(crate) fn numbers(&self) -> serde_json::Value {
         let start = Instant::now();
         loop {
@@ -74,6 +87,26 @@ impl Served {
                 Ok(all) if all[0].is_object() => return all[0].clone(),
                 _ => assert!(start.elapsed() < HANG, "no numbers: {}", self.log()),
             }
+        }
+    }
+
+    /// Writes `pages` again and again until `is` holds of the server's numbers; returns these. A
+    /// page that waits 100 ms for the device is compressed in software, and so are the next ones: a
+    /// busy machine puts the device's threads aside for longer.
+    pub(crate) fn write_until(
+        &self,
+        client: &mut Client,
+        pages: &[u8],
+        is: impl Fn(&serde_json::Value) -> bool,
+    ) -> serde_json::Value {
+        let start = Instant::now();
+        loop {
+            client.write(pages);
+            let stat = self.numbers();
+            if is(&stat) {
+                return stat;
+            }
+            assert!(start.elapsed() < HANG, "not by the device: {stat:#}");
         }
     }
 
@@ -103,6 +136,11 @@ impl Drop for Served {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether the device has compressed a page.
+pub(crate) fn has_offloaded(stat: &serde_json::Value) -> bool {
+    stat["accelerator"]["offloaded"].as_u64() > Some(0)
 }
 
 /// The least of an NBD client (simple replies; proto.md of the NBD project): export name, reads,

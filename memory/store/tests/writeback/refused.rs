@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use store::{format_backing, BackingError, Block, Disk, DiskError, FileDisk, Store, MAX_OBJECT};
 
@@ -157,12 +158,26 @@ fn marks_at_the_end_of_a_long_disk_and_behind_an_old_header_are_seen() {
     format_backing(&disk, "it", &store).unwrap();
 }
 
+/// Opens a file that was open here before: a process that another test is starting has a copy of
+/// its descriptor, with the lock, until its `execve`.
+fn opened(path: &Path, size: u64) -> FileDisk {
+    let begun = Instant::now();
+    loop {
+        match FileDisk::open(path, size) {
+            Err(DiskError::InUse) if begun.elapsed() < Duration::from_secs(300) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            disk => return disk.unwrap(),
+        }
+    }
+}
+
 #[test]
 fn files_with_other_data_are_refused_and_not_modified() {
     let folder = folder("foreign");
     let store = Store::create(10, options()).unwrap();
     let path = folder.join("backing");
-    let given = |size| format_backing(&FileDisk::open(&path, size).unwrap(), "it", &store);
+    let given = |size| format_backing(&opened(&path, size), "it", &store);
     // Only holes, or empty: ours to write.
     given(1 << 20).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
@@ -198,7 +213,9 @@ fn a_path_that_is_no_disk_is_refused_and_no_file_is_created() {
     let path = folder("for-swap").join("backing");
     let swap = FileDisk::open(&path, 1 << 20).unwrap().check_for_swap().unwrap_err();
     assert!(matches!(swap, DiskError::Swap("a file")), "{swap}");
-    let memory = Path::new("/dev/shm/platen-test-backing");
+    // Another run of this test, beside this one, has its own.
+    let memory = format!("/dev/shm/platen-test-backing-{}", std::process::id());
+    let memory = Path::new(&memory);
     if fs::write(memory, []).is_err() {
         println!("skipped: there is no /dev/shm to write to");
         return;

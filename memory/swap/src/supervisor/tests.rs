@@ -135,6 +135,9 @@ impl Service for Shell {
     }
     fn up(&mut self, replaces: bool, _: u32) -> Option<Command> {
         self.log.borrow_mut().push(format!("up {replaces}"));
+        if replaces {
+            fs::write(self.folder.path().join("replaced"), "").unwrap();
+        }
         let mut command = self.up.as_ref().map(|script| self.sh(script))?;
         command.env("REPLACES", replaces.to_string());
         Some(command)
@@ -415,7 +418,7 @@ fn a_descriptor_arrives_with_its_line_and_surplus_descriptors_are_closed() {
     drop(sent);
     // The first one got its byte and then the end of the stream; the others were dropped.
     for (end, expected) in kept.iter_mut().zip(["x", "", ""]) {
-        end.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        end.set_read_timeout(Some(LONG)).unwrap();
         let mut said = String::new();
         io::Read::read_to_string(end, &mut said).unwrap();
         assert_eq!(said, expected);
@@ -424,7 +427,7 @@ fn a_descriptor_arrives_with_its_line_and_surplus_descriptors_are_closed() {
     assert!(got == 2 && sent.is_none());
     drop(server);
     // A process that another test is just starting has a copy of the other end until it begins.
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + LONG;
     while !matches!(receive(&ours, &mut bytes), Ok((0, None))) {
         assert!(Instant::now() < deadline, "the other end is not closed");
         std::thread::sleep(Duration::from_millis(5));

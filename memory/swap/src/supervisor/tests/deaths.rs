@@ -36,7 +36,9 @@ fn a_server_with_a_thread_that_sleeps_in_a_request_is_killed_and_replaced() {
 #[test]
 fn a_server_with_a_thread_that_spins_is_killed_and_replaced() {
     let log = replaced(&format!("export {HANGS}=spins; exec $HANG"));
-    assert!(log.contains("over one page"), "{log}");
+    // The second, where others leave it less than 1.5 s of the CPUs in a minute.
+    let noticed = ["over one page", "has done no page in 60 s"].map(|why| log.contains(why));
+    assert!(noticed.contains(&true), "{log}");
 }
 
 /// The disk may be slow: a thread that waits for it does not count as hung.
@@ -55,8 +57,11 @@ fn a_standby_that_hangs_when_it_is_needed_is_killed_and_replaced() {
     let mut shell = Shell::new(
         "if [ $REPLACES = false ]; then echo ready >&0; \
            until grep -q standing $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
-         echo fresh >> $NOTE; echo ready >&0; read line; echo $line >> $NOTE",
+         echo ready >&0; until [ -e ${NOTE%note}replaced ]; do sleep 0.01; done; \
+         echo fresh >> $NOTE; read line; echo $line >> $NOTE",
     );
+    // The end is asked for when the supervisor knows that the server is ready: one that is late is
+    // killed, and another one follows.
     shell.standby = Some(
         "echo standing $$ >> $NOTE; read line; if [ \"$line\" ]; then exec sleep 1000; fi".into(),
     );

@@ -34,7 +34,7 @@ fn the_end_waits_for_the_helper_and_is_postponed_when_it_fails() {
     stop.set_nonblocking(true).unwrap();
     let note = shell.note();
     let asking = std::thread::spawn(move || {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + LONG;
         let noted = |text| fs::read_to_string(&note).unwrap_or_default().contains(text);
         while !noted("up") {
             assert!(Instant::now() < deadline);
