@@ -104,11 +104,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// As while `restore` is stopped. The socket has room for some hundred events.
+    /// As while `restore` is stopped. The socket has room for few of these events, whatever the
+    /// system's default is.
     #[test]
     fn events_that_nobody_reads_delay_no_vm_and_arrive_in_order_later() {
         const EVENTS: u64 = 2000;
         let (ours, theirs) = Channel::pair().unwrap();
+        rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 8 << 10).unwrap();
         let events = Events::begin(Arc::new(Channel::from(theirs))).unwrap();
         for nth in 0..EVENTS {
             events.tell(json!({ "vm": nth }));

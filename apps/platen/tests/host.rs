@@ -11,9 +11,9 @@ mod silent;
 
 use rig::{
     figures, finish, is_reset, migrates, read_all, read_exactly, status_of, under_way, until, Rig,
-    A, B, SHUT_OK, UNCONFIRMED, WATCHDOG,
+    A, B, SHUT_OK, UNCONFIRMED,
 };
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
@@ -49,7 +49,7 @@ fn four_migrations_at_a_time_each_arrive_at_their_own_qemu() {
     let sources: Vec<_> = (0..4).map(|nth| rig.connect_as_qemu(A, 49152 + nth)).collect();
     let writers: Vec<_> =
         sources.iter().zip(&streams).map(|(to, of)| rig::write_all(to, of.clone())).collect();
-    let destinations: Vec<_> = qemus.iter().map(|qemu| qemu.accept().unwrap().0).collect();
+    let destinations: Vec<_> = qemus.iter().map(|qemu| rig.accept(qemu).0).collect();
     // All four are under way now.
     until(|| rig.list(A)["running"].as_array().unwrap().len() == 4);
     for ((source, destination), stream) in sources.iter().zip(&destinations).zip(&streams) {
@@ -71,11 +71,11 @@ fn multifd_channels_belong_to_the_migration_of_their_port() {
     for (socket, bytes) in sockets.iter().zip(&channels) {
         writers.push(rig::write_all(socket, bytes.clone()));
     }
-    let (destination, _) = qemu.accept().unwrap();
+    let (destination, _) = rig.accept(&qemu);
     let readers: Vec<_> = channels
         .iter()
         .map(|_| {
-            let (socket, _) = qemu.accept().unwrap();
+            let (socket, _) = rig.accept(&qemu);
             let channels = channels.clone();
             std::thread::spawn(move || {
                 let first = read_exactly(&socket, 64);
@@ -108,7 +108,7 @@ fn a_migration_outlives_both_services_and_its_links() {
     let qemu = rig.listen_as_qemu(B, 49152);
     let source = rig.connect_as_qemu(A, 49152);
     let writer = rig::write_all(&source, stream[..half].to_vec());
-    let (destination, _) = qemu.accept().unwrap();
+    let (destination, _) = rig.accept(&qemu);
     // QEMU's next connection to this port would be another migration's.
     drop(qemu);
     assert!(read_exactly(&destination, 10_000) == stream[..10_000]);
@@ -147,7 +147,7 @@ fn a_service_that_is_told_to_end_ends_no_migration() {
     let qemu = rig.listen_as_qemu(B, 49152);
     let source = rig.connect_as_qemu(A, 49152);
     let writer = rig::write_all(&source, stream.clone());
-    let (destination, _) = qemu.accept().unwrap();
+    let (destination, _) = rig.accept(&qemu);
     until(|| rig.list(A)["running"][0]["phase"] == "active");
     for service in [a, b] {
         let (status, said) = service.terminates();
@@ -203,7 +203,7 @@ fn told_after_the_end() -> u64 {
         while writing.write_all(&page).is_ok() {}
         Instant::now()
     });
-    let (destination, _) = qemu.accept().unwrap();
+    let (destination, _) = rig.accept(&qemu);
     drop(qemu);
     read_exactly(&destination, 1000);
     let until_stuck = || {
@@ -246,7 +246,7 @@ fn a_host_that_cannot_be_reached_is_migrated_to_in_the_clear_where_that_is_confi
     let source = rig.connect_as_qemu(A, 49153);
     let stream = rig::main_stream(50);
     let writer = rig::write_all(&source, stream.clone());
-    let (destination, _) = qemu.accept().unwrap();
+    let (destination, _) = rig.accept(&qemu);
     finish(&source, &destination, &stream);
     writer.join().unwrap();
     drop((source, destination));
@@ -325,7 +325,7 @@ fn users_who_may_not_migrate_are_reset() {
     let source = connect(23456);
     (&source).write_all(UNCONFIRMED).unwrap();
     source.shutdown(Shutdown::Write).unwrap();
-    let (destination, _) = qemu.accept().unwrap();
+    let (destination, _) = rig.accept(&qemu);
     assert_eq!(read_exactly(&destination, UNCONFIRMED.len()), UNCONFIRMED);
     drop(destination);
     assert_eq!(read_all(&source), b"");
@@ -398,7 +398,7 @@ fn a_destination_qemu_that_does_not_listen_is_a_failure_with_its_cause() {
     let stream = rig::main_stream(10);
     let writer = rig::write_all(&source, stream);
     let mut byte = [0; 1];
-    let end = { &source }.read(&mut byte);
+    let end = rig::read_some(&source, &mut byte);
     assert!(!matches!(end, Ok(1)), "{end:?}");
     drop(writer.join());
     let record = rig.ended(A, 1);

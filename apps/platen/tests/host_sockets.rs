@@ -4,7 +4,7 @@
 #[path = "host/rig.rs"]
 mod rig;
 
-use rig::{main_stream, until, Platen, Rig, A, B, SHUT_OK, WATCHDOG};
+use rig::{main_stream, read_some, until, Platen, Rig, A, B, SHUT_OK, WATCHDOG};
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -49,6 +49,7 @@ fn migrates(rig: &Rig, number: u16) {
     let mut source = connect(rig, number);
     let writing = (source.try_clone().unwrap(), stream.clone());
     let writer = std::thread::spawn(move || { &writing.0 }.write_all(&writing.1).unwrap());
+    rig.awaits(&qemu);
     let (mut destination, _) = qemu.accept().unwrap();
     let mut got = vec![0; stream.len()];
     destination.read_exact(&mut got).unwrap();
@@ -113,7 +114,7 @@ fn two_qemus_at_one_path_are_a_failure_and_neither_gets_a_byte() {
     let second = UnixListener::bind(&at).unwrap();
     let mut source = connect(&rig, 2);
     source.write_all(&main_stream(300)[..50_000]).unwrap();
-    assert!(matches!(source.read(&mut [0; 1]), Ok(0) | Err(_)));
+    assert!(matches!(read_some(&source, &mut [0; 1]), Ok(0) | Err(_)));
     let record = rig.ended(A, 1);
     let cause = record["cause"].as_str().unwrap();
     assert!(cause.contains("2 QEMUs wait at"), "{cause}");
@@ -135,11 +136,11 @@ fn what_is_no_migration_and_what_has_no_host_is_closed_at_once() {
     // There is no address that a unix socket could be forwarded to.
     let mut stranger = connect(&rig, 1);
     stranger.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
-    assert!(matches!(stranger.read(&mut [0; 1]), Ok(0) | Err(_)));
+    assert!(matches!(read_some(&stranger, &mut [0; 1]), Ok(0) | Err(_)));
     until(|| rig.status(A)["strangers"] == 1);
     let mut source = connect(&rig, 1);
     source.write_all(&main_stream(3)).unwrap();
-    assert!(matches!(source.read(&mut [0; 1]), Ok(0) | Err(_)));
+    assert!(matches!(read_some(&source, &mut [0; 1]), Ok(0) | Err(_)));
     let record = rig.ended(A, 1);
     assert_eq!(record["status"], "failed", "{record}");
     assert!(record["cause"].as_str().unwrap().contains("cannot connect"), "{record}");

@@ -80,7 +80,7 @@ fn a_receiver_serves_when_standard_error_has_no_reader() {
         let folder = tempfile::tempdir().unwrap();
         let deliver = format!("unix:{}", folder.path().join("qemu").display());
         // At an address of its own: another test may get the port of one that all use.
-        let port = std::net::TcpListener::bind("127.80.76.4:0").unwrap().local_addr().unwrap();
+        let port = std::net::TcpListener::bind("127.80.76.6:0").unwrap().local_addr().unwrap();
         let mut receiver = platen()
             .args(["receive", "--insecure", "--listen", &port.to_string(), "--deliver", &deliver])
             .stdout(Stdio::null())

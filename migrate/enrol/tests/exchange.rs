@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tls::{Authority, Credentials};
 
-const ANY: &str = "127.0.0.1:0";
+/// An address of this program: a port that an offer leaves gets no other test.
+const ANY: &str = "127.80.76.7:0";
 /// An offer that ends by itself is not waited for as long.
 const LONG: Duration = Duration::from_secs(300);
 
@@ -192,7 +193,7 @@ fn whoever_says_nothing_is_not_waited_for() {
     });
     // Closed, though its time was not over.
     idle.set_read_timeout(Some(LONG)).unwrap();
-    assert_eq!(idle.read(&mut [0; 1]).unwrap(), 0);
+    assert_eq!(idle.read_to_end(&mut Vec::new()).unwrap(), 0);
 }
 
 #[test]

@@ -220,7 +220,11 @@ mod tests {
         assert!(!ours.is_reset());
         // Bytes for a socket that is closed.
         { &ours }.write_all(&[7; 10]).unwrap();
-        assert!(ours.is_reset());
+        // On a busy machine the kernel may carry out the reset later than a relay waits for it.
+        let until = Instant::now() + Duration::from_secs(60);
+        while !ours.is_reset() {
+            assert!(Instant::now() < until, "no reset comes");
+        }
     }
 
     #[test]

@@ -334,10 +334,10 @@ fn a_repeatedly_lost_link_is_made_less_often_and_reported_once() {
 }
 
 fn flaps_reported_once() -> bool {
+    let begin = Instant::now();
     let other = End::new("the client", 2, RESUME);
     let (address, closed) = flapping(Some(other.session.clone()));
     let one = client(address, 2, RESUME);
-    let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(2) || closed.load(Ordering::SeqCst) < 2 {
         assert!(begin.elapsed() < LIMIT, "it is not made again");
         std::thread::sleep(Duration::from_millis(10));

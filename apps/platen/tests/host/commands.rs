@@ -8,7 +8,6 @@ fn a_second_service_is_refused_and_a_service_manager_hears() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(WATCHDOG)).unwrap();
     let _a = rig.start_with(A, &[("NOTIFY_SOCKET", path.to_str().unwrap())]);
     let mut heard = Vec::new();
     while !heard.contains(&"WATCHDOG=1".to_owned()) {

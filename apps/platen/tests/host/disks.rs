@@ -17,7 +17,7 @@ fn a_disk_s_client_does_not_wait_for_its_silence_to_last() {
     until(|| {
         let begin = Instant::now();
         let client = rig.connect_as_qemu(A, 49153);
-        let (mut there, _) = server.accept().unwrap();
+        let (mut there, _) = rig.accept(&server);
         let took = begin.elapsed();
         there.write_all(b"NBDMAGIC").unwrap();
         assert_eq!(read_exactly(&client, 8), b"NBDMAGIC");
@@ -37,12 +37,12 @@ fn a_disk_s_connection_goes_beside_its_migration_and_outlives_services_and_links
     let (mut a, mut b) = (rig.start(A), rig.start(B));
     let server = rig.listen_as_qemu(B, 49153);
     let client = rig.connect_as_qemu(A, 49153);
-    let (mut there, _) = server.accept().unwrap();
+    let (mut there, _) = rig.accept(&server);
     there.write_all(b"NBDMAGICIHAVEOPT").unwrap();
     assert_eq!(read_exactly(&client, 16), b"NBDMAGICIHAVEOPT");
     // A second disk at the same port, and the VM.
     let second = rig.connect_as_qemu(A, 49153);
-    let (mut second_there, _) = server.accept().unwrap();
+    let (mut second_there, _) = rig.accept(&server);
     second_there.write_all(b"NBDMAGIC").unwrap();
     assert_eq!(read_exactly(&second, 8), b"NBDMAGIC");
     migrates(&rig, A, 49152);
@@ -91,7 +91,7 @@ fn a_killed_carrier_of_a_disk_ends_its_connection_at_both() {
         let _services = (rig.start(A), rig.start(B));
         let server = rig.listen_as_qemu(B, 49153);
         let client = rig.connect_as_qemu(A, 49153);
-        let (mut there, _) = server.accept().unwrap();
+        let (mut there, _) = rig.accept(&server);
         there.write_all(b"NBDMAGIC").unwrap();
         assert_eq!(read_exactly(&client, 8), b"NBDMAGIC");
         let pid = rig.list(victim)["running"][0]["pid"].as_u64().unwrap();

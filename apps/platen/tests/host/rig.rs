@@ -2,11 +2,13 @@
 
 #![allow(dead_code, reason = "each of the test programs uses a part")]
 
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fd::AsFd;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, PipeWriter, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -18,10 +20,12 @@ use stream::synth::Style;
 /// A whole migration with a return path through running services.
 pub(crate) fn migrates(rig: &Rig, from: usize, port: u16) {
     let stream = main_stream(300);
+    // The last migration with this port may be ending, and take seconds for it on a busy machine.
+    until(|| !rig.carries(port_of(1 - from, port)));
     let qemu = rig.listen_as_qemu(1 - from, port);
     let source = rig.connect_as_qemu(from, port);
     let writer = write_all(&source, stream.clone());
-    let (destination, _) = qemu.accept().unwrap();
+    let (destination, _) = rig.accept(&qemu);
     finish(&source, &destination, &stream);
     writer.join().unwrap();
 }
@@ -34,7 +38,7 @@ pub(crate) fn under_way(rig: &Rig, port: u16) -> (TcpStream, TcpStream, Vec<u8>)
     let qemu = rig.listen_as_qemu(B, port);
     let source = rig.connect_as_qemu(A, port);
     (&source).write_all(&stream[..UNDER_WAY]).unwrap();
-    let (destination, _) = qemu.accept().unwrap();
+    let (destination, _) = rig.accept(&qemu);
     assert!(read_exactly(&destination, UNDER_WAY) == stream[..UNDER_WAY]);
     (source, destination, stream)
 }
@@ -121,18 +125,29 @@ pub(crate) fn read_exactly(mut socket: &TcpStream, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// Reads some bytes. With a timeout a read ends with EINTR if this process was stopped meanwhile.
+pub(crate) fn read_some(mut socket: impl Read, bytes: &mut [u8]) -> std::io::Result<usize> {
+    loop {
+        match socket.read(bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}
+
 /// All that comes; a reset ends it like a close.
-pub(crate) fn read_all(mut socket: &TcpStream) -> Vec<u8> {
+pub(crate) fn read_all(socket: &TcpStream) -> Vec<u8> {
     let (mut all, mut piece) = (Vec::new(), vec![0; 65536]);
-    while let Ok(got @ 1..) = socket.read(&mut piece) {
+    while let Ok(got @ 1..) = read_some(socket, &mut piece) {
         all.extend_from_slice(&piece[..got]);
     }
     all
 }
 
 /// Waits for the end of a connection; whether it was a reset.
-pub(crate) fn is_reset(mut socket: &TcpStream) -> bool {
-    matches!(socket.read(&mut [0; 1]), Err(error) if error.kind() == ErrorKind::ConnectionReset)
+pub(crate) fn is_reset(socket: &TcpStream) -> bool {
+    let end = read_some(socket, &mut [0; 1]);
+    matches!(end, Err(error) if error.kind() == ErrorKind::ConnectionReset)
 }
 
 /// The destination reads the stream and confirms, and the source hears it.
@@ -271,6 +286,22 @@ impl Proxy {
     }
 }
 
+/// The second and third number of addresses that no other rig has had in this test program, nor in
+/// one that runs at the same time: a socket at one of them shows that they are taken. It stays,
+/// since a proxy outlives its rig.
+fn claim() -> (u8, u8) {
+    const NETS: u32 = 120 * 250;
+    let first = std::process::id() % NETS;
+    let claimed = (0..NETS).find_map(|nth| {
+        let unique = (first * 64 + nth) % NETS;
+        let net = (u8::try_from(100 + unique / 250).unwrap(), u8::try_from(unique % 250).unwrap());
+        let socket = UdpSocket::bind((Ipv4Addr::new(127, net.0, net.1, 1), 4444)).ok()?;
+        std::mem::forget(socket);
+        Some(net)
+    });
+    claimed.expect("a net that no rig has")
+}
+
 /// Configuration, certificates and folders of both hosts.
 pub(crate) struct Rig {
     folder: tempfile::TempDir,
@@ -299,14 +330,7 @@ impl Rig {
     }
 
     fn made(settings: &str, proxy: Option<Proxy>) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        // Test programs may run at the same time, and have fewer rigs than this.
-        assert!(number < 64, "the next program's addresses");
-        let unique = (std::process::id() % 468) * 64 + number;
-        let net =
-            (u8::try_from(100 + unique / 250 % 120).unwrap(), u8::try_from(unique % 250).unwrap());
-        let rig = Self { folder: tempfile::tempdir().unwrap(), net, proxy };
+        let rig = Self { folder: tempfile::tempdir().unwrap(), net: claim(), proxy };
         let mut text =
             format!("{settings}compress_threads = 2\ntls_dir = \"{}\"\n", rig.at("ca/a").display());
         for host in [A, B] {
@@ -388,6 +412,21 @@ impl Rig {
             bound.is_some()
         });
         bound.expect("it is bound")
+    }
+
+    /// Waits for a connection. A migration that has failed makes none, and the test has to end.
+    pub(crate) fn awaits(&self, listener: impl AsFd) {
+        let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+        let limit = Timespec::try_from(WATCHDOG).unwrap();
+        if poll(&mut fds, Some(&limit)).unwrap() == 0 {
+            panic!("nobody connects: {:#?}", self.records().collect::<Vec<_>>());
+        }
+    }
+
+    /// The next connection to a QEMU.
+    pub(crate) fn accept(&self, qemu: &TcpListener) -> (TcpStream, SocketAddr) {
+        self.awaits(qemu);
+        qemu.accept().unwrap()
     }
 
     /// A connection of a QEMU on `host` to the other one's door.
@@ -508,13 +547,28 @@ impl Rig {
         }
     }
 
-    /// The carriers whose sockets are in this rig's folders.
-    fn carriers(&self) -> Vec<u64> {
-        let records = NAMES.iter().flat_map(|name| {
+    /// The records in this rig's folders.
+    fn records(&self) -> impl Iterator<Item = Value> + '_ {
+        let files = NAMES.iter().flat_map(|name| {
             let folder = self.at(&format!("run-{name}/migrations"));
             std::fs::read_dir(folder).into_iter().flatten().flatten()
         });
-        records.filter_map(|entry| running_pid(&entry.path())).collect()
+        files.filter_map(|file| serde_json::from_slice(&std::fs::read(file.path()).ok()?).ok())
+    }
+
+    /// Those that do not say that they have ended.
+    fn running(&self) -> impl Iterator<Item = Value> + '_ {
+        self.records().filter(|record| record["phase"] != "ended")
+    }
+
+    /// The carriers whose sockets are in this rig's folders.
+    fn carriers(&self) -> Vec<u64> {
+        self.running().filter_map(|record| record["pid"].as_u64()).collect()
+    }
+
+    /// Whether a migration with this port has not ended at both hosts.
+    fn carries(&self, port: u16) -> bool {
+        self.running().any(|record| record["port"] == port && record["what"] != "disk")
     }
 
     pub(crate) fn carriers_are_gone(&self) -> bool {
@@ -529,10 +583,4 @@ fn port_of(host: usize, port: u16) -> u16 {
     } else {
         port
     }
-}
-
-/// The process of a record that does not say that it has ended.
-fn running_pid(path: &Path) -> Option<u64> {
-    let record: Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
-    record["pid"].as_u64().filter(|_| record["phase"] != "ended")
 }

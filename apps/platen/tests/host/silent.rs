@@ -23,7 +23,7 @@ fn what_is_no_migration_is_reset_or_goes_on_as_configured() {
         let server = (!says.is_empty()).then(|| rig.listen_as_qemu(B, 49152));
         let silent = rig.connect_as_qemu(A, 49152);
         if let Some(server) = server {
-            server.accept().unwrap().0.write_all(says).unwrap();
+            rig.accept(&server).0.write_all(says).unwrap();
         }
         assert!(is_reset(&silent));
         let cause = rig.ended(A, if says.is_empty() { 3 } else { 2 })["cause"].clone();
@@ -36,7 +36,7 @@ fn what_is_no_migration_is_reset_or_goes_on_as_configured() {
     let server = TcpListener::bind((rig.address(B), 49152)).unwrap();
     let client = rig.connect_as_qemu(A, 49152);
     (&client).write_all(b"hello").unwrap();
-    let (there, _) = server.accept().unwrap();
+    let (there, _) = rig.accept(&server);
     assert_eq!(read_exactly(&there, 5), b"hello");
     (&there).write_all(b"NBDMAGIC").unwrap();
     assert_eq!(read_exactly(&client, 8), b"NBDMAGIC");
@@ -49,8 +49,8 @@ fn what_is_no_migration_is_reset_or_goes_on_as_configured() {
     let _b = rig.start(B);
     let theirs = rig.listen_as_qemu(B, 49152);
     let client = rig.connect_as_qemu(A, 49152);
-    theirs.accept().unwrap().0.write_all(b"220 welcome").unwrap();
-    let (mut there, _) = server.accept().unwrap();
+    rig.accept(&theirs).0.write_all(b"220 welcome").unwrap();
+    let (mut there, _) = rig.accept(&server);
     there.write_all(b"220 welcome").unwrap();
     assert_eq!(read_exactly(&client, 11), b"220 welcome");
     drop((there, client));
@@ -65,7 +65,7 @@ fn a_migration_that_was_silent_at_first_does_not_go_in_the_clear() {
     let _a = rig.start(A);
     let server = TcpListener::bind((rig.address(B), 49152)).unwrap();
     let source = rig.connect_as_qemu(A, 49152);
-    let (there, _) = server.accept().unwrap();
+    let (there, _) = rig.accept(&server);
     (&source).write_all(UNCONFIRMED).unwrap();
     assert_eq!((read_all(&there), read_all(&source)), (Vec::new(), Vec::new()));
     let record = rig.ended(A, 1);
@@ -91,7 +91,7 @@ fn a_source_that_is_silent_for_seconds_migrates_all_the_same() {
     qemu.set_nonblocking(false).unwrap();
     let stream = rig::main_stream(50);
     let writer = rig::write_all(&source, stream.clone());
-    let (destination, _) = qemu.accept().unwrap();
+    let (destination, _) = rig.accept(&qemu);
     finish(&source, &destination, &stream);
     writer.join().unwrap();
     drop((source, destination));

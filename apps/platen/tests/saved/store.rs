@@ -2,17 +2,16 @@
 
 use super::*;
 
-/// Waits until the VM's firmware writes to no more than a few pages: the saves have the others in
-/// common.
+/// Waits until the VM's firmware writes to no more than a few pages, in several looks in a row: the
+/// saves have the others in common. Between two looks a VM may have got no CPU.
 fn rests(folder: &Path, source: &Qemu) {
     let deadline = Instant::now() + LONG;
-    let mut before = Vec::new();
-    loop {
+    let (mut before, mut quiet) = (Vec::new(), 0);
+    while quiet < 5 {
         let now = mapped::memory(folder, source, 0, 16 << 20);
         let pages = now.chunks(4096).zip(before.chunks(4096));
-        if !before.is_empty() && pages.filter(|(now, before)| now != before).count() < 4 {
-            return;
-        }
+        let rests = !before.is_empty() && pages.filter(|(now, before)| now != before).count() < 4;
+        quiet = if rests { quiet + 1 } else { 0 };
         assert!(Instant::now() < deadline, "its memory changes all the time");
         before = now;
         thread::sleep(Duration::from_millis(200));

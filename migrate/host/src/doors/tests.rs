@@ -6,11 +6,15 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 
-const PEER: Ipv4Addr = Ipv4Addr::new(127, 80, 78, 2);
+/// An address of this process: the same tests may run in another one at the same time.
+fn peer() -> Ipv4Addr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 81 + a % 16, b, c)
+}
 
 fn tcp(ports: RangeInclusive<u16>) -> Vec<(Door, DoorAddress)> {
     let door = |port| Door { peer: "b".into(), place: Place::Door(port) };
-    ports.map(|port| (door(port), DoorAddress::Tcp((PEER, port).into()))).collect()
+    ports.map(|port| (door(port), DoorAddress::Tcp((peer(), port).into()))).collect()
 }
 
 fn stream(socket: &QemuSocket) -> &TcpStream {
@@ -90,10 +94,10 @@ fn someone_waits(doors: &mut Doors, keeper: &mut Keeper, nth: usize) {
 
 #[test]
 fn all_connections_of_a_migration_are_handed_over_in_their_order() {
-    let (mut doors, mut keeper) = doors(50_001, &[me()]);
+    let (mut doors, mut keeper) = doors(20_001, &[me()]);
     // A VM is awaited for a minute, however late this test writes its first bytes.
     keeper.answers = vec![Some(Awaits::Vm)];
-    let connect = || TcpStream::connect((PEER, 50_001)).unwrap();
+    let connect = || TcpStream::connect((peer(), 20_001)).unwrap();
     let (mut main, mut channel, preempt) = (connect(), connect(), connect());
     // The channel's bytes come first.
     channel.write_all(&0x1122_3344_u32.to_be_bytes()).unwrap();
@@ -103,7 +107,7 @@ fn all_connections_of_a_migration_are_handed_over_in_their_order() {
     main.write_all(b"QEVM\0\0\0\x03").unwrap();
     turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
     let (door, sockets) = &keeper.migrations[0];
-    assert_eq!((door.peer.as_str(), door.place), ("b", Place::Door(50_001)));
+    assert_eq!((door.peer.as_str(), door.place), ("b", Place::Door(20_001)));
     for socket in sockets {
         // The kernel doubles it, for its own bookkeeping.
         let size = rustix::net::sockopt::socket_recv_buffer_size(socket).unwrap();
@@ -130,8 +134,8 @@ fn all_connections_of_a_migration_are_handed_over_in_their_order() {
 
 #[test]
 fn what_is_no_migration_is_told_apart_and_nothing_of_it_read() {
-    let (mut doors, mut keeper) = doors(50_002, &[me()]);
-    let mut client = TcpStream::connect((PEER, 50_002)).unwrap();
+    let (mut doors, mut keeper) = doors(20_002, &[me()]);
+    let mut client = TcpStream::connect((peer(), 20_002)).unwrap();
     client.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     turn(&mut doors, &mut keeper, |keeper| !keeper.strangers.is_empty());
     let (socket, why) = &mut keeper.strangers[0];
@@ -143,8 +147,8 @@ fn what_is_no_migration_is_told_apart_and_nothing_of_it_read() {
 
 #[test]
 fn a_client_that_waits_for_its_server_is_told_apart_with_nothing_read() {
-    let (mut doors, mut keeper) = doors(50_007, &[me()]);
-    let mut client = TcpStream::connect((PEER, 50_007)).unwrap();
+    let (mut doors, mut keeper) = doors(20_007, &[me()]);
+    let mut client = TcpStream::connect((peer(), 20_007)).unwrap();
     turn(&mut doors, &mut keeper, |keeper| !keeper.silent.is_empty());
     client.write_all(b"NBD").unwrap();
     let mut got = [0; 3];
@@ -154,9 +158,9 @@ fn a_client_that_waits_for_its_server_is_told_apart_with_nothing_read() {
 
 #[test]
 fn what_the_other_host_awaits_tells_a_late_migration_from_a_client() {
-    let (mut doors, mut keeper) = doors(50_008, &[me()]);
+    let (mut doors, mut keeper) = doors(20_008, &[me()]);
     keeper.answers = vec![None, None, Some(Awaits::Vm)];
-    let connect = || TcpStream::connect((PEER, 50_008)).unwrap();
+    let connect = || TcpStream::connect((peer(), 20_008)).unwrap();
     let (mut source, mut channel) = (connect(), connect());
     channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
     let until = Instant::now() + Duration::from_secs(120);
@@ -185,8 +189,8 @@ fn what_the_other_host_awaits_tells_a_late_migration_from_a_client() {
 
 #[test]
 fn a_migration_by_another_way_is_refused_while_one_has_the_door() {
-    let (mut doors, mut keeper) = doors(50_009, &[me()]);
-    let mut second = TcpStream::connect((PEER, 50_009)).unwrap();
+    let (mut doors, mut keeper) = doors(20_009, &[me()]);
+    let mut second = TcpStream::connect((peer(), 20_009)).unwrap();
     someone_waits(&mut doors, &mut keeper, 0);
     // The first one began in the same turn, and has the door now.
     keeper.lent = true;
@@ -199,8 +203,8 @@ fn a_migration_by_another_way_is_refused_while_one_has_the_door() {
 
 #[test]
 fn a_user_who_may_not_migrate_is_reset_at_once() {
-    let (mut doors, mut keeper) = doors(50_003, &[me() + 1]);
-    let mut client = TcpStream::connect((PEER, 50_003)).unwrap();
+    let (mut doors, mut keeper) = doors(20_003, &[me() + 1]);
+    let mut client = TcpStream::connect((peer(), 20_003)).unwrap();
     turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
     assert!(keeper.refused[0].contains("allow_users"), "{:?}", keeper.refused);
     let error = client.read(&mut [0; 1]).unwrap_err();
@@ -209,8 +213,8 @@ fn a_user_who_may_not_migrate_is_reset_at_once() {
 
 #[test]
 fn a_door_that_another_has_is_said_once_and_opened_later() {
-    let other = TcpListener::bind((PEER, 50_004)).unwrap();
-    let mut doors = Doors::new(tcp(50_004..=50_004), Vec::new(), AllowedUsers::default());
+    let other = TcpListener::bind((peer(), 20_004)).unwrap();
+    let mut doors = Doors::new(tcp(20_004..=20_004), Vec::new(), AllowedUsers::default());
     let mut keeper = Keeper::default();
     for _ in 0..3 {
         doors.turn(Duration::ZERO, &mut keeper).unwrap();
@@ -250,25 +254,25 @@ fn a_unix_door_takes_a_migration_with_all_its_connections_and_refuses_other_user
 
 #[test]
 fn a_change_keeps_the_doors_that_stay_and_shuts_the_others() {
-    let (mut doors, mut keeper) = doors(50_005, &[me()]);
+    let (mut doors, mut keeper) = doors(20_005, &[me()]);
     keeper.answers = vec![Some(Awaits::Vm)];
-    let connect = |port| TcpStream::connect((PEER, port)).unwrap();
+    let connect = |port| TcpStream::connect((peer(), port)).unwrap();
     // A channel without its migration waits at the door.
-    let mut channel = connect(50_005);
+    let mut channel = connect(20_005);
     channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
     someone_waits(&mut doors, &mut keeper, 0);
-    doors.change(tcp(50_005..=50_006), AllowedUsers(vec![me()]));
+    doors.change(tcp(20_005..=20_006), AllowedUsers(vec![me()]));
     assert_eq!((doors.count(), doors.open()), (2, 1));
-    let mut main = connect(50_005);
+    let mut main = connect(20_005);
     main.write_all(b"QEVM\0\0\0\x03").unwrap();
     turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
     assert_eq!(keeper.migrations[0].1.len(), 2, "the channel still waited");
     assert_eq!(doors.open(), 2);
-    let mut waits = connect(50_006);
+    let mut waits = connect(20_006);
     someone_waits(&mut doors, &mut keeper, 1);
-    doors.change(tcp(50_005..=50_005), AllowedUsers(vec![me() + 1]));
+    doors.change(tcp(20_005..=20_005), AllowedUsers(vec![me() + 1]));
     assert_eq!(waits.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
-    assert!(TcpStream::connect((PEER, 50_006)).is_err());
-    let _other = connect(50_005);
+    assert!(TcpStream::connect((peer(), 20_006)).is_err());
+    let _other = connect(20_005);
     turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
 }

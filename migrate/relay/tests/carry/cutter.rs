@@ -1,10 +1,13 @@
 //! A network between the relays that is cut at a chosen message, in a chosen way, and then works
 //! again.
 
-use session::HEADER_BYTES;
+use session::{FrameType, HEADER_BYTES};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+
+/// The type of a HEARTBEAT.
+const HEARTBEAT: u8 = FrameType::Heartbeat as u8;
 
 /// The direction whose messages are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +134,8 @@ impl Cutter {
         state.cut();
     }
 
-    /// Reads everything and forwards nothing, until links are cut.
+    /// Reads everything and forwards nothing but heartbeats, until links are cut: a silent link is
+    /// lost after some seconds, which a slow machine may need for its frames.
     pub(crate) fn swallow(&self) {
         self.shared.state.lock().unwrap().swallows = true;
     }
@@ -182,6 +186,10 @@ impl Shared {
             from.read_exact(&mut frame[HEADER_BYTES..])?;
             let mut state = self.state.lock().unwrap();
             if state.swallows {
+                drop(state);
+                if frame[0] == HEARTBEAT {
+                    to.write_all(&frame)?;
+                }
                 continue;
             }
             if let Some(plan) = self.plan.filter(|plan| plan.way == way) {

@@ -78,7 +78,7 @@ fn flood(to: SocketAddr) -> Vec<TcpStream> {
     let flood: Vec<_> = (0..FLOOD).filter_map(|_| TcpStream::connect(to).ok()).collect();
     for mut socket in &flood[..TURNED_AWAY] {
         socket.set_read_timeout(Some(WATCHDOG)).unwrap();
-        let _ = socket.read(&mut [0]);
+        let _ = socket.read_to_end(&mut Vec::new());
     }
     flood
 }

@@ -15,7 +15,8 @@ fn links_are_measured_while_a_migration_goes_on() {
         let receiving = Receiving::new();
         let sending = Sending::new(&receiving, receiving.address, Options::default());
         let peer = receiving.address.to_string();
-        let time = Duration::from_millis(200);
+        // On a busy machine a thread may read nothing in the second half of less.
+        let time = Duration::from_secs(3);
         let measuring = std::thread::spawn(move || measure_links(&peer, None, 4096, 4, time));
         let streams = single(200);
         let destination = destination_qemu(receiving.qemu(None), &streams, Reader::Prompt);

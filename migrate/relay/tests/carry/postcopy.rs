@@ -3,8 +3,8 @@
 
 use crate::cutter::{Cutter, Plan, Way};
 use crate::harness::{
-    assert_same, bounded, bounded_by, pages, read_exactly, read_rest, readable, Options, Receiving,
-    Sending, A_WHILE, PAGE, SHUT_BAD, SHUT_OK, WATCHDOG,
+    assert_same, bounded, bounded_by, pages, read_exactly, read_rest, readable, until_in_doubt,
+    Options, Receiving, Sending, A_WHILE, PAGE, SHUT_BAD, SHUT_OK, WATCHDOG,
 };
 use crate::proxy::{Proxy, Tamper};
 use crate::resume::SHORT;
@@ -400,6 +400,8 @@ fn a_packaged_state_that_was_never_sent_is_not_reported_as_a_pause() {
         main.packaged(&[7; 7000]).raw(&PING);
         main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);
         (&source).write_all(&main.take()).unwrap();
+        // Until the relay has read the source over into postcopy.
+        until_in_doubt(&rig.sending);
         // The receiver gives up, and reports that once it can be reached again.
         rig.receiving.result().unwrap_err();
         assert_eq!(read_rest(&destination), b"", "what starts the VM was delivered");

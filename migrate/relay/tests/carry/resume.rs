@@ -5,7 +5,8 @@ mod doubt;
 use crate::cutter::{Cutter, Plan, Way};
 use crate::harness::{
     assert_same, bounded, bounded_by, destination_qemu, read_exactly, read_rest, readable,
-    source_qemu, tag_at, Options, Reader, Receiving, Sending, Streams, A_WHILE, SHUT_OK, WATCHDOG,
+    source_qemu, tag_at, until_in_doubt, Options, Reader, Receiving, Sending, Streams, A_WHILE,
+    SHUT_OK, WATCHDOG,
 };
 use crate::identity::{multifd, single};
 use relay::{Destination, Host, RelayError, Server, ServerConfig, UnixAddress};

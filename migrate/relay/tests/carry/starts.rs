@@ -9,6 +9,7 @@ use crate::harness::{
 use crate::identity::single;
 use crate::resume::hello;
 use relay::{Host, RelayError, Server, ServerConfig, Source, UnixAddress};
+use rustix::event::{poll, PollFd, PollFlags};
 use session::{dial, FrameType, Grants, Header, Hello, Link, Session, SessionError, Verdict};
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -315,15 +316,40 @@ impl Host for EndsWhenConnected {
     fn notice(&self, _: &str) {}
 }
 
+/// Begins a migration, and again as long as the relay closes the connection before the first bytes
+/// have come: this thread may stand still before it writes them. Returns the source's socket, and
+/// the destination's unless the relay has ended first.
+fn begin_in_time(
+    sending: &Sending,
+    listener: &UnixListener,
+    bytes: &[u8],
+) -> (UnixStream, Option<UnixStream>) {
+    loop {
+        let source = sending.connect();
+        let _ = (&source).write_all(bytes);
+        let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&source, PollFlags::IN)];
+        poll(&mut fds, None).unwrap();
+        if fds[0].revents().contains(PollFlags::IN) {
+            return (source, Some(listener.accept().unwrap().0));
+        }
+        match sending.notices.recv_timeout(WATCHDOG) {
+            Ok(said) => assert!(said.contains("closed a connection that wrote"), "{said}"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return (source, None),
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("its end is not explained"),
+        }
+    }
+}
+
 /// QEMU 11.1 that is cancelled there can wait for its connection to end, and its VM with it.
 #[test]
 fn a_source_that_is_silent_behind_its_header_is_closed() {
     bounded(|| {
         let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
         let short = || Options { setup_timeout: Duration::from_millis(300), ..Options::default() };
         let sending = Sending::new(&receiving, receiving.address, short());
-        let source = sending.connect();
-        (&source).write_all(&MainStream::new(PAGE).file_header().take()).unwrap();
+        let header = MainStream::new(PAGE).file_header().take();
+        let (source, _destination) = begin_in_time(&sending, &listener, &header);
         assert_eq!(read_rest(&source), b"", "closed");
         let error = sending.result().unwrap_err().to_string();
         assert!(error.contains("sent nothing for 0 s"), "{error}");
@@ -331,12 +357,12 @@ fn a_source_that_is_silent_behind_its_header_is_closed() {
 
         // Behind the beginning of its RAM a source may be silent for any time.
         let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
         let sending = Sending::new(&receiving, receiving.address, short());
-        let source = sending.connect();
         let mut begun = MainStream::new(PAGE);
         begun.file_header().section(Section::Start);
         begun.block_table(&[("pc.ram", 1 << 30)]).end_of_section();
-        (&source).write_all(&begun.take()).unwrap();
+        let (source, _destination) = begin_in_time(&sending, &listener, &begun.take());
         assert!(!readable(&source, Duration::from_secs(1)), "closed");
         assert!(sending.is_running());
         drop(source);

@@ -21,6 +21,8 @@ pub(crate) fn lying_server(
         };
         write_preamble(&mut link, "x", &welcome).unwrap();
         link.socket().set_read_timeout(None).unwrap();
+        // The source may be slow. A lie fits into the socket, and goes out in one piece.
+        keep_alive(Link::from(link.socket().try_clone().unwrap()));
         lie(&mut link);
         let _ = link.read_to_end(&mut Vec::new());
     });

@@ -10,9 +10,7 @@ fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
         let half = rig.sent.len() / 2;
         (&rig.source).write_all(&rig.sent[half..]).unwrap();
         // STILL_OPEN is sent, and does not arrive.
-        while !rig.sending.handle.in_doubt() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until_in_doubt(&rig.sending);
         rig.cutter.hold();
         noticed(&rig.sending, "Look at the destination");
         assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed in doubt");
