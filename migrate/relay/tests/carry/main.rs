@@ -21,6 +21,7 @@ mod fronts;
 mod harness;
 mod histories;
 mod identity;
+mod late;
 mod link_rate;
 mod lost_peer;
 mod postcopy;
