@@ -195,16 +195,13 @@ fn linger(mut socket: &TcpStream, deadline: Instant) {
 }
 
 fn lost(peer: &str, error: &io::Error) -> TlsError {
-    let reason = match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            return TlsError::Late { peer: peer.into() };
-        }
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-            "it closed the connection during the handshake (was it started with --insecure?)".into()
-        }
-        _ => error.to_string(),
-    };
-    TlsError::Refused { peer: peer.into(), reason }
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    let peer = peer.to_string();
+    match error.kind() {
+        WouldBlock | TimedOut => TlsError::Late { peer },
+        UnexpectedEof | ConnectionReset | BrokenPipe => TlsError::Cut { peer },
+        _ => TlsError::Refused { peer, reason: error.to_string() },
+    }
 }
 
 fn time_left(deadline: Instant) -> Duration {

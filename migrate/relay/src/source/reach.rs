@@ -9,8 +9,8 @@ use tls::TlsError;
 /// Pause between two attempts to reach a peer.
 const REDIAL: Duration = Duration::from_millis(250);
 
-/// Whether a busy peer has left TLS unanswered. The hello comes behind TLS, so the attempt has
-/// opened no session.
+/// Whether TLS was not done in time, because the peer is busy or this host is. The hello comes
+/// behind TLS, so the attempt has opened no session.
 pub(super) fn is_late(error: &SessionError) -> bool {
     matches!(error, SessionError::Tls(TlsError::Late { .. }))
 }

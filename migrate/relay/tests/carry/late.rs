@@ -14,15 +14,27 @@ use std::sync::Arc;
 use std::time::Duration;
 use tls::{Acceptor, Authority, Connector, TlsError};
 
-/// A network that loses the peer's answers on one connection: a handshake of which the peer has
-/// seen the beginning.
+/// What the network loses of one connection.
+#[derive(Clone, Copy, PartialEq)]
+enum Lost {
+    /// The peer's answers to a handshake that it has seen the beginning of: it is busy.
+    Answers,
+    /// Everything from the source, until the peer closes the connection: the source is busy.
+    Questions,
+}
+
+/// A network that loses something of one connection.
 struct Network {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
 }
 
 impl Network {
-    fn new(to: SocketAddr, unanswered: usize) -> Self {
+    fn new(to: SocketAddr, nth: usize) -> Self {
+        Self::losing(Lost::Answers, to, nth)
+    }
+
+    fn losing(lost: Lost, to: SocketAddr, nth: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let connections = Arc::new(AtomicUsize::new(0));
@@ -32,8 +44,13 @@ impl Network {
                 let number = count.fetch_add(1, Ordering::Relaxed);
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(to)) else { return };
                 let (back, forth) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                std::thread::spawn(move || pass(&client, &forth));
-                std::thread::spawn(move || match number == unanswered {
+                let loses = |what| lost == what && number == nth;
+                let (no_answers, no_questions) = (loses(Lost::Answers), loses(Lost::Questions));
+                std::thread::spawn(move || match no_questions {
+                    true => drop(io::copy(&mut &client, &mut io::sink())),
+                    false => pass(&client, &forth),
+                });
+                std::thread::spawn(move || match no_answers {
                     true => drop(io::copy(&mut &server, &mut io::sink())),
                     false => pass(&server, &back),
                 });
@@ -99,6 +116,32 @@ fn a_peer_that_leaves_its_first_handshake_unanswered_is_asked_again() {
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(said[0].contains("did not come in time; waiting up to"), "{said:?}");
         site.carries(source);
+    });
+}
+
+/// W5: the peer closes a connection whose handshake has not come in 5 s.
+#[test]
+fn a_source_that_was_itself_too_late_for_its_handshake_asks_again() {
+    bounded(|| {
+        let site = Site::new();
+        let network = Network::losing(Lost::Questions, site.receiving.address, 0);
+        let source = Source::connect(&site.config(&network, 1)).expect("the second attempt");
+        assert_eq!(network.connections(), 2);
+        site.carries(source);
+    });
+}
+
+/// It may be no platen, which is known at once.
+#[test]
+fn a_peer_that_closes_the_connection_at_once_is_asked_once() {
+    bounded(|| {
+        let site = Site::new();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let network = Network::new(listener.local_addr().unwrap(), usize::MAX);
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+        let error = Source::connect(&site.config(&network, 1)).unwrap_err().to_string();
+        assert!(error.contains("it closed the connection during the handshake"), "{error}");
+        assert_eq!(network.connections(), 1);
     });
 }
 
