@@ -4,7 +4,7 @@ use super::admission;
 use super::config::{SourceConfig, AUTO_HISTORY_LEVELS};
 use super::encode::EncodeContext;
 use super::history::OwnHistories;
-use super::reach::{dial_patiently, is_late};
+use super::reach::dial_patiently;
 use super::run::Source;
 use super::shared::{Connections, Shared};
 use super::sink::SourceSink;
@@ -22,6 +22,7 @@ use session::{
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock};
+use tls::TlsError;
 
 impl Source {
     /// Connects the links and starts the codec threads.
@@ -307,7 +308,11 @@ fn open_links(
 
 /// Whether a link that could not be opened may be opened later.
 fn may_come_later(error: &SessionError) -> bool {
-    matches!(error, SessionError::LinkLost { .. } | SessionError::Connect { .. }) || is_late(error)
+    use session::SessionError::{Connect, LinkLost, Tls};
+    matches!(
+        error,
+        LinkLost { .. } | Connect { .. } | Tls(TlsError::Late { .. } | TlsError::Cut { .. })
+    )
 }
 
 /// Starts the thread that measures the flow for `auto`. It ends with the session.

@@ -11,7 +11,7 @@ const REDIAL: Duration = Duration::from_millis(250);
 
 /// Whether TLS was not done in time, because the peer is busy or this host is. The hello comes
 /// behind TLS, so the attempt has opened no session.
-pub(super) fn is_late(error: &SessionError) -> bool {
+fn is_late(error: &SessionError) -> bool {
     matches!(error, SessionError::Tls(TlsError::Late { .. }))
 }
 

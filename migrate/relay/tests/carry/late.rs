@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tls::{Acceptor, Authority, Connector, TlsError};
 
-/// What the network loses of one connection.
+/// The bytes of one connection that the network loses.
 #[derive(Clone, Copy, PartialEq)]
 enum Lost {
     /// The peer's answers to a handshake that it has seen the beginning of: it is busy.
