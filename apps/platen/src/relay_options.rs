@@ -78,10 +78,17 @@ impl RelayOptions {
 /// How to wait for the peer.
 #[derive(Args, Debug)]
 pub(crate) struct ConnectOptions {
-    /// Seconds to wait for a receiver that cannot be reached yet, 0 to 3600. With 0 the first
-    /// attempt decides
+    /// Seconds to wait for a receiver that cannot be reached yet, or is too busy to answer, 0 to
+    /// 3600. With 0 the first attempt decides
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub(crate) connect_timeout: u64,
+    connect_timeout: u64,
+}
+
+impl ConnectOptions {
+    /// The wait for a receiver that is not up yet, or is busy.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.connect_timeout)
+    }
 }
 
 fn page_size(text: &str) -> Result<u32, String> {

@@ -15,7 +15,7 @@ use codec::Settings;
 use relay::{Listening, RelayError, Source, SourceConfig, UnixAddress};
 use session::Setup;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Exit status of a migration that was delivered and cannot be confirmed, because the source QEMU
 /// uses no return path.
@@ -68,7 +68,8 @@ impl Plan {
             name: options.name.clone(),
             setup,
             resume: options.relay.resume(),
-            connect_timeout: Duration::from_secs(connect.connect_timeout),
+            connect_timeout: connect.timeout(),
+            answer_timeout: connect.timeout(),
             setup_timeout: relay::SETUP_TIMEOUT,
             delta_cache: options.delta_cache(),
             history: options.history.0,

@@ -237,6 +237,19 @@ fn a_host_that_cannot_be_reached_is_a_failure_at_once_with_its_cause() {
     a.says("to b (port 49152) failed (phase opening): cannot connect to");
 }
 
+/// Its service accepts connections and gets no CPU for its half of TLS.
+#[test]
+fn a_host_that_is_too_busy_to_answer_is_asked_again_and_says_so_once() {
+    let rig = Rig::with_proxy("");
+    let (a, _b) = (rig.start(A), rig.start(B));
+    rig.leave_unanswered(2);
+    migrates(&rig, A, 49152);
+    assert_eq!(rig.ended(A, 1)["status"], "completed");
+    assert_eq!(rig.ended(B, 1)["status"], "completed");
+    let (_, said) = a.terminates();
+    assert_eq!(said.matches("waiting up to 30 s for it to answer").count(), 1, "{said}");
+}
+
 #[test]
 fn a_host_that_cannot_be_reached_is_migrated_to_in_the_clear_where_that_is_configured() {
     let rig = Rig::new("unreachable = \"forward\"\n");

@@ -95,6 +95,6 @@ pub use return_path::ReturnPath;
 pub use server::{Front, FrontConfig, Host, Promise, Server, ServerConfig, Switchboard};
 pub use source::{
     keep, take_differences, DiskError, Keeper, Progress, Source, SourceConfig, SourceEnd,
-    SourceHandle, SETUP_TIMEOUT,
+    SourceHandle, ANSWER_TIMEOUT, SETUP_TIMEOUT,
 };
 pub use unix::{Listening, UnixAddress};

@@ -10,7 +10,7 @@ use crate::verdict::Verdict;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
-use tls::Connector;
+use tls::{Connector, TlsError};
 
 /// How long the client waits for the welcome of link 0: the server meanwhile prepares its QEMU.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(20);
@@ -65,6 +65,7 @@ pub(crate) fn dial_as(
         Some(address) => vec![address],
         None => peer.to_socket_addrs().map_err(connect)?.collect(),
     };
+    let begun = Instant::now();
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     let mut link = None;
     for address in addresses {
@@ -93,7 +94,9 @@ pub(crate) fn dial_as(
                     .write_all(pass.as_ref().map_or(&[], |pass| &pass[..]))
                     .map_err(|error| lost(peer, &error))?;
             }
-            let channel = connector.connect(&socket, peer, Instant::now() + attempt.handshake)?;
+            let channel = connector
+                .connect(&socket, peer, Instant::now() + attempt.handshake)
+                .map_err(|error| late_here(error, begun))?;
             Link::secured(socket, channel)
         }
     };
@@ -107,6 +110,15 @@ pub(crate) fn dial_as(
     };
     check(peer, hello, &welcome)?;
     Ok((link, welcome))
+}
+
+/// The error of a handshake that began with a connection at `begun`. A peer waits as long as W5
+/// says, and closes the connection: then this host was too busy for its half.
+fn late_here(error: TlsError, begun: Instant) -> TlsError {
+    match error {
+        TlsError::Cut { peer } if begun.elapsed() >= HELLO_TIMEOUT => TlsError::Late { peer },
+        error => error,
+    }
 }
 
 /// The error of a welcome that refuses, or grants what this end has not asked for.

@@ -65,6 +65,22 @@ pub enum TlsError {
         /// The reason seen here, or reported by the peer.
         reason: String,
     },
+    /// The handshake was not done in time. This end has sent nothing that is secured by it.
+    #[error("no TLS with {peer}: its half of the handshake did not come in time")]
+    Late {
+        /// The other end.
+        peer: String,
+    },
+    /// The connection was lost during the handshake. This end has sent nothing that is secured by
+    /// it.
+    #[error(
+        "no TLS with {peer}: it closed the connection during the handshake (was it started with \
+         --insecure?)"
+    )]
+    Cut {
+        /// The other end.
+        peer: String,
+    },
     /// A secured link ended without close_notify, or by bytes that are not TLS.
     #[error("TLS: {reason}")]
     Broken {

@@ -122,6 +122,7 @@ pub(crate) fn run<C: Handshake>(
     explain: impl Fn(&Error) -> String,
 ) -> Result<Channel, TlsError> {
     let refused = |reason: String| TlsError::Refused { peer: peer.into(), reason };
+    let lost = |error: &io::Error| lost(peer, error);
     let mut incoming = Vec::new();
     let mut outgoing = Vec::new();
     loop {
@@ -130,7 +131,7 @@ pub(crate) fn run<C: Handshake>(
         match step {
             Step::Again => {}
             Step::Send => {
-                send(socket, &mut outgoing, deadline).map_err(|error| refused(lost(&error)))?;
+                send(socket, &mut outgoing, deadline).map_err(|error| lost(&error))?;
             }
             Step::Receive => {
                 if incoming.len() > MAX_WAITING {
@@ -140,7 +141,7 @@ pub(crate) fn run<C: Handshake>(
                     return Err(match error {
                         Received::Plain => TlsError::Plain { peer: peer.into() },
                         Received::Foreign => refused("it does not speak TLS".into()),
-                        Received::Lost(error) => refused(lost(&error)),
+                        Received::Lost(error) => lost(&error),
                     });
                 }
             }
@@ -193,15 +194,13 @@ fn linger(mut socket: &TcpStream, deadline: Instant) {
     }
 }
 
-fn lost(error: &io::Error) -> String {
+fn lost(peer: &str, error: &io::Error) -> TlsError {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    let peer = peer.to_string();
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            "its half of the handshake did not come in time".into()
-        }
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-            "it closed the connection during the handshake (was it started with --insecure?)".into()
-        }
-        _ => error.to_string(),
+        WouldBlock | TimedOut => TlsError::Late { peer },
+        UnexpectedEof | ConnectionReset | BrokenPipe => TlsError::Cut { peer },
+        _ => TlsError::Refused { peer, reason: error.to_string() },
     }
 }
 

@@ -28,7 +28,7 @@ const SECTOR: u64 = 512;
 const FIRST: u64 = 2048;
 const RING: u64 = 1024;
 /// The limit of what only a hang takes.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(400);
 
 /// Increments the counter at 0x7e00, and writes the sector there to LBA 2048 + counter % 1024, for
 /// ever. The packet of INT 13h is at 0x7c60, the number of the drive at 0x7c70.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use vm_tests::cleanup::{register, Leftover, Ticket};
 
 /// The limit of what only a hang takes.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(400);
 
 /// The first process of a host, as a script: mounts, then a shell that waits for all that ends.
 const INIT: &str = r#"

@@ -19,7 +19,7 @@ pub const FETCH: &str = "scripts/fetch-libvirt";
 const RAM_MIB: u32 = 160;
 const FILLED_MIB: u64 = 64;
 /// The limit of what only a hang takes.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(400);
 
 /// One of the two hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

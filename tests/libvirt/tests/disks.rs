@@ -13,7 +13,7 @@ const MIDDLE: u64 = 12 << 20;
 /// MiB a second: slow enough for something to happen while the disk is copied.
 const SLOW: [&str; 2] = ["--bandwidth", "8"];
 /// The limit of what only a hang takes.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(400);
 
 /// Half text, half bytes that do not compress.
 fn content(len: usize) -> Vec<u8> {

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
-use libvirt_tests::{Lab, Side};
+use libvirt_tests::{Lab, Migration, Side};
 use vm_tests::{cleanup, platen};
 
 /// A test: a claim, and the code that checks it. Each begins and ends with a guest that runs.
@@ -188,9 +188,10 @@ fn run(chosen: &[&Scenario]) -> Result<usize> {
 }
 
 /// Bytes after which a migration is in its middle: the guest has 64 MiB that are not zero.
-const MIDDLE: u64 = 16 << 20;
-/// MiB a second: slow enough for something to happen in mid-migration, on a busy machine too.
-const SLOW: [&str; 2] = ["--bandwidth", "5"];
+const MIDDLE: u64 = 8 << 20;
+/// MiB a second. The rest takes most of a minute then: longer than a busy machine takes for what
+/// happens in mid-migration.
+const SLOW: [&str; 2] = ["--bandwidth", "1"];
 
 fn there_and_back(lab: &mut Lab) -> Result<()> {
     lab.migrate(&[])?;
@@ -304,11 +305,23 @@ fn abort(lab: &mut Lab) -> Result<()> {
     lab.migrate(&[])
 }
 
-fn abort_with(lab: &Lab, flags: &[String]) -> Result<()> {
-    let before = counts(lab)?;
+/// Begins a migration with these flags, which has come to its middle and stays there for long.
+fn in_the_middle(lab: &Lab, flags: &[String]) -> Result<Migration> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let migration = lab.begin(&[&SLOW[..], &flags].concat())?;
     lab.wait_for_bytes(MIDDLE)?;
+    Ok(migration)
+}
+
+/// Lets it go on at full speed, and waits for its end.
+fn lands(lab: &mut Lab, migration: Migration, before: [usize; 2]) -> Result<()> {
+    lab.host(lab.at).virsh(&["migrate-setspeed", "g1", "1000"])?;
+    lab.arrive(migration, before)
+}
+
+fn abort_with(lab: &Lab, flags: &[String]) -> Result<()> {
+    let before = counts(lab)?;
+    let migration = in_the_middle(lab, flags)?;
     lab.host(lab.at).virsh(&["domjobabort", "g1"])?;
     let (well, said) = migration.ends()?;
     ensure!(!well, "an aborted migration succeeded: {said}");
@@ -322,10 +335,7 @@ fn abort_with(lab: &Lab, flags: &[String]) -> Result<()> {
 
 fn services_killed(lab: &mut Lab) -> Result<()> {
     let before = counts(lab)?;
-    let migration = lab.begin(&SLOW)?;
-    lab.wait_for_bytes(MIDDLE)?;
-    // The rest takes longer than a busy machine takes for what follows.
-    lab.host(lab.at).virsh(&["migrate-setspeed", "g1", "1"])?;
+    let migration = in_the_middle(lab, &[])?;
     for side in [Side::A, Side::B] {
         lab.kill_service(side)?;
         lab.start_service(side)?;
@@ -334,8 +344,7 @@ fn services_killed(lab: &mut Lab) -> Result<()> {
     }
     // The new service hands the new links to the process that has the session.
     cut(lab, Duration::from_secs(4))?;
-    lab.host(lab.at).virsh(&["migrate-setspeed", "g1", "1000"])?;
-    lab.arrive(migration, before)
+    lands(lab, migration, before)
 }
 
 /// Cuts the link for so long, with every connection on it.
@@ -347,10 +356,9 @@ fn cut(lab: &Lab, time: Duration) -> Result<()> {
 
 fn link_down(lab: &mut Lab) -> Result<()> {
     let before = counts(lab)?;
-    let migration = lab.begin(&SLOW)?;
-    lab.wait_for_bytes(MIDDLE)?;
+    let migration = in_the_middle(lab, &[])?;
     cut(lab, Duration::from_secs(10))?;
-    lab.arrive(migration, before)
+    lands(lab, migration, before)
 }
 
 fn no_service(lab: &mut Lab) -> Result<()> {
@@ -419,8 +427,7 @@ fn postcopy(lab: &mut Lab) -> Result<()> {
 
 fn destination_killed(lab: &mut Lab) -> Result<()> {
     let before = counts(lab)?;
-    let migration = lab.begin(&SLOW)?;
-    lab.wait_for_bytes(MIDDLE)?;
+    let migration = in_the_middle(lab, &[])?;
     let there = lab.host(lab.at.other());
     let pid = std::fs::read_to_string(there.file("/run/libvirt/qemu/g1.pid"))?;
     let out =

@@ -195,6 +195,8 @@ impl Settings {
             resume: Duration::from_secs(config.resume_timeout),
             // A host whose service cannot be reached is a failure at once.
             connect_timeout: Duration::ZERO,
+            // A service that is reached may be busy.
+            answer_timeout: relay::ANSWER_TIMEOUT,
             setup_timeout: relay::SETUP_TIMEOUT,
             // Only RAM is sent again.
             delta_cache: match (codec, target.what) {

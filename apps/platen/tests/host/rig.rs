@@ -264,13 +264,23 @@ pub(crate) fn run(args: &[&str]) -> (Option<i32>, String) {
 
 /// A network between A and B that can be cut.
 #[derive(Clone, Default)]
-struct Proxy(Arc<Mutex<Vec<TcpStream>>>);
+struct Proxy {
+    sockets: Arc<Mutex<Vec<TcpStream>>>,
+    /// How many more connections get no answer.
+    unanswered: Arc<AtomicU32>,
+}
 
 impl Proxy {
     fn start(&self, at: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) {
-        let (listener, sockets) = (TcpListener::bind(at).unwrap(), self.0.clone());
+        let listener = TcpListener::bind(at).unwrap();
+        let Self { sockets, unanswered } = self.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
+                let less = |left: u32| left.checked_sub(1);
+                if unanswered.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok() {
+                    sockets.lock().unwrap().push(client);
+                    continue;
+                }
                 let Ok(server) = TcpStream::connect(to) else { continue };
                 for (from, into) in [(&client, &server), (&server, &client)] {
                     let (mut from, mut into) =
@@ -540,9 +550,15 @@ impl Rig {
         last
     }
 
+    /// B's service is too busy for the next `count` connections.
+    pub(crate) fn leave_unanswered(&self, count: u32) {
+        let proxy = self.proxy.as_ref().expect("a rig with a proxy");
+        proxy.unanswered.store(count, Ordering::Release);
+    }
+
     pub(crate) fn cut_links(&self) {
         let proxy = self.proxy.as_ref().expect("a rig with a proxy");
-        for socket in proxy.0.lock().unwrap().drain(..) {
+        for socket in proxy.sockets.lock().unwrap().drain(..) {
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
     }

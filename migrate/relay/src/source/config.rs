@@ -13,6 +13,9 @@ use turns::Turns;
 /// seconds for the largest VMs.
 pub const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The usual [`SourceConfig::answer_timeout`].
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The settings of a source relay.
 #[derive(Debug, Clone)]
 pub struct SourceConfig {
@@ -46,6 +49,9 @@ pub struct SourceConfig {
     pub resume: Duration,
     /// How long to wait for a peer that cannot be reached yet; zero makes one attempt.
     pub connect_timeout: Duration,
+    /// How long to wait for a peer that accepts connections and is too busy for its half of TLS,
+    /// which one attempt gives 5 s; zero makes one attempt.
+    pub answer_timeout: Duration,
     /// The longest silence of a source QEMU between the header of its stream and its RAM. QEMU 11.1
     /// that is cancelled there can wait for its connection to end while its VM stands still.
     pub setup_timeout: Duration,

@@ -5,12 +5,13 @@ use super::config::{SourceConfig, AUTO_HISTORY_LEVELS};
 use super::encode::EncodeContext;
 use super::history::OwnHistories;
 use super::hung;
+use super::reach::dial_patiently;
 use super::run::Source;
 use super::shared::{Connections, Shared};
 use super::sink::SourceSink;
 use crate::auto::{Auto, AutoConfig};
 use crate::counters::Counters;
-use crate::error::{error_chain, RelayError};
+use crate::error::RelayError;
 use crate::postcopy::SharedSwitchover;
 use crate::threads::{spawn, CODEC_END};
 use codec::{Codec, Settings};
@@ -22,10 +23,7 @@ use session::{
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
-
-/// Pause between two attempts to reach a peer that is not up yet.
-const REDIAL: Duration = Duration::from_millis(250);
+use tls::TlsError;
 
 impl Source {
     /// Connects the links and starts the codec threads.
@@ -38,7 +36,8 @@ impl Source {
 
     /// As [`connect`](Self::connect), with an accelerator for codec qatzip. Without one, and for
     /// anything the device does not do, software compresses. `notice` gets a message while the
-    /// relay waits for the peer ([`SourceConfig::connect_timeout`]).
+    /// relay waits for the peer ([`SourceConfig::connect_timeout`],
+    /// [`SourceConfig::answer_timeout`]).
     ///
     /// # Errors
     /// As for `connect`. The peer was informed, so that its target is free at once.
@@ -56,7 +55,7 @@ impl Source {
             Redial::new(config.peer.clone(), &first, config.connector.clone(), asking.clone());
         let first = if welcome.again {
             // W4a: the welcome before has the grants.
-            dial(&config.peer, config.connector.as_ref(), &asking).map(|(link, _)| link)
+            dial_patiently(config, &asking, notice).map(|(link, _)| link)
         } else {
             Ok(first)
         };
@@ -308,38 +307,20 @@ fn open_links(
         match dial(&config.peer, config.connector.as_ref(), &hello) {
             Ok((made, _)) => session.add_link(link, made)?,
             // Reopened later, like a link that is lost.
-            Err(SessionError::LinkLost { .. } | SessionError::Connect { .. })
-                if !config.resume.is_zero() => {}
+            Err(error) if !config.resume.is_zero() && may_come_later(&error) => {}
             Err(error) => return Err(error.into()),
         }
     }
     Ok(())
 }
 
-/// Opens link 0; waits for a peer that is not up yet.
-fn dial_patiently(
-    config: &SourceConfig,
-    hello: &Hello,
-    notice: &mut dyn FnMut(&str),
-) -> Result<(Link, Welcome), RelayError> {
-    let until = Instant::now() + config.connect_timeout;
-    let mut said = false;
-    loop {
-        match dial(&config.peer, config.connector.as_ref(), hello) {
-            Err(error @ SessionError::Connect { .. }) if Instant::now() + REDIAL < until => {
-                if !said {
-                    said = true;
-                    let seconds = config.connect_timeout.as_secs();
-                    notice(&format!(
-                        "{}; waiting up to {seconds} s for it to come up",
-                        error_chain(&error)
-                    ));
-                }
-                std::thread::sleep(REDIAL);
-            }
-            result => return Ok(result?),
-        }
-    }
+/// Whether a link that could not be opened may be opened later.
+fn may_come_later(error: &SessionError) -> bool {
+    use session::SessionError::{Connect, LinkLost, Tls};
+    matches!(
+        error,
+        LinkLost { .. } | Connect { .. } | Tls(TlsError::Late { .. } | TlsError::Cut { .. })
+    )
 }
 
 /// Starts the thread that measures the flow for `auto`. It ends with the session.

@@ -26,12 +26,13 @@ mod history;
 mod hung;
 mod intake;
 mod keeper;
+mod reach;
 mod run;
 mod shared;
 mod sink;
 
 pub use chunk::take_differences;
-pub use config::{SourceConfig, SETUP_TIMEOUT};
+pub use config::{SourceConfig, ANSWER_TIMEOUT, SETUP_TIMEOUT};
 pub use disk::DiskError;
 pub use handle::{Progress, SourceHandle};
 pub use keeper::{keep, Keeper};

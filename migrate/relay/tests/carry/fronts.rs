@@ -79,17 +79,17 @@ impl Switchboard for Board {
 }
 
 /// A front that runs, and the QEMU behind its sessions.
-struct Site {
+pub(crate) struct Site {
     folder: tempfile::TempDir,
     board: Arc<Board>,
     qemu: TcpListener,
-    address: SocketAddr,
-    ended: Receiver<Ended>,
+    pub(crate) address: SocketAddr,
+    pub(crate) ended: Receiver<Ended>,
     stop: Arc<AtomicBool>,
 }
 
 impl Site {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         Authority::at(folder.path()).init(false).unwrap();
         let acceptor = Acceptor::new(&credentials(&folder, "127.0.0.1"), &[]).unwrap();
@@ -117,7 +117,7 @@ impl Site {
         Self { folder, board, qemu, address, ended: ends, stop }
     }
 
-    fn connector(&self) -> Connector {
+    pub(crate) fn connector(&self) -> Connector {
         Connector::new(&credentials(&self.folder, "source.example"), "127.0.0.1").unwrap()
     }
 

@@ -278,6 +278,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         setup: Some(Setup::with_return_path()),
         resume: options.resume,
         connect_timeout: Duration::ZERO,
+        answer_timeout: Duration::ZERO,
         setup_timeout: options.setup_timeout,
         delta_cache: options.delta_cache,
         history: options.history,
@@ -498,8 +499,20 @@ pub(crate) fn carries_to(
     piece: usize,
     reader: Reader,
 ) -> u64 {
+    let start = |receiving: &Receiving| Sending::new(receiving, receiving.address, options);
+    carries_by(receiving, streams, start, piece, reader)
+}
+
+/// The same with the source relay that `start` returns.
+pub(crate) fn carries_by(
+    receiving: &Receiving,
+    streams: &Streams,
+    start: impl FnOnce(&Receiving) -> Sending,
+    piece: usize,
+    reader: Reader,
+) -> u64 {
     let destination = destination_qemu(receiving.qemu(None), streams, reader);
-    let sending = Sending::new(receiving, receiving.address, options);
+    let sending = start(receiving);
     let source = source_qemu(sending.path.clone(), streams.clone(), piece);
     let received = destination.join().unwrap();
     assert_same(&received.main, &streams.main, "main");

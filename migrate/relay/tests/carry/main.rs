@@ -23,6 +23,7 @@ mod harness;
 mod histories;
 mod identity;
 mod killed;
+mod late;
 mod link_rate;
 mod lost_peer;
 mod postcopy;

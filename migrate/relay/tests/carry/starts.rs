@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use stream::synth::{MainStream, Section};
 
 /// Longer than any test runs.
-const RESUME: Duration = Duration::from_secs(3600);
+pub(crate) const RESUME: Duration = Duration::from_secs(3600);
 
 #[test]
 fn a_relay_that_ends_before_its_migration_frees_its_target_at_once() {

@@ -11,7 +11,7 @@ use serde_json::json;
 use vm_tests::platen::{self, Platen};
 use vm_tests::{Lab, Method, Patience, Rate, Vm, VmSpec};
 
-use crate::stage::{destination_ends, names_the_cause, Stage, LOAD, NOTICE};
+use crate::stage::{destination_ends, names_the_cause, Stage, CREEP, LOAD, NOTICE};
 use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
@@ -97,7 +97,7 @@ fn noise(stage: &mut Stage) -> Result<()> {
     vm.is_reluctant()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &["--channels", "2"])?;
     vm.wait_active(&mut migrate.process)?;
-    vm.hold_migration(8)?;
+    vm.hold_migration(CREEP)?;
     let open = make_noise(&stage.lab, &vm, receive.peer)?;
     let resident = resident_mib(&receive.platen)?;
     ensure!(resident < 400, "receive has grown to {resident} MiB");

@@ -122,7 +122,12 @@ fn reported(stage: &mut Stage) -> Result<()> {
         let mut endless = Endless::begin(stage, &spec, flags.as_flattened())?;
         let waited = endless.migrate.process.wait_for_output("does not converge", LIMIT);
         match endless.migrate.process.poll()? {
-            None => return waited.and_then(|_| is_reported(stage, endless)),
+            None => {
+                waited?;
+                // So that it does not converge after all before it is cancelled.
+                stage.lab.net.shape(THINNER[2])?;
+                return is_reported(stage, endless);
+            }
             Some(_) => endless.migrate.succeed(NOTICE)?,
         };
         println!("  it converges by itself at {rate:?}");

@@ -13,7 +13,7 @@ use serde_json::json;
 use vm_tests::{Qemu, Rate, Services, Side, Signal, Vm, VmSpec, MACHINE_7_2, PORTS};
 
 use crate::bare::{Settings, LIMIT};
-use crate::stage::{Skip, Stage, NOTICE, TINY_DATA_MIB};
+use crate::stage::{come_to_rest, Skip, Stage, NOTICE, TINY_DATA_MIB};
 use crate::Scenario;
 use killed::{killed, Moment, Victim};
 

@@ -10,7 +10,8 @@ use crate::bare::{Flight, Settings, LIMIT};
 use crate::postcopy;
 use crate::room;
 use crate::stage::{
-    wait_until_idle, wait_until_written, waits_to_write, Stage, LOAD, NOTICE, PATIENCE, SLOW, STAYS,
+    wait_until_idle, wait_until_written, waits_to_write, Stage, CREEP, LOAD, NOTICE, PATIENCE,
+    SLOW, STAYS,
 };
 
 /// A phase of a migration.
@@ -172,8 +173,10 @@ fn comes_to_postcopy_device(stage: &Stage, flight: &mut Flight) -> Result<bool> 
     // the packaged state: QEMU sends no more until it may.
     flight.vm.monitor.execute("migrate-set-parameters", json!({"max-bandwidth": 4096}))?;
     flight.vm.guest.stop()?;
-    // Too short a time only leaves more for the destination to read once it goes on.
+    // Too short a time only leaves more for the destination to read once it goes on: its socket has
+    // room for that and for the packaged state.
     std::thread::sleep(Duration::from_secs(1));
+    room::widen(flight.receive.platen.process.id())?;
     flight.destination.process.signal(Signal::STOP)?;
     flight.vm.monitor.execute("migrate-start-postcopy", json!({}))?;
     flight.waits_for(&["postcopy-device"])?;
@@ -192,6 +195,7 @@ const SLOWER: [(u64, u64); 3] = [(8 << 20, 4 << 20), (512 << 10, 512 << 10), (64
 fn comes_to_postcopy_end(stage: &Stage, flight: &mut Flight) -> Result<bool> {
     stage.lab.net.shape(SLOW)?;
     let crossed = stage.lab.net.crossed()?;
+    flight.vm.hold_migration(CREEP)?;
     flight.go()?;
     flight.wait_crossed(stage, crossed + (2 << 20))?;
     flight.vm.monitor.execute("migrate-start-postcopy", json!({}))?;
@@ -251,11 +255,13 @@ impl Flight {
         crate::stage::wait_crossed(&stage.lab, mark, &mut self.relay)
     }
 
-    /// Begins the migration of a guest that works, over a slow link; so many bytes have crossed it.
+    /// Begins the migration of a guest that works, over a slow link; so many bytes have crossed it,
+    /// and the first pass over the memory goes on for many seconds ([`CREEP`]).
     fn begin_slowly(&mut self, stage: &Stage, bytes: u64) -> Result<()> {
         stage.lab.net.shape(SLOW)?;
         self.vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
         let crossed = stage.lab.net.crossed()?;
+        self.vm.hold_migration(CREEP)?;
         self.go()?;
         self.wait_crossed(stage, crossed + bytes)
     }

@@ -9,7 +9,7 @@ use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Rate, Signal, Vm, VmSpec};
 
 use crate::bare::{Flight, Settings, LIMIT};
-use crate::stage::{Stage, LOAD, NOTICE, SLOW};
+use crate::stage::{Stage, CREEP, LOAD, NOTICE, SLOW};
 use crate::versions::{upgrades, versions};
 use crate::Scenario;
 
@@ -64,6 +64,7 @@ fn into_postcopy(stage: &mut Stage, from: &VmSpec, to: &VmSpec, preempt: bool) -
     let mut flight = Flight::prepare(stage, vm, to, &settings(preempt), &[])?;
     flight.vm.guest.dirty(LOAD.0, LOAD.1, 32)?;
     let crossed = stage.lab.net.crossed()?;
+    flight.vm.hold_migration(CREEP)?;
     flight.go()?;
     flight.wait_crossed(stage, crossed + (2 << 20))?;
     flight.vm.monitor.execute("migrate-start-postcopy", json!({}))?;
@@ -140,6 +141,8 @@ fn into_postcopy_by_migrate(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, Vm,
     vm.guest.dirty(LOAD.0, LOAD.1, 32)?;
     let crossed = stage.lab.net.crossed()?;
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &[])?;
+    vm.wait_active(&mut migrate.process)?;
+    vm.hold_migration(CREEP)?;
     crate::stage::wait_crossed(&stage.lab, crossed + (2 << 20), &mut migrate)?;
     vm.monitor.execute("migrate-start-postcopy", json!({}))?;
     let states = ["postcopy-active", "completed", "failed"];

@@ -11,7 +11,7 @@ use vm_tests::{Habits, Rate, Signal, Vm, WildLink};
 
 use crate::stage::{
     destination_ends, names_the_cause, source_goes_on, then_moves, wait_crossed, HalfWay, Stage,
-    HALF_WAY, LOAD, NOTICE, PACE, STAYS,
+    CREEP, HALF_WAY, LOAD, NOTICE, PACE, STAYS,
 };
 use crate::Scenario;
 
@@ -159,6 +159,11 @@ fn histories(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
+/// MiB that the guest rewrites where passes over its memory are counted: each pass takes some
+/// seconds at [`CREEP`], in which a guest that gets a tenth of a CPU rewrites most of them. At
+/// [`PACE`] the passes of such a guest become shorter and shorter until there is none left to send.
+const REWRITTEN: u64 = 8;
+
 /// A VM that writes arrives with these flags of both ends, although the link is cut in the middle
 /// and much of its memory is sent again.
 fn over_a_cut_link(stage: &mut Stage, source: &[&str], receiver: &[&str]) -> Result<Value> {
@@ -166,12 +171,14 @@ fn over_a_cut_link(stage: &mut Stage, source: &[&str], receiver: &[&str]) -> Res
     stage.lab.net.shape(Rate::Mbit(100))?;
     let destination = stage.lab.incoming_for(&vm)?;
     let receive = platen::receive(&stage.lab, &destination, &[receiver, &RESUME].concat())?;
-    vm.guest.dirty(LOAD.0, LOAD.1, LOAD.2)?;
+    vm.guest.dirty(LOAD.0, LOAD.1, REWRITTEN)?;
     vm.is_reluctant()?;
     let flags = [source, &RESUME].concat();
     let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &flags)?;
     vm.wait_active(&mut migrate.process)?;
     vm.hold_migration(PACE)?;
+    wait_passes(&mut vm, &mut migrate, 2)?;
+    vm.hold_migration(CREEP)?;
     // A second pass over its memory is complete, which is what is sent again.
     let passes = wait_passes(&mut vm, &mut migrate, 3)?;
     let mut half_way = HalfWay { vm, destination, receive, migrate };
@@ -212,11 +219,15 @@ fn what_a_cut_costs(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
+/// The least bytes of such a VM on the link are [`HALF_WAY`] and more.
+const WILD_CUTS: u64 = HALF_WAY / 3;
+
 fn wild(stage: &mut Stage, channels: &str) -> Result<()> {
     let mut vm = stage.vm()?;
     let destination = stage.lab.incoming_for(&vm)?;
     let receive = platen::receive(&stage.lab, &destination, &RESUME)?;
-    let habits = Habits { delay: 5, jitter: 30, stall_every: 150, cut_every: 8 << 20 };
+    // However well a machine compresses, three times as much and more crosses the link.
+    let habits = Habits { delay: 5, jitter: 30, stall_every: 150, cut_every: WILD_CUTS };
     let link = WildLink::start(&stage.lab.net, vm.side(), receive.peer, habits)?;
     vm.guest.dirty(LOAD.0 / 4, LOAD.1, LOAD.2 / 4)?;
     let name = receive.peer.ip().to_string();

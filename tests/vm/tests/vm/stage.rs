@@ -143,6 +143,11 @@ pub(crate) const HALF_WAY: u64 = 16 << 20;
 /// tenth of one, and a guest that gets no CPU for so long has converged.
 pub(crate) const PACE: u64 = 16;
 
+/// MiB of memory that QEMU sends in a second where the first pass over a VM is not to be over
+/// before the test says so. That pass takes at least [`TINY_DATA_MIB`] divided by this, whatever
+/// the guest does. Behind it, a guest that gets no CPU for the time of a pass has converged.
+pub(crate) const CREEP: u64 = 2;
+
 /// A rate so low that a part of a VM can be in flight while the rest is still at the source.
 pub(crate) const SLOW: Rate = Rate::Mbit(40);
 
@@ -168,6 +173,11 @@ pub(crate) fn wait_crossed(lab: &Lab, mark: u64, mover: &mut Platen) -> Result<(
 
 /// Waits until only heartbeats cross the link, and these relays have nothing to do.
 pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
+    come_to_rest(lab, relays.map(|relay| relay.process.id())).context(relays[0].process.tail())
+}
+
+/// The same with the numbers of the processes.
+pub(crate) fn come_to_rest(lab: &Lab, relays: [u32; 2]) -> Result<()> {
     let mut quiet = 0;
     let deadline = Instant::now() + NOTICE;
     while Instant::now() < deadline {
@@ -177,7 +187,7 @@ pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
         let most = HEARTBEATS * begun.elapsed().as_secs_f64().max(1.0);
         if to_f64(lab.net.crossed()? - before) > most {
             quiet = 0;
-        } else if !relays.iter().any(|relay| waits_for_cpu(relay.process.id())) {
+        } else if !relays.into_iter().any(waits_for_cpu) {
             // A relay that waits for a CPU may do so for a heartbeat: such a look does not count.
             quiet += 1;
         }
@@ -185,7 +195,7 @@ pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
             return Ok(());
         }
     }
-    bail!("the link does not come to rest; {}", relays[0].process.tail())
+    bail!("the link does not come to rest")
 }
 
 /// Waits until these relays, and a source QEMU whose VM is stopped, have nothing to do.

@@ -8,7 +8,7 @@ use serde_json::json;
 use vm_tests::{Qemu, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
 
 use crate::bare::{Flight, Settings, LIMIT};
-use crate::stage::{Stage, LOAD, TINY_DATA_MIB};
+use crate::stage::{Stage, CREEP, LOAD, TINY_DATA_MIB};
 use crate::Scenario;
 
 /// The QEMUs.
@@ -120,8 +120,9 @@ fn xbzrle(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let vm = stage.vm_of(from)?;
     // A first pass of some seconds, in which the guest touches most of a small range; the second
     // pass fills the cache with it; pages dirty in the third go as deltas. QEMU does not hand over
-    // before that: with this bandwidth and limit it would have to find at most one dirty page. The
-    // second pass takes 2 s: longer than a busy machine lets the guest stand still.
+    // before that: with this bandwidth and limit it would have to find at most one dirty page. From
+    // the second pass on it sends less, so that pass takes 8 s: longer than a busy machine lets the
+    // guest stand still.
     let settings = Settings::new(&["xbzrle"])
         .with("xbzrle-cache-size", json!(64 << 20))
         .with("max-bandwidth", json!(8 << 20))
@@ -130,8 +131,13 @@ fn xbzrle(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     flight.vm.guest.dirty(3000, 0, 16)?;
     flight.go()?;
     let deadline = Instant::now() + LIMIT;
+    let mut creeps = false;
     loop {
         let stats = flight.vm.monitor.query_migrate()?;
+        if !creeps && stats["ram"]["dirty-sync-count"].as_u64() > Some(1) {
+            flight.vm.hold_migration(CREEP)?;
+            creeps = true;
+        }
         if stats["xbzrle-cache"]["pages"].as_u64() > Some(0) {
             break;
         }

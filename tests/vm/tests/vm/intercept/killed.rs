@@ -68,6 +68,8 @@ pub(super) fn killed(stage: &mut Stage, victim: Victim, moment: Moment) -> Resul
         [services.carrier(Side::Source, MIDDLE)?, services.carrier(Side::Destination, MIDDLE)?];
     if moment == Moment::Left {
         pair.vm.monitor.wait_migration(&["pre-switchover"], NOTICE)?;
+        // Bytes that are under way would take the room that the rest needs.
+        come_to_rest(&stage.lab, [u32::try_from(carriers[0])?, u32::try_from(carriers[1])?])?;
         pair.destination.process.signal(Signal::STOP)?;
         let on = json!({"state": "pre-switchover"});
         pair.vm.monitor.execute("migrate-continue", on)?;

@@ -1,0 +1,215 @@
+//! A peer too busy for its half of TLS: the source tries again, and no session is left behind.
+
+use crate::fronts::Site as FrontSite;
+use crate::harness::{bounded, carries_by, config, Options, Reader, Receiving, Sending, WATCHDOG};
+use crate::identity::single;
+use crate::secured::credentials;
+use crate::starts::RESUME;
+use relay::{RelayError, Source, SourceConfig};
+use session::{Grants, SessionError};
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+use tls::{Acceptor, Authority, Connector, TlsError};
+
+/// The bytes of one connection that the network loses.
+#[derive(Clone, Copy, PartialEq)]
+enum Lost {
+    /// The peer's answers to a handshake that it has seen the beginning of: it is busy.
+    Answers,
+    /// Everything from the source, until the peer closes the connection: the source is busy.
+    Questions,
+}
+
+/// A network that loses something of one connection.
+struct Network {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Network {
+    fn new(to: SocketAddr, nth: usize) -> Self {
+        Self::losing(Lost::Answers, to, nth)
+    }
+
+    fn losing(lost: Lost, to: SocketAddr, nth: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let count = connections.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let number = count.fetch_add(1, Ordering::Relaxed);
+                let (Ok(client), Ok(server)) = (client, TcpStream::connect(to)) else { return };
+                let (back, forth) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                let loses = |what| lost == what && number == nth;
+                let (no_answers, no_questions) = (loses(Lost::Answers), loses(Lost::Questions));
+                std::thread::spawn(move || match no_questions {
+                    true => drop(io::copy(&mut &client, &mut io::sink())),
+                    false => pass(&client, &forth),
+                });
+                std::thread::spawn(move || match no_answers {
+                    true => drop(io::copy(&mut &server, &mut io::sink())),
+                    false => pass(&server, &back),
+                });
+            }
+        });
+        Self { address, connections }
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+}
+
+fn pass(mut from: &TcpStream, mut to: &TcpStream) {
+    let _ = io::copy(&mut from, &mut to);
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+/// A receiver over TLS, and a CA.
+struct Site {
+    folder: tempfile::TempDir,
+    receiving: Receiving,
+}
+
+impl Site {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Authority::at(folder.path()).init(false).unwrap();
+        let acceptor = Acceptor::new(&credentials(&folder, "127.0.0.1"), &[]).unwrap();
+        let receiving = Receiving::resuming(&[None], Grants::default(), Some(acceptor), RESUME);
+        Self { folder, receiving }
+    }
+
+    /// Through `network`, with patience for a busy peer.
+    fn config(&self, network: &Network, links: u16) -> SourceConfig {
+        let credentials = credentials(&self.folder, "source.example");
+        let connector = Some(Connector::new(&credentials, "127.0.0.1").unwrap());
+        let options = Options { links, connector, resume: RESUME, ..Options::default() };
+        SourceConfig { answer_timeout: WATCHDOG, ..config(network.address, options) }
+    }
+
+    /// A whole migration by `source`.
+    fn carries(&self, source: Source) {
+        let start = |receiving: &Receiving| Sending::running(source, receiving, "src");
+        carries_by(&self.receiving, &single(500), start, 0, Reader::Prompt);
+    }
+}
+
+fn is_late(error: &RelayError) -> bool {
+    matches!(error, RelayError::Session(SessionError::Tls(TlsError::Late { .. })))
+}
+
+#[test]
+fn a_peer_that_leaves_its_first_handshake_unanswered_is_asked_again() {
+    bounded(|| {
+        let site = Site::new();
+        let network = Network::new(site.receiving.address, 0);
+        let mut said = Vec::new();
+        let config = site.config(&network, 1);
+        let source = Source::connect_with(&config, None, &mut |text| said.push(text.to_string()));
+        let source = source.expect("the second attempt");
+        assert_eq!(network.connections(), 2);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].contains("did not come in time; waiting up to"), "{said:?}");
+        site.carries(source);
+    });
+}
+
+/// W5: the peer closes a connection whose handshake has not come in 5 s.
+#[test]
+fn a_source_that_was_itself_too_late_for_its_handshake_asks_again() {
+    bounded(|| {
+        let site = Site::new();
+        let network = Network::losing(Lost::Questions, site.receiving.address, 0);
+        let source = Source::connect(&site.config(&network, 1)).expect("the second attempt");
+        assert_eq!(network.connections(), 2);
+        site.carries(source);
+    });
+}
+
+/// It may be no platen, which is known at once.
+#[test]
+fn a_peer_that_closes_the_connection_at_once_is_asked_once() {
+    bounded(|| {
+        let site = Site::new();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let network = Network::new(listener.local_addr().unwrap(), usize::MAX);
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+        let error = Source::connect(&site.config(&network, 1)).unwrap_err().to_string();
+        assert!(error.contains("it closed the connection during the handshake"), "{error}");
+        assert_eq!(network.connections(), 1);
+    });
+}
+
+#[test]
+fn without_patience_the_first_attempt_decides_and_leaves_the_target_free() {
+    bounded(|| {
+        let site = Site::new();
+        let network = Network::new(site.receiving.address, 0);
+        let config = site.config(&network, 1);
+        let once = SourceConfig { answer_timeout: Duration::ZERO, ..config.clone() };
+        let error = Source::connect(&once).unwrap_err();
+        assert!(is_late(&error), "{error}");
+        assert_eq!(network.connections(), 1);
+        site.carries(Source::connect(&config).expect("no session has the target"));
+    });
+}
+
+/// W26: the migration begins with the links that there are.
+#[test]
+fn a_further_link_whose_handshake_is_unanswered_comes_later() {
+    bounded(|| {
+        let site = Site::new();
+        let network = Network::new(site.receiving.address, 1);
+        let source = Source::connect(&site.config(&network, 2)).expect("one link is enough");
+        while network.connections() < 3 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        site.carries(source);
+    });
+}
+
+/// W4a: the process of the session is slow to start.
+#[test]
+fn a_link_that_is_opened_again_and_left_unanswered_is_opened_once_more() {
+    bounded(|| {
+        let site = FrontSite::new();
+        let network = Network::new(site.address, 1);
+        let options = Options {
+            links: 1,
+            connector: Some(site.connector()),
+            name: Some("door:49152".into()),
+            ..Options::default()
+        };
+        let patient = SourceConfig { answer_timeout: WATCHDOG, ..config(network.address, options) };
+        let source = Source::connect(&patient).expect("the third connection");
+        assert_eq!(network.connections(), 3);
+        drop(source);
+        let (_, end) = site.ended.recv_timeout(WATCHDOG).unwrap();
+        let error = end.unwrap_err().to_string();
+        assert!(error.contains("before a migration began"), "{error}");
+    });
+}
+
+#[test]
+fn a_peer_that_refuses_a_certificate_or_speaks_another_protocol_is_asked_once() {
+    bounded(|| {
+        let site = Site::new();
+        // All are answered.
+        let network = Network::new(site.receiving.address, usize::MAX);
+        let elsewhere = tempfile::tempdir().unwrap();
+        Authority::at(elsewhere.path()).init(false).unwrap();
+        let foreign = Connector::new(&credentials(&elsewhere, "source.example"), "127.0.0.1");
+        let config = SourceConfig { connector: Some(foreign.unwrap()), ..site.config(&network, 1) };
+        let error = Source::connect(&config).unwrap_err().to_string();
+        assert!(error.contains("not signed by the CA"), "{error}");
+        let plain = SourceConfig { connector: None, ..site.config(&network, 1) };
+        let error = Source::connect(&plain).unwrap_err().to_string();
+        assert!(error.contains("this end takes TLS only"), "{error}");
+        assert_eq!(network.connections(), 2);
+    });
+}
