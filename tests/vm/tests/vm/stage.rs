@@ -173,7 +173,8 @@ pub(crate) fn wait_crossed(lab: &Lab, mark: u64, mover: &mut Platen) -> Result<(
 
 /// Waits until only heartbeats cross the link, and these relays have nothing to do.
 pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
-    come_to_rest(lab, relays.map(|relay| relay.process.id())).context(relays[0].process.tail())
+    come_to_rest(lab, relays.map(|relay| relay.process.id()))
+        .with_context(|| relays[0].process.tail())
 }
 
 /// The same with the numbers of the processes.
