@@ -83,7 +83,7 @@ impl Served {
         all[0].clone()
     }
 
-    /// What `platen device` prints, with these words.
+    /// The output of `platen device` with these words.
     fn answer_to(&self, words: &[&str]) -> String {
         let start = Instant::now();
         loop {

@@ -44,8 +44,8 @@ fn device() -> Device {
 }
 
 /// Stops a server whose file nobody has open, or one of those that `again` makes. An unmount waits
-/// a second for open files: a busy machine may keep the server's threads from a CPU for as long, and
-/// a process in a mount namespace of its own, as other tests have, holds a copy of the mount.
+/// a second for open files, and a process in a mount namespace of its own, as other tests have,
+/// holds a copy of the mount.
 fn assert_closed(server: Server, again: impl Fn() -> Server) {
     let mut server = Some(server);
     let closed = |_| !server.take().unwrap_or_else(&again).stop().unwrap();

@@ -144,7 +144,7 @@ pub enum RelayError {
     Accelerator {
         /// The call.
         hang: qat::Hang,
-        /// What to do, without the option.
+        /// The advice, without the option.
         remedy: &'static str,
     },
     /// The system refused threads, sockets or memory.

@@ -66,7 +66,7 @@ impl Served {
         String::from_utf8(command.output().unwrap().stdout).unwrap()
     }
 
-    /// What `stat` says to a person.
+    /// The output of `stat` for a person.
     pub(crate) fn text(&self) -> String {
         let start = Instant::now();
         loop {

@@ -1,5 +1,5 @@
-//! Whether a session's source begins its migration, or gives up the session's target because another
-//! source wants it (W4d).
+//! Whether a session's source begins its migration, or gives up the session's target because
+//! another source wants it (W4d).
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -157,8 +157,8 @@ impl Server {
         Ok(active)
     }
 
-    /// Admits the links that `next` returns until `is_over`, until [`Server::stop`], or until a call
-    /// of the accelerator's library does not return. `next` waits a little for a link.
+    /// Admits the links that `next` returns until `is_over`, until [`Server::stop`], or until a
+    /// call of the accelerator's library does not return. `next` waits a little for a link.
     fn serve_links(
         self: &Arc<Self>,
         mut next: impl FnMut() -> Option<(TcpStream, String)>,
@@ -224,8 +224,8 @@ impl Server {
         }
     }
 
-    /// Ends the sessions for which a codec thread may have chunks that it never delivers. The others
-    /// only wait for their QEMU, which may be starting the VM.
+    /// Ends the sessions for which a codec thread may have chunks that it never delivers. The
+    /// others only wait for their QEMU, which may be starting the VM.
     fn end_without_codecs(&self, error: &RelayError) {
         let sessions: Vec<_> = self.lock_sessions().values().cloned().collect();
         for active in sessions.iter().filter(|active| !active.destination.needs_no_codecs()) {

@@ -4,8 +4,6 @@
 mod connections;
 mod handover;
 
-pub(super) use handover::Cancelling;
-
 use super::encode::EncodeJob;
 use super::keeper::Keeper;
 use crate::auto::Auto;
@@ -18,7 +16,7 @@ use crate::qemu_socket::QemuSocket;
 use codec::Settings;
 use pipeline::{Results, Submitter};
 use ring::Ring;
-use session::{Session, SessionError};
+use session::{Header, Session, SessionError};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -102,6 +100,16 @@ pub(super) struct Connections {
     waiting: Vec<Arc<Connection>>,
     /// Indexed by stream number.
     streams: Vec<Arc<SourceStream>>,
+}
+
+/// Whether the source QEMU is being told to cancel: then no STILL_OPEN is sent, nor bytes that show
+/// that the source is in postcopy.
+#[derive(Debug, Default)]
+pub(super) struct Cancelling {
+    is_told: bool,
+    /// The STILL_OPENs that were not sent for that, or because the source QEMU had closed its
+    /// socket. The receiver waits for their places in the sequence if the session goes on.
+    withheld: Vec<Header>,
 }
 
 pub(super) struct Shared {

@@ -1,21 +1,11 @@
 //! Decides between the two events of which only one may happen: bytes that start the destination's
 //! VM are sent, or QEMU is ordered to cancel.
 
-use super::{Event, Shared, SourceStream};
+use super::{Cancelling, Event, Shared, SourceStream};
 use crate::postcopy::Switchover;
 use session::{Header, Outgoing};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::{MutexGuard, PoisonError};
-
-/// Whether the source QEMU is being told to cancel: then no STILL_OPEN is sent, nor bytes that show
-/// that the source is in postcopy.
-#[derive(Debug, Default)]
-pub(in crate::source) struct Cancelling {
-    is_told: bool,
-    /// The STILL_OPENs that were not sent for that, or because the source QEMU had closed its
-    /// socket. The receiver waits for their places in the sequence if the session goes on.
-    withheld: Vec<Header>,
-}
 
 impl Shared {
     /// Whether the source QEMU is in postcopy for good.
