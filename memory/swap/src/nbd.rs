@@ -92,8 +92,8 @@ fn connect(family: u16, index: u32, export: Export) -> Message {
 }
 
 /// Gives connections to the new server, made by `connect`, to a disk whose server has died. Tries
-/// until the kernel has taken them all, or until `stop` returns true. `notice` gets the first error.
-/// Returns whether the kernel has taken any: requests of the disk then reach the new server.
+/// until the kernel has taken them all, or until `stop` returns true. `notice` gets the first
+/// error. Returns whether the kernel has taken any: requests of the disk then reach the new server.
 ///
 /// `connect` takes no path, because a path may lead to the server of another disk by now.
 ///

@@ -186,8 +186,8 @@ impl<Q: Queue> Connection<'_, Q> {
         over == slices && (complete || slices >= READS)
     }
 
-    /// Replies with an error to a read of which nothing was sent, `first` its first slice, if one of
-    /// its slices has failed: a simple reply that has begun cannot report an error. Returns whether
+    /// Replies with an error to a read of which nothing was sent, `first` its first slice, if one
+    /// of its slices has failed: a simple reply that has begun cannot report an error. Returns whether
     /// it did. All slices of the read that are on the way are complete: see `may_begin`.
     fn refuse_unsent(&mut self, first: usize) -> bool {
         let Some(Use { large, first: true, .. }) = self.uses[first] else { return false };

@@ -133,8 +133,8 @@ fn the_answers_of_all_requests_that_fail_at_once_fit() {
 }
 
 /// The errors of the replies to `asked`, pairs of an offset and a length, which a client with
-/// simple replies sends at once, and of the reply to a read of page 0 after them; `None` for a reply
-/// that does not come. Page `bad` cannot be read.
+/// simple replies sends at once, and of the reply to a read of page 0 after them; `None` for a
+/// reply that does not come. Page `bad` cannot be read.
 fn errors(sizes: Sizes, bad: u64, asked: &[(usize, usize)]) -> (Vec<Option<u32>>, bool) {
     let store = Store::create(256, Options::default()).unwrap();
     let options = DeviceOptions { workers: 0, depth: 4, ..DeviceOptions::default() };
