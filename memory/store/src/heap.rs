@@ -260,10 +260,17 @@ impl Heap {
             match got {
                 Some(got) => break got,
                 None if self.asks.are_unanswered(&mut looks) => break Err(Full),
-                None => {}
+                // Another thread may have taken the slab: the keeper sleeps once it has made one.
+                None => self.work.notify_one(),
             }
         };
         self.wanted[length].fetch_sub(1, Ordering::Relaxed);
+        if matches!(got, Ok(Some(_))) {
+            // The keeper fills the reserve when nothing waits any more. And this one may have taken
+            // the slab of another that waits.
+            self.is_low.store(1, Ordering::Relaxed);
+            self.work.notify_one();
+        }
         got
     }
 

@@ -197,15 +197,29 @@ impl Store {
             counts.iter().any(|count| count.load(Ordering::Relaxed) > 0)
         };
         some(std::slice::from_ref(&self.heap.is_low))
-            || some(&self.heap.wanted)
+            || self.some_wait()
             || !stuck && self.heap.regions.ready() > self.plenty()
     }
 
-    /// Twice the targets of all lengths together, in pages: more than this is surplus.
+    /// Whether workers wait for more slabs than are ready. One that only has yet to take its slab
+    /// is no reason to stay awake: with real-time priority the keeper would keep it from its CPU.
+    fn some_wait(&self) -> bool {
+        (1..=MAX_PAGES).any(|pages| {
+            let wanted = self.heap.wanted[pages as usize].load(Ordering::Relaxed);
+            wanted > 0 && wanted > self.heap.regions.ready_slabs(pages)
+        })
+    }
+
+    /// Twice the targets of all lengths together, in pages, and what workers wait for: more than
+    /// this is surplus.
     fn plenty(&self) -> u64 {
         const ONE_OF_EACH: u64 = (MAX_PAGES as u64) * (MAX_PAGES as u64 + 1) / 2;
         let reserve = self.heap.reserve.load(Ordering::Relaxed);
-        2 * (reserve + if reserve >= ROOMY { ONE_OF_EACH } else { 0 })
+        let waited: u64 = (0..)
+            .zip(&self.heap.wanted)
+            .map(|(pages, wanted): (u64, _)| pages * u64::from(wanted.load(Ordering::Relaxed)))
+            .sum();
+        2 * (reserve + if reserve >= ROOMY { ONE_OF_EACH } else { 0 }) + waited
     }
 
     /// Whether the machine is short of memory, as a [`Keeper`] last saw it: less than a 16th of the
@@ -348,10 +362,12 @@ impl Store {
         }
     }
 
-    /// Frees ready slabs beyond twice the target; returns whether the kernel took them.
+    /// Frees ready slabs beyond twice the target, except those that workers wait for; returns
+    /// whether the kernel took them.
     fn release_surplus(&self, demand: &[u32; LENGTHS]) -> bool {
         for (pages, target) in (0..).zip(self.targets(demand)).skip(1) {
-            while self.heap.regions.ready_slabs(pages) > target.saturating_mul(2) {
+            let wanted = self.heap.wanted[pages as usize].load(Ordering::Relaxed);
+            while self.heap.regions.ready_slabs(pages) > target.saturating_mul(2).max(wanted) {
                 // Workers may have taken the slabs meanwhile.
                 if !self.heap.regions.shrink(&self.heap.map, pages)
                     && self.heap.regions.ready_slabs(pages) > 0

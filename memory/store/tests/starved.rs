@@ -1,4 +1,5 @@
-//! A keeper whose thread gets hardly any CPU: writes wait for it, and do not fail.
+//! A keeper whose thread gets hardly any CPU: writes wait for it, and do not fail. A keeper that
+//! has the only CPU: writes get it.
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "sets the policy of a thread")]
 
@@ -49,4 +50,49 @@ fn writes_wait_for_a_starved_keeper() {
     spinner.join().unwrap();
     drop(keeper);
     assert!(failed.is_none(), "{failed:?}");
+}
+
+/// The CPU time that a thread of this process has used.
+fn used(thread: u32) -> Duration {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).unwrap();
+    Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+/// Writes pages of all lengths on the CPU of a keeper with real-time priority. Returns the CPU time
+/// that the keeper uses meanwhile; `None` if this process may have no such priority.
+fn used_by_a_keeper_beside_writes(reserve: u64) -> Option<Duration> {
+    let store = Store::create(4096, Options { reserve, ..Options::default() }).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let keeper = Keeper::start_in(&store, move || {
+        bind();
+        let parameter = libc::sched_param { sched_priority: 1 };
+        // SAFETY: the parameter is what the policy requires.
+        let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameter) };
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        tell.send((set == 0).then_some(thread)).unwrap();
+    })
+    .unwrap();
+    let thread = told.recv().unwrap()?;
+    bind();
+    let before = used(thread);
+    let mut worker = store.worker().unwrap();
+    for (page, len) in (0..4096).zip((0..4096_usize).step_by(64).cycle()) {
+        worker.put(page, 1, &[0x5a; 4096][..len + 1]).unwrap();
+    }
+    let took = used(thread) - before;
+    drop(keeper);
+    Some(took)
+}
+
+/// A swap server's keeper has this priority.
+#[test]
+fn writes_on_the_only_cpu_get_it_from_a_keeper_with_real_time_priority() {
+    for reserve in [1 << 20, 0] {
+        let Some(took) = used_by_a_keeper_beside_writes(reserve) else {
+            return eprintln!("skipped: this process may have no real-time priority");
+        };
+        // A keeper that does not sleep while a write waits uses all that the kernel gives to
+        // real-time threads, 950 ms, for each such write.
+        assert!(took < Duration::from_millis(900), "{took:?} with a reserve of {reserve}");
+    }
 }

@@ -196,3 +196,51 @@ fn a_write_does_not_wait_for_ever_for_a_keeper_that_does_something_else() {
     assert!(waited >= crate::asks::LONGEST_WAIT, "{waited:?}");
     drop(keeper);
 }
+
+/// With real-time priority it would keep the worker from its CPU.
+#[test]
+fn the_keeper_sleeps_when_workers_have_only_to_take_their_slabs() {
+    let store = Store::create(4096, Options { reserve: 1 << 20, ..Options::default() }).unwrap();
+    let heap = &store.heap;
+    let mut memory = Memory::new(&store, Available::new());
+    store.tend(&mut memory);
+    assert!(!store.has_work(false));
+    heap.wanted[3].fetch_add(2, Ordering::Relaxed);
+    assert!(store.has_work(false));
+    store.serve_waiting();
+    assert!(!store.has_work(false));
+    // A thread that does not wait takes one first.
+    heap.regions.take_ready(&heap.map, 3).unwrap();
+    assert!(store.has_work(false));
+    store.serve_waiting();
+    heap.regions.take_ready(&heap.map, 3).unwrap();
+    heap.wanted[3].fetch_sub(1, Ordering::Relaxed);
+    assert!(!store.has_work(false));
+}
+
+/// The next writes then wait, too.
+#[test]
+fn the_reserve_is_filled_when_a_worker_has_waited() {
+    // Nothing but the keeper ends the wait.
+    let patience = Duration::from_secs(3600);
+    let options = Options { reserve: 1 << 20, patience, ..Options::default() };
+    let store = Store::create(4096, options).unwrap();
+    let mut memory = Memory::new(&store, Available::new());
+    // A keeper is there, and does nothing by itself.
+    let counted = Counted::new(&store);
+    let waits = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || store.worker().unwrap().put(0, 1, &[7; 1000]))
+    };
+    let heap = &store.heap;
+    wait_until("a write that waits", || {
+        heap.wanted.iter().any(|wanted| wanted.load(Ordering::Relaxed) > 0)
+    });
+    store.tend(&mut memory);
+    waits.join().unwrap().unwrap();
+    assert!(store.has_work(false), "nothing wakes the keeper");
+    store.tend(&mut memory);
+    assert!(!store.has_work(false));
+    assert!(store.stats().mem_ready >= 1 << 19, "{}", store.stats().mem_ready);
+    drop(counted);
+}
