@@ -63,11 +63,29 @@ impl Why {
     }
 
     fn begin(&self, start: impl FnOnce() -> anyhow::Result<usize>) -> anyhow::Result<()> {
-        *self.lock() = Some("the QAT device has not started yet".to_owned());
         let threads = start()?;
         *self.lock() = None;
         say(&format!("QAT: {threads} threads with an instance each"));
         Ok(())
+    }
+
+    /// Runs [`Why::begin`] in a thread of its own.
+    fn begin_in_thread(
+        self: &Arc<Self>,
+        start: impl FnOnce() -> anyhow::Result<usize> + Send + 'static,
+    ) -> Option<JoinHandle<()>> {
+        // Set here: the thread may get its first CPU time after the first request for the status.
+        *self.lock() = Some("the QAT device has not started yet".to_owned());
+        let why = Arc::clone(self);
+        let starting = thread::Builder::new().name("qat-start".into()).spawn(move || {
+            if let Err(error) = why.begin(start) {
+                why.say(&format!("{error:#}"));
+            }
+        });
+        if let Err(error) = &starting {
+            self.say(&format!("no thread: {error}"));
+        }
+        starting.ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<String>> {
@@ -102,17 +120,9 @@ impl Offload {
             options.threads = usize::from(threads);
         }
         if inherited.replaces {
-            let (device, of_thread) = (Arc::clone(device), Arc::clone(&why));
-            let starting = thread::Builder::new().name("qat-start".into());
-            let starting = starting.spawn(move || {
-                if let Err(error) = of_thread.begin(|| start(&location, &device, &options)) {
-                    of_thread.say(&format!("{error:#}"));
-                }
-            });
-            if let Err(error) = &starting {
-                why.say(&format!("no thread: {error}"));
-            }
-            return Ok(Self { starting: starting.ok(), why });
+            let device = Arc::clone(device);
+            let starting = why.begin_in_thread(move || start(&location, &device, &options));
+            return Ok(Self { starting, why });
         }
         match why.begin(|| start(&location, device, &options)) {
             Ok(()) => {}
@@ -144,4 +154,35 @@ fn start(location: &Location, device: &Device, options: &OffloadOptions) -> anyh
     let libraries = Libraries::load(location)?;
     let qat = Qat::start(&libraries, &StartOptions::default())?;
     Ok(device.offload(&qat, options)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_start_in_a_thread_that_has_had_no_cpu_time_yet_is_no_started_device() {
+        // The more often, the surer does a thread come late.
+        for _ in 0..100 {
+            let why = Arc::<Why>::default();
+            let (proceed, wait) = mpsc::channel::<()>();
+            let starting = why.begin_in_thread(move || {
+                wait.recv()?;
+                Ok(1)
+            });
+            assert_eq!(why.get().as_deref(), Some("the QAT device has not started yet"));
+            proceed.send(()).unwrap();
+            starting.unwrap().join().unwrap();
+            assert_eq!(why.get(), None);
+        }
+    }
+
+    #[test]
+    fn a_start_in_a_thread_that_fails_leaves_its_reason() {
+        let why = Arc::<Why>::default();
+        let starting = why.begin_in_thread(|| anyhow::bail!("no instance"));
+        starting.unwrap().join().unwrap();
+        assert_eq!(why.get().as_deref(), Some("no instance"));
+    }
 }
