@@ -24,7 +24,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// Bytes of QEMU's stream, before and after, with a codec (all of its levels).
 fn sent(report: &Value, codec: &str) -> (u64, u64) {

@@ -30,7 +30,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// The first bytes of a port scanner, a browser, a TLS client, a confused peer and fuzzers.
 fn noises() -> Vec<Vec<u8>> {

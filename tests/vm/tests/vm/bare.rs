@@ -11,7 +11,7 @@ use vm_tests::{Monitor, Vm, VmSpec};
 use crate::stage::{Skip, Stage, NOTICE, PATIENCE};
 
 /// The time limit of a tiny VM's migration.
-pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+pub(crate) const LIMIT: Duration = Duration::from_secs(900);
 
 /// Every capability that a scenario here turns on; all are turned off first.
 const CAPABILITIES: [&str; 6] =

@@ -14,7 +14,7 @@ use crate::stage::{destination_ends, names_the_cause, Stage, LOAD, NOTICE};
 use crate::Scenario;
 
 /// Time limit for a save or a restore of a tiny VM.
-pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+pub(crate) const LIMIT: Duration = Duration::from_secs(900);
 
 /// Options for a background so slow that little but requested pages is loaded.
 pub(crate) const HELD: [&str; 2] = ["--push-rate", "4096"];
