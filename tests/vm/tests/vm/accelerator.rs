@@ -93,8 +93,8 @@ fn moves(stage: &mut Stage, script: &str, ends: Ends, flags: &[&str]) -> Result<
     let sink = [libraries.as_slice(), &accelerator(ends.destination)].concat();
     let mut receive = platen::receive(&stage.lab, &destination, &sink)?;
     let driver = accelerator(ends.source);
-    // A busy machine starves the guest and both ends: what the last pass leaves may take longer than
-    // the default downtime.
+    // A busy machine starves the guest and both ends: what the last pass leaves may take longer
+    // than the default downtime.
     let common = ["--channels", "0", "--codec", "qatzip", "--max-downtime", "60000"];
     let source =
         [common.as_slice(), &libraries, if flags.is_empty() { &driver } else { flags }].concat();
