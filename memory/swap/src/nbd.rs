@@ -10,6 +10,7 @@
 
 mod netlink;
 
+use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,30 @@ pub fn free_disk() -> io::Result<PathBuf> {
     let number =
         free.ok_or_else(|| io::Error::other("no free disk of the module nbd: is it loaded?"))?;
     Ok(PathBuf::from(format!("/dev/nbd{number}")))
+}
+
+/// Limits the kernel's requests to a disk to `most` bytes, unless they are limited to less. Call
+/// this before the disk is attached: a change of the limit waits for all requests of the disk.
+///
+/// The kernel keeps the limit of a disk that was detached.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn limit_requests(disk: &Path, most: usize) -> io::Result<()> {
+    let name = disk.file_name().unwrap_or_default();
+    limit_in(&Path::new("/sys/class/block").join(name).join("queue"), most)
+}
+
+/// As [`limit_requests`], in the folder of the disk's queue.
+fn limit_in(queue: &Path, most: usize) -> io::Result<()> {
+    let (file, most) = (queue.join("max_sectors_kb"), most >> 10);
+    let text = fs::read_to_string(&file)?;
+    let now = text.trim().parse::<usize>();
+    if now.map_err(|_| invalid(format!("{} has {text:?}", file.display())))? > most {
+        fs::write(&file, most.to_string())?;
+    }
+    Ok(())
 }
 
 /// Attaches `connections` connections to the server at `socket` as `disk`.

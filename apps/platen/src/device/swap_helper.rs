@@ -25,6 +25,9 @@ pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
 
 fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     if let Some(socket) = &args.socket {
+        if let Err(error) = swap::nbd::limit_requests(disk, nbd::MAX_SIMPLE_READ) {
+            say(&format!("cannot limit the requests to {}: {error}", disk.display()));
+        }
         swap::nbd::attach(socket, disk, args.connections)
             .with_context(|| format!("cannot attach {}", disk.display()))?;
     }

@@ -159,6 +159,25 @@ fn a_connection_that_the_kernel_has_not_taken_is_offered_again() {
 }
 
 #[test]
+fn requests_are_limited_and_a_lower_limit_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("max_sectors_kb");
+    // The defaults of Linux 6.9 and 6.16, of earlier ones, and a limit that was set before.
+    for (before, after) in
+        [("1280\n", "288"), ("4096\n", "288"), ("128\n", "128"), ("288\n", "288")]
+    {
+        std::fs::write(&file, before).unwrap();
+        limit_in(folder.path(), 288 << 10).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), after);
+    }
+    std::fs::write(&file, "none\n").unwrap();
+    let error = limit_in(folder.path(), 288 << 10).unwrap_err();
+    assert!(error.to_string().contains("none"), "{error}");
+    let error = limit_requests(Path::new("/dev/nbd-none"), 288 << 10).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+}
+
+#[test]
 fn a_disk_s_number_is_in_its_name() {
     assert_eq!(index(Path::new("/dev/nbd12")).unwrap(), 12);
     assert!(index(Path::new("/dev/ublkb1")).is_err());

@@ -34,6 +34,9 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     let (status, said) = guest.vm.try_sh(wrong, SHORT)?;
     ensure!(status == 1 && said.contains("not a number of pages"), "{status}: {said}");
     guest.serve(arguments, "page-cluster")?;
+    if arguments.contains("--nbd") {
+        reads_fit(&mut guest)?;
+    }
     let first = guest.check()?;
     ensure!(!first.contains("\nadvice "), "{first}");
     let eat = guest.available_mib()? + beyond_mib();
@@ -98,6 +101,17 @@ pub(crate) fn beside_the_store(guest: &mut Guest, memory_mib: u64) -> Result<()>
     println!("  {} KiB beside the store, at most {}:{parts}", beside >> 10, most >> 10);
     let debug = cfg!(debug_assertions) && std::env::var_os("PLATEN_BIN").is_none();
     ensure!(debug || beside <= most, "{} KiB beside the store:{parts}", beside >> 10);
+    Ok(())
+}
+
+/// The kernel asks for no more at a time than a simple reply may report an error for, wherever the
+/// unreadable page is.
+fn reads_fit(guest: &mut Guest) -> Result<()> {
+    let script = "area=$(tail -n 1 /proc/swaps | cut -d' ' -f1); disk=${area%p*}; \
+                  cat /sys/block/${disk##*/}/queue/max_sectors_kb";
+    let said = guest.vm.sh(script, SHORT)?;
+    let kib: usize = said.trim().parse().with_context(|| format!("max_sectors_kb: {said}"))?;
+    ensure!(kib <= 288, "the kernel reads up to {kib} KiB at a time");
     Ok(())
 }
 
