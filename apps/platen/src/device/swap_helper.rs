@@ -28,7 +28,7 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
         if let Err(error) = swap::nbd::limit_requests(disk, nbd::MAX_SIMPLE_READ) {
             say(&format!("cannot limit the requests to {}: {error}", disk.display()));
         }
-        swap::nbd::attach(socket, disk, args.connections)
+        swap::nbd::attach(socket, args.listener, disk, args.connections)
             .with_context(|| format!("cannot attach {}", disk.display()))?;
     }
     let begun = area::begin(disk, args.priority)

@@ -113,6 +113,24 @@ fn serve(listener: UnixListener, number: usize) -> JoinHandle<Vec<UnixStream>> {
     std::thread::spawn(move || (0..number).map(|_| greet()).collect())
 }
 
+/// The listening socket of another device may have taken the path: its disk is not attached.
+#[test]
+fn the_first_connections_are_to_the_listener_of_this_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("nbd");
+    let own = std::process::id();
+    let listener = UnixListener::bind(&socket).unwrap();
+    let other = listener.try_clone().unwrap();
+    let error = dial(&socket, own + 1, 2).unwrap_err();
+    assert!(error.to_string().contains(&format!("process {own} listens")), "{error}");
+    // That server has heard nothing.
+    assert_eq!(other.accept().unwrap().0.read(&mut [0]).unwrap(), 0);
+    let server = serve(listener, 2);
+    let (sockets, export) = dial(&socket, own, 2).unwrap();
+    assert_eq!((sockets.len(), export), (2, Export { size: 1 << 30, flags: 0x16d }));
+    assert_eq!(server.join().unwrap().len(), 2);
+}
+
 /// The kernel answers a request with success, or with no answer at all, whether or not it has
 /// taken the connection. One that it has not taken stays open and is offered again; one that
 /// it has taken is not.
