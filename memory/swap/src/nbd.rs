@@ -99,7 +99,7 @@ fn limit_in(queue: &Path, most: usize) -> io::Result<()> {
 /// # Errors
 ///
 /// No server answers at `socket`, or its answer is invalid; another process listens there; the
-/// module `nbd` is missing; the disk is in use.
+/// module `nbd` is missing. [`io::ErrorKind::ResourceBusy`] if the disk is attached already.
 pub fn attach(socket: &Path, listener: u32, disk: &Path, connections: usize) -> io::Result<()> {
     let (sockets, export) = dial(socket, listener, connections)?;
     let mut netlink = Netlink::open()?;

@@ -81,6 +81,9 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     ensure!(guest.stat("damaged")? == 0, "the policy has found damage");
     replaced_without_a_process(&mut guest)?;
+    if arguments.contains("--nbd") {
+        none_attaches_it_again(&mut guest)?;
+    }
 
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.finish("serve", LONG)?;
@@ -112,6 +115,26 @@ fn reads_fit(guest: &mut Guest) -> Result<()> {
     let said = guest.vm.sh(script, SHORT)?;
     let kib: usize = said.trim().parse().with_context(|| format!("max_sectors_kb: {said}"))?;
     ensure!(kib <= 288, "the kernel reads up to {kib} KiB at a time");
+    Ok(())
+}
+
+/// The helper of another device that has chosen the same disk leaves it alone, and says so by its
+/// exit status. A helper that finds another device at its path attaches nothing.
+fn none_attaches_it_again(guest: &mut Guest) -> Result<()> {
+    let script = |listener: &str| {
+        format!(
+            "area=$(tail -n 1 /proc/swaps | cut -d' ' -f1); \
+             platen device serve --name two --size 1M --no-supervisor --nbd unix:/run/two.nbd & \
+             two=$!; until test -S /run/two.nbd; do sleep 0.1; done; \
+             platen device swap-helper on --disk ${{area%p*}} --socket /run/two.nbd \
+             --listener {listener}; status=$?; kill $two; wait $two; exit $status"
+        )
+    };
+    // `NOT_BEGUN` of crate `swap`.
+    let (status, said) = guest.vm.try_sh(&script("$two"), LONG)?;
+    ensure!(status == 76 && said.contains("busy"), "{status}: {said}");
+    let (status, said) = guest.vm.try_sh(&script("1"), LONG)?;
+    ensure!(status == 1 && said.contains("and not 1"), "{status}: {said}");
     Ok(())
 }
 
