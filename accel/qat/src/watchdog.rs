@@ -11,10 +11,9 @@
 //! machine or a stopped process, has delayed the call too.
 
 use crate::calls::{self, Calls, Look};
-use std::fs;
-use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use witness::{Evidence, Proc, Threads, Witness};
 
 /// The time between two looks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -39,32 +38,6 @@ pub struct Hang {
     pub thread: u32,
 }
 
-/// The kernel's facts about a thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Evidence {
-    /// The letter of the thread's state.
-    state: u8,
-    /// Nanoseconds of CPU time, and how often the thread was scheduled.
-    ran: u64,
-    times: u64,
-}
-
-impl Evidence {
-    /// Whether the thread waits for a CPU, and has had none since `before`.
-    fn starved_since(&self, before: &Self) -> bool {
-        self.state == b'R' && (self.ran, self.times) == (before.ran, before.times)
-    }
-}
-
-/// The source of facts: the kernel, or a test.
-trait Witness {
-    /// The facts about a thread of this process; `None` if there are none.
-    fn thread(&mut self, thread: u32) -> Option<Evidence>;
-
-    /// The numbers of all threads of this process.
-    fn threads(&mut self) -> Vec<u32>;
-}
-
 /// A call that the watchdog has seen before.
 #[derive(Debug)]
 struct Suspicion {
@@ -81,7 +54,7 @@ pub struct Watchdog {
     last: Option<Instant>,
     suspicions: Vec<Suspicion>,
     /// All threads of the process, while there is a suspicion.
-    threads: Vec<(u32, Evidence)>,
+    threads: Threads,
 }
 
 impl Watchdog {
@@ -90,7 +63,7 @@ impl Watchdog {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < LOOK) {
             return None;
         }
-        self.look_at(now, calls::all(), &mut Proc)
+        self.look_at(now, calls::all(), &mut Proc::own())
     }
 
     fn look_at(
@@ -122,7 +95,7 @@ impl Watchdog {
                     (Some(now), Some(before)) if now.starved_since(&before) => false,
                     (Some(now), Some(_)) if now.state == b't' => false,
                     (Some(now), Some(before)) if now.ran != before.ran => true,
-                    _ => !*starved.get_or_insert_with(|| self.others(&mut *witness)),
+                    _ => !*starved.get_or_insert_with(|| self.threads.look(&mut *witness)),
                 };
             let looks = known.looks + u64::from(has_counted);
             if looks >= LOOKS && hung.is_none() {
@@ -134,60 +107,10 @@ impl Watchdog {
         if self.suspicions.iter().all(|suspicion| suspicion.evidence.is_none()) {
             self.threads.clear();
         } else if starved.is_none() {
-            self.others(witness);
+            self.threads.look(witness);
         }
         hung
     }
-}
-
-impl Watchdog {
-    /// Whether a thread of the process has waited for a CPU in vain since the last look.
-    fn others(&mut self, witness: &mut dyn Witness) -> bool {
-        let all: Vec<_> = witness
-            .threads()
-            .into_iter()
-            .filter_map(|thread| Some((thread, witness.thread(thread)?)))
-            .collect();
-        let starved = all.iter().any(|(thread, evidence)| {
-            let before = self.threads.iter().find(|(other, _)| other == thread);
-            before.is_some_and(|(_, before)| evidence.starved_since(before))
-        });
-        self.threads = all;
-        starved
-    }
-}
-
-/// The kernel's facts, from /proc.
-struct Proc;
-
-impl Witness for Proc {
-    fn thread(&mut self, thread: u32) -> Option<Evidence> {
-        let folder = format!("/proc/self/task/{thread}");
-        let mut bytes = [0; 1024];
-        let stat = read(&format!("{folder}/stat"), &mut bytes)?;
-        // The name may contain brackets and blanks.
-        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-        let state = *fields.next()?.as_bytes().first()?;
-        let mut fields = fields.skip(10).map_while(|field| field.parse::<u64>().ok());
-        let ticks = fields.next()? + fields.next()?;
-        let mut bytes = [0; 128];
-        // Without schedstat, CPU time has the resolution of a tick.
-        let stat = read(&format!("{folder}/schedstat"), &mut bytes).unwrap_or_default();
-        let mut fields = stat.split_whitespace().map_while(|field| field.parse::<u64>().ok());
-        let ran = fields.next().unwrap_or(ticks * 10_000_000);
-        Some(Evidence { state, ran, times: fields.nth(1).unwrap_or(0) })
-    }
-
-    fn threads(&mut self) -> Vec<u32> {
-        let tasks = fs::read_dir("/proc/self/task");
-        let number = |task: fs::DirEntry| task.file_name().to_str()?.parse().ok();
-        tasks.into_iter().flatten().flatten().filter_map(number).collect()
-    }
-}
-
-fn read<'a>(path: &str, bytes: &'a mut [u8]) -> Option<&'a str> {
-    let got = fs::File::open(path).ok()?.read(bytes).ok()?;
-    std::str::from_utf8(&bytes[..got]).ok()
 }
 
 #[cfg(test)]

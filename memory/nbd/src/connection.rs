@@ -25,7 +25,8 @@
 //! so a reply starts only when as many of the read's slices as fit at a time (1.5 MiB) are
 //! complete; an error after that ends the connection.
 //!
-//! On a machine with little memory the slices have 48 KiB, and six of them 288.
+//! On a machine with little memory the slices have 48 KiB, and six of them 288
+//! ([`MAX_SIMPLE_READ`]).
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -53,8 +54,8 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use self::limits::connection_memory;
 pub(crate) use self::limits::Sizes;
+pub use self::limits::{connection_memory, MAX_SIMPLE_READ};
 use self::limits::{
     EXTENTS, INPUT, LARGES, LOOKED_AT, READS, RESERVE, SLICES, SMALL, WAITING, ZEROS,
 };

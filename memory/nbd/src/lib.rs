@@ -39,7 +39,7 @@ mod server;
 mod slices;
 mod wire;
 
-pub use connection::{connection_memory, ConnectionError};
+pub use connection::{connection_memory, ConnectionError, MAX_SIMPLE_READ};
 pub use handshake::{Export, Handshake, Progress, Refusal};
 pub use server::{Server, ServerOptions, STRANDED};
 pub use wire::{Broken, Command, Error, Parsed, Request, Session, MAX_REQUEST};

@@ -63,6 +63,10 @@ pub(crate) struct Heap {
     pub(crate) wanted: [AtomicU32; LENGTHS],
     /// How often the keeper could not make a slab of each length.
     pub(crate) refused: [AtomicU32; LENGTHS],
+    /// How many waits for a slab of each length have begun, and how many of them had begun before
+    /// the last refusal: those all see it, and need no keeper.
+    pub(crate) begun: [AtomicU32; LENGTHS],
+    pub(crate) answered: [AtomicU32; LENGTHS],
     /// The number of keepers; with none, a thread that needs memory asks the kernel itself.
     pub(crate) keepers: AtomicU32,
     /// Where the keeper waits.
@@ -90,6 +94,8 @@ impl Heap {
             short: AtomicBool::new(false),
             wanted: counts(),
             refused: counts(),
+            begun: counts(),
+            answered: counts(),
             keepers: AtomicU32::new(0),
             work: EventCount::new(),
             room: EventCount::new(),
@@ -244,6 +250,9 @@ impl Heap {
         let length = pages as usize;
         let refused = self.refused[length].load(Ordering::Relaxed);
         self.wanted[length].fetch_add(1, Ordering::Relaxed);
+        // Released after `refused` was read: a refusal is new to each wait that the keeper counts
+        // before it.
+        self.begun[length].fetch_add(1, Ordering::Release);
         self.work.notify_one();
         let mut looks = self.asks.looks();
         let got = loop {

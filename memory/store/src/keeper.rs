@@ -26,7 +26,7 @@ use crate::heap::Heap;
 use crate::layout::PAGE;
 use crate::stats::sum;
 use crate::store::Store;
-use crate::sync::Ordering;
+use crate::sync::{AtomicU32, Ordering};
 
 /// How often the keeper looks without being woken.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -193,20 +193,22 @@ impl Drop for Counted {
 
 impl Store {
     fn has_work(&self, stuck: bool) -> bool {
-        let some = |counts: &[crate::sync::AtomicU32]| {
-            counts.iter().any(|count| count.load(Ordering::Relaxed) > 0)
-        };
+        let some =
+            |counts: &[AtomicU32]| counts.iter().any(|count| count.load(Ordering::Relaxed) > 0);
         some(std::slice::from_ref(&self.heap.is_low))
             || self.some_wait()
             || !stuck && self.heap.regions.ready() > self.plenty()
     }
 
-    /// Whether workers wait for more slabs than are ready. One that only has yet to take its slab
-    /// is no reason to stay awake: with real-time priority the keeper would keep it from its CPU.
+    /// Whether workers wait for more slabs than are ready. One that only has yet to take its slab,
+    /// or to see that it gets none, is no reason to stay awake: with real-time priority the keeper
+    /// would keep it from its CPU.
     fn some_wait(&self) -> bool {
+        let Heap { wanted, begun, answered, regions, .. } = &self.heap;
         (1..=MAX_PAGES).any(|pages| {
-            let wanted = self.heap.wanted[pages as usize].load(Ordering::Relaxed);
-            wanted > 0 && wanted > self.heap.regions.ready_slabs(pages)
+            let of = |counts: &[AtomicU32; LENGTHS]| counts[pages as usize].load(Ordering::Relaxed);
+            let (wanted, answered) = (of(wanted), of(begun) == of(answered));
+            wanted > 0 && !answered && wanted > regions.ready_slabs(pages)
         })
     }
 
@@ -325,7 +327,7 @@ impl Store {
                 // give, because its reclaim waits for this very slab.
                 self.heap.regions.trade(&self.heap.map, pages);
                 if self.heap.grow(pages, Some(&self.heap.asks)).is_err() {
-                    self.heap.refused[pages as usize].fetch_add(1, Ordering::Relaxed);
+                    self.refuse(pages as usize);
                     break;
                 }
             }
@@ -333,6 +335,15 @@ impl Store {
             // waking the waiters.
             self.heap.room.notify_all();
         }
+    }
+
+    /// Tells all workers that wait for a slab of this length that they get none.
+    fn refuse(&self, length: usize) {
+        let Heap { begun, refused, answered, .. } = &self.heap;
+        // First, since a wait that begins in between may not see the refusal: it is not counted.
+        let begun = begun[length].load(Ordering::Acquire);
+        refused[length].fetch_add(1, Ordering::Relaxed);
+        answered[length].store(begun, Ordering::Relaxed);
     }
 
     /// Makes slabs until each length in use has its share of the reserve ready.

@@ -10,10 +10,13 @@
 
 mod netlink;
 
+use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::socket_peercred;
 
 use self::netlink::{
     invalid, parse, Message, Netlink, ATTR_BLOCK_SIZE, ATTR_DEAD_CONN_TIMEOUT, ATTR_INDEX,
@@ -66,14 +69,39 @@ pub fn free_disk() -> io::Result<PathBuf> {
     Ok(PathBuf::from(format!("/dev/nbd{number}")))
 }
 
-/// Attaches `connections` connections to the server at `socket` as `disk`.
+/// Limits the kernel's requests to a disk to `most` bytes, unless they are limited to less. Call
+/// this before the disk is attached: a change of the limit waits for all requests of the disk.
+///
+/// The kernel keeps the limit of a disk that was detached.
 ///
 /// # Errors
 ///
-/// No server answers at `socket`, or its answer is invalid; the module `nbd` is missing; the disk
-/// is in use.
-pub fn attach(socket: &Path, disk: &Path, connections: usize) -> io::Result<()> {
-    let (sockets, export) = dial(socket, connections)?;
+/// The kernel's error.
+pub fn limit_requests(disk: &Path, most: usize) -> io::Result<()> {
+    let name = disk.file_name().unwrap_or_default();
+    limit_in(&Path::new("/sys/class/block").join(name).join("queue"), most)
+}
+
+/// As [`limit_requests`], in the folder of the disk's queue.
+fn limit_in(queue: &Path, most: usize) -> io::Result<()> {
+    let (file, most) = (queue.join("max_sectors_kb"), most >> 10);
+    let text = fs::read_to_string(&file)?;
+    let now = text.trim().parse::<usize>();
+    if now.map_err(|_| invalid(format!("{} has {text:?}", file.display())))? > most {
+        fs::write(&file, most.to_string())?;
+    }
+    Ok(())
+}
+
+/// Attaches `connections` connections to the server at `socket` as `disk`. The process `listener`
+/// has made the server's listening socket: the path may lead to the server of another disk by now.
+///
+/// # Errors
+///
+/// No server answers at `socket`, or its answer is invalid; another process listens there; the
+/// module `nbd` is missing. [`io::ErrorKind::ResourceBusy`] if the disk is attached already.
+pub fn attach(socket: &Path, listener: u32, disk: &Path, connections: usize) -> io::Result<()> {
+    let (sockets, export) = dial(socket, listener, connections)?;
     let mut netlink = Netlink::open()?;
     let mut message = connect(netlink.family, index(disk)?, export);
     message.sockets(&sockets);
@@ -234,12 +262,12 @@ fn index(disk: &Path) -> io::Result<u32> {
 }
 
 /// Connects to the server, and completes the handshake of each connection.
-fn dial(socket: &Path, connections: usize) -> io::Result<(Vec<UnixStream>, Export)> {
+fn dial(socket: &Path, listener: u32, number: usize) -> io::Result<(Vec<UnixStream>, Export)> {
     const MULTI_CONN: u16 = 1 << 8;
-    let (first, export) = dial_one(socket)?;
+    let (first, export) = dial_one(socket, listener)?;
     let mut sockets = vec![first];
-    while sockets.len() < connections && export.flags & MULTI_CONN != 0 {
-        let (stream, now) = dial_one(socket)?;
+    while sockets.len() < number && export.flags & MULTI_CONN != 0 {
+        let (stream, now) = dial_one(socket, listener)?;
         if now != export {
             return Err(invalid(format!("the server's disk was {export:?}, and now is {now:?}")));
         }
@@ -249,8 +277,15 @@ fn dial(socket: &Path, connections: usize) -> io::Result<(Vec<UnixStream>, Expor
 }
 
 /// Connects to the server, and completes the handshake.
-fn dial_one(socket: &Path) -> io::Result<(UnixStream, Export)> {
-    greeted(UnixStream::connect(socket)?)
+fn dial_one(socket: &Path, listener: u32) -> io::Result<(UnixStream, Export)> {
+    let stream = UnixStream::connect(socket)?;
+    // The credentials of a connection are those of the process that called listen(2).
+    let found = socket_peercred(&stream)?.pid.as_raw_pid();
+    if u32::try_from(found) != Ok(listener) {
+        let path = socket.display();
+        return Err(invalid(format!("process {found} listens at {path}, and not {listener}")));
+    }
+    greeted(stream)
 }
 
 /// Completes the handshake of a connection.

@@ -65,6 +65,10 @@ pub use step::step;
 /// always started.
 pub const CLIENT_LOST: u8 = 75;
 
+/// Exit status of a helper after the first start that has begun nothing: there is nothing to take
+/// down before the server ends. In particular, the disk may be another device's.
+pub const NOT_BEGUN: u8 = 76;
+
 /// Duplicates a descriptor, given by its number, that this process inherited. For a socket, which
 /// has no path by which it could be opened again.
 ///

@@ -245,6 +245,9 @@ pub(crate) struct SwapHelperArgs {
     /// The server's socket, if the disk is the kernel's NBD client's
     #[arg(long)]
     pub(crate) socket: Option<PathBuf>,
+    /// The process that made this socket
+    #[arg(long, default_value_t = 0)]
+    pub(crate) listener: u32,
     #[arg(long, default_value_t = 1)]
     pub(crate) connections: usize,
     #[arg(long, default_value_t = 0)]

@@ -65,22 +65,24 @@ pub(crate) fn run(args: DeviceArgs) -> anyhow::Result<ExitCode> {
             }));
         }
         DeviceCommand::Train => return Ok(unattended(train::run)),
-        DeviceCommand::SwapHelper(args) => return Ok(unattended(|| swap_helper::run(&args))),
+        DeviceCommand::SwapHelper(args) => return Ok(helping(|| swap_helper::run(&args))),
     };
     done.map(|()| ExitCode::SUCCESS)
 }
 
 /// Runs a command that works in the background, and logs errors and panics.
 fn unattended(run: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+    helping(|| run().map(|()| ExitCode::SUCCESS))
+}
+
+/// As [`unattended`], for a command whose exit status tells its supervisor more.
+fn helping(run: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
     say_panics();
     // A process started from `/proc/self/exe` is named "exe" by the kernel, in `ps` and in the OOM
     // killer's report, so it sets its own name. A failure is no reason not to serve.
     let _ = std::fs::write("/proc/self/comm", "platen");
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            say(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    run().unwrap_or_else(|error| {
+        say(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
 }

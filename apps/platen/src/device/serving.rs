@@ -155,6 +155,8 @@ impl Serving {
         if let (Some(_), Some(address)) = (&self.disk, &self.plan.args.nbd) {
             let connections = self.plan.swap_connections();
             command.arg("--socket").arg(address.path());
+            // This process, whatever program it executes: see `Claims::make`.
+            command.args(["--listener", &std::process::id().to_string()]);
             command.args(["--connections", &connections.to_string()]);
         }
         command

@@ -4,11 +4,14 @@
 use super::args::{SwapHelperArgs, SwapTask};
 use crate::say::say;
 use anyhow::{bail, ensure, Context};
+use std::io::ErrorKind;
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use swap::supervisor::NOT_BEGUN;
 use swap::{area, Subject};
 
-pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<ExitCode> {
     swap::close_inherited()?;
     // A half-finished swapon or swapoff is worse than a finished one.
     swap::ignore_signals()?;
@@ -17,16 +20,24 @@ pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<()> {
         SwapTask::On => on(args, disk),
         SwapTask::Grow => {
             grow(disk);
-            Ok(())
+            Ok(ExitCode::SUCCESS)
         }
-        SwapTask::Off => off(args, disk),
+        SwapTask::Off => off(args, disk).map(|()| ExitCode::SUCCESS),
     }
 }
 
-fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
+fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<ExitCode> {
     if let Some(socket) = &args.socket {
-        swap::nbd::attach(socket, disk, args.connections)
-            .with_context(|| format!("cannot attach {}", disk.display()))?;
+        if let Err(error) = swap::nbd::limit_requests(disk, nbd::MAX_SIMPLE_READ) {
+            say(&format!("cannot limit the requests to {}: {error}", disk.display()));
+        }
+        let attached = swap::nbd::attach(socket, args.listener, disk, args.connections);
+        if let Err(error) = attached {
+            say(&format!("cannot attach {}: {error}", disk.display()));
+            // Then another device has attached it since its number was chosen, and swaps to it.
+            let others = error.kind() == ErrorKind::ResourceBusy;
+            return Ok(if others { NOT_BEGUN.into() } else { ExitCode::FAILURE });
+        }
     }
     let begun = area::begin(disk, args.priority)
         .with_context(|| format!("cannot swap to {}", disk.display()));
@@ -53,7 +64,7 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     }) {
         say(&item.to_string());
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Swaps to the rest of a disk that has grown. A failure is reported and not retried: the present

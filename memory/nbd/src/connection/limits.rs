@@ -24,14 +24,17 @@ impl Sizes {
 }
 
 const FAST: Sizes = Sizes { slice: 256 << 10, output: 256 << 10 };
-/// The kernel's client reads at most 128 KiB at a time from a disk that is swapped to: the six
-/// slices for reads hold twice as much.
 const COMPACT: Sizes = Sizes { slice: 48 << 10, output: 64 << 10 };
 /// Slices in flight at a time.
 pub(super) const SLICES: usize = 8;
 /// Slices for reads. The others are for writes, which need only workers to complete and must never
 /// wait for reads.
 pub(super) const READS: usize = SLICES - 2;
+/// The bytes of the longest read of whole pages that is answered with an error, instead of ending
+/// the connection, wherever its unreadable page is: with simple replies, and with small buffers
+/// too, since the next server of a disk may have these. The kernel's client asks for more at a time
+/// from Linux 6.9 on, so a server limits the requests of its disk to this.
+pub const MAX_SIMPLE_READ: usize = READS * COMPACT.slice;
 /// Reads that may wait for a slice. The kernel's client has 128 requests in flight on a connection.
 pub(super) const WAITING: usize = 512;
 /// Large requests at a time: those with slices in flight, and one of each kind between two slices.
@@ -61,4 +64,5 @@ pub const fn connection_memory(compact: bool) -> usize {
 
 const _: () = assert!(INPUT >= 2 * (REQUEST + SMALL) && INPUT > 2 * crate::handshake::INPUT);
 const _: () = assert!(COMPACT.output >= RESERVE + DATA_CHUNK + SMALL + CHUNK + 8 * EXTENTS);
+const _: () = assert!(MAX_SIMPLE_READ <= READS * FAST.slice);
 const _: () = assert!(COMPACT.slice > SMALL && COMPACT.slice.is_multiple_of(PAGE));

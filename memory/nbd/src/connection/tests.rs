@@ -197,6 +197,14 @@ fn an_unreadable_page_ends_no_connection_with_simple_replies() {
             assert_eq!(several, (expected, false), "page {bad} of {length} bytes");
         }
     }
+    // The longest read that the kernel's client sends, with any of its pages.
+    for (sizes, page) in [false, true].map(Sizes::new).into_iter().flat_map(|sizes| {
+        let pages = MAX_SIMPLE_READ / PAGE;
+        [1, pages / 2, pages - 1].map(move |page| (sizes, page as u64))
+    }) {
+        let found = errors(sizes, page, &[(0, MAX_SIMPLE_READ), (0, MAX_SIMPLE_READ)]);
+        assert_eq!(found, (vec![EIO, EIO, Some(0)], false), "page {page}");
+    }
     // A read of more than all slices: its reply begins before its last slices are read.
     let sizes = Sizes::new(true);
     let pages = (sizes.slice / PAGE) as u64;

@@ -206,6 +206,7 @@ fn the_keeper_sleeps_when_workers_have_only_to_take_their_slabs() {
     store.tend(&mut memory);
     assert!(!store.has_work(false));
     heap.wanted[3].fetch_add(2, Ordering::Relaxed);
+    heap.begun[3].fetch_add(2, Ordering::Relaxed);
     assert!(store.has_work(false));
     store.serve_waiting();
     assert!(!store.has_work(false));
@@ -243,4 +244,38 @@ fn the_reserve_is_filled_when_a_worker_has_waited() {
     assert!(!store.has_work(false));
     assert!(store.stats().mem_ready >= 1 << 19, "{}", store.stats().mem_ready);
     drop(counted);
+}
+
+/// As above, where the limit is reached. A wait that begins after a refusal is served.
+#[test]
+fn the_keeper_sleeps_when_workers_have_only_to_see_that_they_get_no_slab() {
+    let options = Options { mem_limit: 64 << 12, reserve: 0, ..Options::default() };
+    let store = Store::create(4096, options).unwrap();
+    let heap = &store.heap;
+    let mut slabs = Vec::new();
+    while heap.grow(1, None).is_ok() {
+        slabs.extend(heap.regions.take_ready(&heap.map, 1).map(|(slab, _)| slab));
+    }
+    let begin = || {
+        heap.wanted[3].fetch_add(1, Ordering::Relaxed);
+        heap.begun[3].fetch_add(1, Ordering::Release);
+    };
+    for refusals in 1..4 {
+        begin();
+        assert!(store.has_work(false));
+        store.serve_waiting();
+        assert_eq!(heap.refused[3].load(Ordering::Relaxed), refusals);
+        assert!(!store.has_work(false));
+    }
+    // The three have seen it. Memory is freed, and another wait begins.
+    heap.wanted[3].fetch_sub(3, Ordering::Relaxed);
+    slabs.into_iter().for_each(|slab| heap.regions.put_ready(&heap.map, slab, 1));
+    begin();
+    assert!(store.has_work(true));
+    store.serve_waiting();
+    assert_eq!(heap.refused[3].load(Ordering::Relaxed), 3);
+    assert_eq!(heap.regions.ready_slabs(3), 1);
+    // A thread that does not wait takes its slab: it is not answered.
+    heap.regions.take_ready(&heap.map, 3).unwrap();
+    assert!(store.has_work(true));
 }

@@ -113,6 +113,24 @@ fn serve(listener: UnixListener, number: usize) -> JoinHandle<Vec<UnixStream>> {
     std::thread::spawn(move || (0..number).map(|_| greet()).collect())
 }
 
+/// The listening socket of another device may have taken the path: its disk is not attached.
+#[test]
+fn the_first_connections_are_to_the_listener_of_this_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("nbd");
+    let own = std::process::id();
+    let listener = UnixListener::bind(&socket).unwrap();
+    let other = listener.try_clone().unwrap();
+    let error = dial(&socket, own + 1, 2).unwrap_err();
+    assert!(error.to_string().contains(&format!("process {own} listens")), "{error}");
+    // That server has heard nothing.
+    assert_eq!(other.accept().unwrap().0.read(&mut [0]).unwrap(), 0);
+    let server = serve(listener, 2);
+    let (sockets, export) = dial(&socket, own, 2).unwrap();
+    assert_eq!((sockets.len(), export), (2, Export { size: 1 << 30, flags: 0x16d }));
+    assert_eq!(server.join().unwrap().len(), 2);
+}
+
 /// The kernel answers a request with success, or with no answer at all, whether or not it has
 /// taken the connection. One that it has not taken stays open and is offered again; one that
 /// it has taken is not.
@@ -156,6 +174,25 @@ fn a_connection_that_the_kernel_has_not_taken_is_offered_again() {
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
     assert_eq!(kernel.len(), 2);
+}
+
+#[test]
+fn requests_are_limited_and_a_lower_limit_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("max_sectors_kb");
+    // The defaults of Linux 6.9 and 6.16, of earlier ones, and a limit that was set before.
+    for (before, after) in
+        [("1280\n", "288"), ("4096\n", "288"), ("128\n", "128"), ("288\n", "288")]
+    {
+        std::fs::write(&file, before).unwrap();
+        limit_in(folder.path(), 288 << 10).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), after);
+    }
+    std::fs::write(&file, "none\n").unwrap();
+    let error = limit_in(folder.path(), 288 << 10).unwrap_err();
+    assert!(error.to_string().contains("none"), "{error}");
+    let error = limit_requests(Path::new("/dev/nbd-none"), 288 << 10).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotFound);
 }
 
 #[test]

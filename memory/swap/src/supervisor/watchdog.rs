@@ -16,11 +16,10 @@
 //! the supervisor (a suspended machine, no CPU) may have delayed the server too. A thread that
 //! waits for a backing device reports that, and is not suspected.
 
-use std::fs;
-use std::io::Read;
 use std::time::{Duration, Instant};
 
 use pulse::{Look, Slot, State};
+use witness::{Evidence, Threads, Witness};
 
 /// The time between two looks.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
@@ -40,33 +39,6 @@ const SPENT: Duration = Duration::from_millis(1500);
 /// After this many looks a thread counts as hung whatever it does, unless a thread of the server
 /// gets no CPU.
 const SLOW: u32 = 60;
-
-/// The kernel's facts about a thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Evidence {
-    /// The letter of the thread's state.
-    pub(super) state: u8,
-    /// The CPU time that the thread has used.
-    pub(super) ran: Duration,
-    /// How often the thread was scheduled.
-    pub(super) times: u64,
-}
-
-impl Evidence {
-    /// Whether the thread waits for a CPU, and has not had one since `before`.
-    fn starved_since(&self, before: &Self) -> bool {
-        self.state == b'R' && self.times == before.times && self.ran == before.ran
-    }
-}
-
-/// The source of facts: the kernel, or a test.
-pub(super) trait Witness {
-    /// The facts about a thread; `None` if it has ended.
-    fn thread(&mut self, process: u32, thread: u32) -> Option<Evidence>;
-
-    /// The numbers of all threads of the process.
-    fn threads(&mut self, process: u32) -> Vec<u32>;
-}
 
 /// The watchdog's record of one heartbeat slot.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +76,7 @@ pub(super) struct Watchdog {
     /// Consecutive looks that found the process stopped.
     stopped: u32,
     /// All threads of the server, while one is suspected.
-    threads: Vec<(u32, Evidence)>,
+    threads: Threads,
 }
 
 impl Watchdog {
@@ -119,7 +91,7 @@ impl Watchdog {
         &mut self,
         now: Instant,
         slots: &[Slot],
-        (process, state): (u32, Option<u8>),
+        state: Option<u8>,
         witness: &mut dyn Witness,
     ) -> Option<Hang> {
         let since = self.last.replace(now);
@@ -142,7 +114,11 @@ impl Watchdog {
             return None;
         }
         let suspected = self.slots.iter().any(|suspicion| suspicion.evidence.is_some());
-        let starved = self.others(process, suspected, witness);
+        // Whether a thread of the server has waited for a CPU in vain since the last look.
+        let starved = suspected && self.threads.look(witness);
+        if !suspected {
+            self.threads.clear();
+        }
         let mut hung = None;
         for (number, (suspicion, slot)) in self.slots.iter_mut().zip(slots).enumerate() {
             let look = slot.look();
@@ -150,7 +126,7 @@ impl Watchdog {
                 *suspicion = Suspicion::none(look);
                 continue;
             }
-            let Some(evidence) = witness.thread(process, look.thread) else { continue };
+            let Some(evidence) = witness.thread(look.thread) else { continue };
             let Some(before) = suspicion.evidence.replace(evidence) else { continue };
             if counts && !evidence.starved_since(&before) {
                 suspicion.looks += 1;
@@ -166,25 +142,6 @@ impl Watchdog {
             Some((_, Verdict::Asleep(_))) if starved => None,
             hung => hung.map(|(slot, verdict)| Hang { why: verdict.to_string(), slot: Some(slot) }),
         }
-    }
-
-    /// Whether a thread of the server has waited for a CPU in vain since the last look.
-    fn others(&mut self, process: u32, suspected: bool, witness: &mut dyn Witness) -> bool {
-        if !suspected {
-            self.threads.clear();
-            return false;
-        }
-        let all = witness.threads(process);
-        let all: Vec<_> = all
-            .into_iter()
-            .filter_map(|thread| Some((thread, witness.thread(process, thread)?)))
-            .collect();
-        let starved = all.iter().any(|(thread, evidence)| {
-            let before = self.threads.iter().find(|(other, _)| other == thread);
-            before.is_some_and(|(_, before)| evidence.starved_since(before))
-        });
-        self.threads = all;
-        starved
     }
 }
 
@@ -221,41 +178,6 @@ impl std::fmt::Display for Verdict {
             Self::Slow(thread) => write!(f, "its thread {thread} has done no page in {SLOW} s"),
         }
     }
-}
-
-/// The kernel's facts, from /proc.
-pub(super) struct Proc;
-
-impl Witness for Proc {
-    fn thread(&mut self, process: u32, thread: u32) -> Option<Evidence> {
-        let folder = format!("/proc/{process}/task/{thread}");
-        let mut bytes = [0; 1024];
-        let stat = read(&format!("{folder}/stat"), &mut bytes)?;
-        // The name may contain brackets and blanks.
-        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-        let state = *fields.next()?.as_bytes().first()?;
-        let mut fields = fields.skip(10).map_while(|field| field.parse::<u64>().ok());
-        let ticks = fields.next()? + fields.next()?;
-        let mut bytes = [0; 128];
-        // Without schedstat the watchdog cannot see wake-ups: the count stays 0, and CPU time has
-        // the resolution of a tick.
-        let stat = read(&format!("{folder}/schedstat"), &mut bytes).unwrap_or_default();
-        let mut fields = stat.split_whitespace().map_while(|field| field.parse().ok());
-        let ran = fields.next().map_or(Duration::from_millis(ticks * 10), Duration::from_nanos);
-        let times = fields.nth(1).unwrap_or(0);
-        Some(Evidence { state, ran, times })
-    }
-
-    fn threads(&mut self, process: u32) -> Vec<u32> {
-        let tasks = fs::read_dir(format!("/proc/{process}/task"));
-        let number = |task: fs::DirEntry| task.file_name().to_str()?.parse().ok();
-        tasks.into_iter().flatten().flatten().filter_map(number).collect()
-    }
-}
-
-fn read<'a>(path: &str, bytes: &'a mut [u8]) -> Option<&'a str> {
-    let got = fs::File::open(path).ok()?.read(bytes).ok()?;
-    std::str::from_utf8(&bytes[..got]).ok()
 }
 
 #[cfg(test)]

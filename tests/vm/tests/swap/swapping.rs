@@ -34,6 +34,9 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     let (status, said) = guest.vm.try_sh(wrong, SHORT)?;
     ensure!(status == 1 && said.contains("not a number of pages"), "{status}: {said}");
     guest.serve(arguments, "page-cluster")?;
+    if arguments.contains("--nbd") {
+        reads_fit(&mut guest)?;
+    }
     let first = guest.check()?;
     ensure!(!first.contains("\nadvice "), "{first}");
     let eat = guest.available_mib()? + beyond_mib();
@@ -78,6 +81,9 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     ensure!(guest.stat("damaged")? == 0, "the policy has found damage");
     replaced_without_a_process(&mut guest)?;
+    if arguments.contains("--nbd") {
+        none_attaches_it_again(&mut guest)?;
+    }
 
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.finish("serve", LONG)?;
@@ -98,6 +104,37 @@ pub(crate) fn beside_the_store(guest: &mut Guest, memory_mib: u64) -> Result<()>
     println!("  {} KiB beside the store, at most {}:{parts}", beside >> 10, most >> 10);
     let debug = cfg!(debug_assertions) && std::env::var_os("PLATEN_BIN").is_none();
     ensure!(debug || beside <= most, "{} KiB beside the store:{parts}", beside >> 10);
+    Ok(())
+}
+
+/// The kernel asks for no more at a time than a simple reply may report an error for, wherever the
+/// unreadable page is.
+fn reads_fit(guest: &mut Guest) -> Result<()> {
+    let script = "area=$(tail -n 1 /proc/swaps | cut -d' ' -f1); disk=${area%p*}; \
+                  cat /sys/block/${disk##*/}/queue/max_sectors_kb";
+    let said = guest.vm.sh(script, SHORT)?;
+    let kib: usize = said.trim().parse().with_context(|| format!("max_sectors_kb: {said}"))?;
+    ensure!(kib <= 288, "the kernel reads up to {kib} KiB at a time");
+    Ok(())
+}
+
+/// The helper of another device that has chosen the same disk leaves it alone, and says so by its
+/// exit status. A helper that finds another device at its path attaches nothing.
+fn none_attaches_it_again(guest: &mut Guest) -> Result<()> {
+    let script = |listener: &str| {
+        format!(
+            "area=$(tail -n 1 /proc/swaps | cut -d' ' -f1); \
+             platen device serve --name two --size 1M --no-supervisor --nbd unix:/run/two.nbd & \
+             two=$!; until test -S /run/two.nbd; do sleep 0.1; done; \
+             platen device swap-helper on --disk ${{area%p*}} --socket /run/two.nbd \
+             --listener {listener}; status=$?; kill $two; wait $two; exit $status"
+        )
+    };
+    // `NOT_BEGUN` of crate `swap`.
+    let (status, said) = guest.vm.try_sh(&script("$two"), LONG)?;
+    ensure!(status == 76 && said.contains("busy"), "{status}: {said}");
+    let (status, said) = guest.vm.try_sh(&script("1"), LONG)?;
+    ensure!(status == 1 && said.contains("and not 1"), "{status}: {said}");
     Ok(())
 }
 

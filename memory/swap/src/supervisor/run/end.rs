@@ -4,11 +4,12 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use witness::Proc;
 
 use super::{Supervisor, GONE};
 use crate::supervisor::child::{Server, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
-use crate::supervisor::watchdog::{Hang, Proc, LOOK};
+use crate::supervisor::watchdog::{Hang, LOOK};
 use crate::supervisor::{words, CLIENT_LOST};
 
 impl Supervisor<'_> {
@@ -41,9 +42,9 @@ impl Supervisor<'_> {
         let Some(server) = self.server.as_mut().filter(watched) else { return };
         // A server that was told to end has a deadline of its own.
         let Some(pulse) = self.service.pulse().filter(|_| !self.ending) else { return };
-        let process = (server.child.id(), server.state());
-        if let Some(Hang { why, slot }) = self.watchdog.look(now, pulse.slots(), process, &mut Proc)
-        {
+        let mut kernel = Proc::of(server.child.id());
+        let found = self.watchdog.look(now, pulse.slots(), server.state(), &mut kernel);
+        if let Some(Hang { why, slot }) = found {
             server.child.kill();
             server.killed = true;
             self.service.say(&format!("the server hangs: {why}: killed"));

@@ -7,6 +7,7 @@ use super::{Supervisor, AGAIN};
 use crate::supervisor::child::{Helper, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
 use crate::supervisor::process::Process;
+use crate::supervisor::NOT_BEGUN;
 
 impl Supervisor<'_> {
     /// Runs the helper that follows the current server's start, if the server is ready.
@@ -129,7 +130,7 @@ impl Supervisor<'_> {
                 // before the server ends.
                 self.service.say(&format!("what follows the start has failed ({status})"));
                 self.up_failed = Some(status);
-                self.been_up = true;
+                self.been_up = status.code() != Some(NOT_BEGUN.into());
                 self.stopping = true;
             }
             (Task::Up { first: false }, false) => {

@@ -19,6 +19,20 @@ fn the_helper_of_the_first_start_has_a_limit_and_its_failure_ends_the_device() {
     assert!(log.contains("has not ended in 500ms: killed"), "{log}");
 }
 
+/// As where another device has attached the disk: its swap areas would be taken away from it.
+#[test]
+fn nothing_is_taken_down_when_the_helper_of_the_first_start_has_begun_nothing() {
+    let mut shell = Shell::new(SERVER);
+    shell.up = Some(format!("exit {NOT_BEGUN}"));
+    shell.down = Some("echo down >> $NOTE".into());
+    let error = run(&mut shell, "never").unwrap_err();
+    assert!(matches!(error, SuperviseError::Up(_)), "{error}");
+    let noted = shell.noted();
+    let order: Vec<_> = noted.lines().filter(|line| *line != "up").collect();
+    assert_eq!(order, ["end"], "{noted}");
+    assert!(!shell.log.borrow().iter().any(|line| line.contains("abandoned")));
+}
+
 #[test]
 fn the_end_waits_for_the_helper_and_is_postponed_when_it_fails() {
     let mut shell = Shell::new(SERVER);

@@ -1,7 +1,6 @@
 use super::*;
 use pulse::Pulse;
 use std::collections::BTreeMap;
-use std::sync::mpsc::channel;
 
 const PROCESS: u32 = 10;
 
@@ -10,10 +9,10 @@ const PROCESS: u32 = 10;
 struct Told(BTreeMap<u32, Evidence>);
 
 impl Witness for Told {
-    fn thread(&mut self, _: u32, thread: u32) -> Option<Evidence> {
+    fn thread(&mut self, thread: u32) -> Option<Evidence> {
         self.0.get(&thread).copied()
     }
-    fn threads(&mut self, _: u32) -> Vec<u32> {
+    fn threads(&mut self) -> Vec<u32> {
         self.0.keys().copied().collect()
     }
 }
@@ -40,8 +39,8 @@ impl Scene {
 
     fn after(&mut self, seconds: u64) -> Option<Hang> {
         self.now += Duration::from_secs(seconds);
-        let process = (PROCESS, self.told.0.get(&PROCESS).map(|seen| seen.state));
-        self.watchdog.look(self.now, self.pulse.slots(), process, &mut self.told)
+        let state = self.told.0.get(&PROCESS).map(|seen| seen.state);
+        self.watchdog.look(self.now, self.pulse.slots(), state, &mut self.told)
     }
 
     /// Looks each second, after calling `each`. Returns after how many looks the server counts
@@ -73,8 +72,8 @@ fn a_thread_that_sleeps_in_a_request_hangs_unless_it_waits_for_a_disk_or_progres
         for second in 1..100 {
             let now = now + Duration::from_secs(second);
             let look = &mut scene.watchdog;
-            let process = (PROCESS, Some(b'S'));
-            assert_eq!(look.look(now, scene.pulse.slots(), process, &mut scene.told), None);
+            let state = Some(b'S');
+            assert_eq!(look.look(now, scene.pulse.slots(), state, &mut scene.told), None);
         }
     });
     let mut scene = Scene::new();
@@ -182,36 +181,4 @@ fn seconds_without_a_check_do_not_count() {
     for _ in 0..100 {
         assert_eq!(scene.after(3600), None);
     }
-}
-
-#[test]
-fn the_kernel_distinguishes_a_sleeping_thread_from_a_running_one() {
-    let (say, said) = channel();
-    let (end, ended) = channel::<()>();
-    let sleeps = std::thread::spawn(move || {
-        say.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
-        let _ = ended.recv();
-    });
-    let (own, thread) = (std::process::id(), said.recv().unwrap());
-    assert!(Proc.threads(own).contains(&thread));
-    // Until it sleeps for good.
-    let deadline = Instant::now() + Duration::from_secs(120);
-    loop {
-        let before = Proc.thread(own, thread).unwrap();
-        std::thread::sleep(Duration::from_millis(50));
-        let after = Proc.thread(own, thread).unwrap();
-        if before == after && after.state == b'S' {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{before:?} {after:?}");
-    }
-    let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-    let before = Proc.thread(own, me).unwrap();
-    while Proc.thread(own, me).unwrap().ran < before.ran + Duration::from_millis(50) {
-        assert!(Instant::now() < deadline);
-    }
-    assert_eq!(Proc.thread(own, me).unwrap().state, b'R');
-    drop(end);
-    sleeps.join().unwrap();
-    assert_eq!(Proc.thread(own, u32::MAX), None);
 }

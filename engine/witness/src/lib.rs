@@ -1,0 +1,123 @@
+//! The kernel's facts about the threads of a process, for watchdogs: a thread that does nothing may
+//! hang, or it may have got no CPU.
+//!
+//! The facts come from `/proc/PID/task/TID/stat` and `schedstat`. A kernel without `schedstat`
+//! counts no wake-ups, and its CPU times have the resolution of a tick.
+
+use std::fs;
+use std::io::Read;
+use std::time::Duration;
+
+/// The kernel's facts about a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evidence {
+    /// The letter of the thread's state.
+    pub state: u8,
+    /// The CPU time that the thread has used.
+    pub ran: Duration,
+    /// How often the thread was scheduled.
+    pub times: u64,
+}
+
+impl Evidence {
+    /// Whether the thread waits for a CPU, and has not had one since `before`.
+    pub fn starved_since(&self, before: &Self) -> bool {
+        self.state == b'R' && (self.ran, self.times) == (before.ran, before.times)
+    }
+}
+
+/// The source of facts about a process: the kernel, or a test.
+pub trait Witness {
+    /// The facts about a thread; `None` if it has ended, or the kernel does not tell.
+    fn thread(&mut self, thread: u32) -> Option<Evidence>;
+
+    /// The numbers of all threads of the process.
+    fn threads(&mut self) -> Vec<u32>;
+}
+
+/// All threads of a process, as they were at the last look.
+#[derive(Debug, Default)]
+pub struct Threads(Vec<(u32, Evidence)>);
+
+impl Threads {
+    /// Looks at all threads; returns whether one of them has waited for a CPU in vain since the
+    /// last look.
+    pub fn look(&mut self, witness: &mut dyn Witness) -> bool {
+        let all: Vec<_> = witness
+            .threads()
+            .into_iter()
+            .filter_map(|thread| Some((thread, witness.thread(thread)?)))
+            .collect();
+        let starved = all.iter().any(|(thread, evidence)| {
+            let before = self.0.iter().find(|(other, _)| other == thread);
+            before.is_some_and(|(_, before)| evidence.starved_since(before))
+        });
+        self.0 = all;
+        starved
+    }
+
+    /// Forgets the last look.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// The kernel's facts about a process, from /proc.
+#[derive(Clone, Copy, Debug)]
+pub struct Proc {
+    /// `None` for this process.
+    process: Option<u32>,
+}
+
+impl Proc {
+    /// The facts about this process.
+    pub fn own() -> Self {
+        Self { process: None }
+    }
+
+    /// The facts about another process.
+    pub fn of(process: u32) -> Self {
+        Self { process: Some(process) }
+    }
+
+    fn folder(self) -> String {
+        self.process.map_or("/proc/self/task".into(), |process| format!("/proc/{process}/task"))
+    }
+}
+
+impl Witness for Proc {
+    fn thread(&mut self, thread: u32) -> Option<Evidence> {
+        let folder = format!("{}/{thread}", self.folder());
+        let mut bytes = [0; 1024];
+        let stat = read(&format!("{folder}/stat"), &mut bytes)?;
+        let mut bytes = [0; 128];
+        let times = read(&format!("{folder}/schedstat"), &mut bytes).unwrap_or_default();
+        evidence(stat, times)
+    }
+
+    fn threads(&mut self) -> Vec<u32> {
+        let tasks = fs::read_dir(self.folder());
+        let number = |task: fs::DirEntry| task.file_name().to_str()?.parse().ok();
+        tasks.into_iter().flatten().flatten().filter_map(number).collect()
+    }
+}
+
+/// The facts in the texts of a thread's `stat` and `schedstat`; the second may be empty.
+fn evidence(stat: &str, times: &str) -> Option<Evidence> {
+    // The name may contain brackets and blanks.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = *fields.next()?.as_bytes().first()?;
+    let mut fields = fields.skip(10).map_while(|field| field.parse::<u64>().ok());
+    let ticks = fields.next()? + fields.next()?;
+    let mut fields = times.split_whitespace().map_while(|field| field.parse().ok());
+    let ran = fields.next().map_or(Duration::from_millis(ticks * 10), Duration::from_nanos);
+    Some(Evidence { state, ran, times: fields.nth(1).unwrap_or(0) })
+}
+
+fn read<'a>(path: &str, bytes: &'a mut [u8]) -> Option<&'a str> {
+    let got = fs::File::open(path).ok()?.read(bytes).ok()?;
+    std::str::from_utf8(&bytes[..got]).ok()
+}
+
+#[cfg(test)]
+mod tests;
