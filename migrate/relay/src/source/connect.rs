@@ -316,10 +316,13 @@ fn open_links(
 
 /// Whether a link that could not be opened may be opened later.
 fn may_come_later(error: &SessionError) -> bool {
-    use session::SessionError::{Connect, LinkLost, Tls};
+    use session::SessionError::{Connect, HelloLate, LinkLost, Tls};
     matches!(
         error,
-        LinkLost { .. } | Connect { .. } | Tls(TlsError::Late { .. } | TlsError::Cut { .. })
+        LinkLost { .. }
+            | HelloLate { .. }
+            | Connect { .. }
+            | Tls(TlsError::Late { .. } | TlsError::Cut { .. })
     )
 }
 
