@@ -22,7 +22,7 @@ const TICK: Duration = Duration::from_millis(200);
 /// How long messages of a process that has ended may still arrive.
 const LAST_WORDS: Duration = Duration::from_millis(600);
 
-/// What to do about a VM in doubt.
+/// The advice about a VM in doubt.
 const LOOK: &str = "Look at both hosts before you start or quit anything (docs/failures.md, the \
                     case in doubt)";
 

@@ -3,8 +3,8 @@
 use super::*;
 
 /// A `virsh` with the domains `web` and `db` that run, `rest` that is paused, and `off`. The
-/// migration of `db` fails, that of `rest` lasts until it is interrupted, and that of `deaf` until it
-/// is killed.
+/// migration of `db` fails, that of `rest` lasts until it is interrupted, and that of `deaf` until
+/// it is killed.
 const VIRSH: &str = r#"#!/bin/sh
 echo "$*" >>"${0%/*}/calls"
 shift

@@ -90,7 +90,7 @@ pub struct Promise {
     pub peer: String,
 }
 
-/// What a hello with a token is to the sessions that have not been removed (W28).
+/// A hello with a token, as the sessions see it that have not been removed (W28).
 enum Question {
     /// The source asks about this session, or opens a link of it after its end.
     About { active: Arc<Active>, has_ended: bool },

@@ -212,9 +212,9 @@ impl<'a> Intake<'a> {
     /// Whether to drop the bytes that wait in the socket of a QEMU that closed it at `closed`: QEMU
     /// has cancelled while nothing is acknowledged, perhaps during an outage of a link (W21). In
     /// postcopy for good, which these bytes may show, they may be the end of the VM's memory
-    /// (W20h): they have [`FAREWELL`] to go out. So have the bytes of a source that has its PONG, if
-    /// they end the stream: a source that writes its end has seen the PONG. Without that end it may
-    /// have failed, and run its VM (W20c).
+    /// (W20h): they have [`FAREWELL`] to go out. So have the bytes of a source that has its PONG,
+    /// if they end the stream: a source that writes its end has seen the PONG. Without that end it
+    /// may have failed, and run its VM (W20c).
     fn is_cancelled(&self, closed: Instant) -> bool {
         let shared = self.shared;
         let in_postcopy = || {
@@ -227,9 +227,10 @@ impl<'a> Intake<'a> {
             && !(closed.elapsed() < FAREWELL && in_postcopy())
     }
 
-    /// Whether the bytes that wait in the socket, which QEMU has closed, show that it was in postcopy
-    /// for good: they reach a section behind the packaged state of QEMU up to 10.1. Such a source
-    /// does not run its VM any more, and one that cancels or fails has written no such section (W20).
+    /// Whether the bytes that wait in the socket, which QEMU has closed, show that it was in
+    /// postcopy for good: they reach a section behind the packaged state of QEMU up to 10.1. Such a
+    /// source does not run its VM any more, and one that cancels or fails has written no such
+    /// section (W20).
     fn waits_in_postcopy(&self) -> bool {
         if self.kind != Kind::Main || self.acknowledged || !self.tokeniser.facts().postcopy {
             return false;

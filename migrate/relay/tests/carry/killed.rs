@@ -89,8 +89,8 @@ fn a_source_that_is_killed_before_its_last_section_was_read_leaves_nobody_waitin
 }
 
 /// A source of QEMU up to 10.1 with little memory left: the relay has read nothing since it turned
-/// to postcopy, or only a part of its packaged state, and everything waits in its socket. The section
-/// behind the state shows that nobody has cancelled (W20).
+/// to postcopy, or only a part of its packaged state, and everything waits in its socket. The
+/// section behind the state shows that nobody has cancelled (W20).
 #[test]
 fn a_source_whose_whole_postcopy_waits_takes_nothing_from_the_destination() {
     for state in [400, 90_000] {
