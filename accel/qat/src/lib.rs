@@ -26,9 +26,10 @@
 //! | fails repeatedly | suspects it: works in software, and sends probes of made-up data at growing intervals |
 //!
 //! A call of the library that never returns keeps its thread. [`Watchdog`] detects it, and names it
-//! ([`Hang`]); the pieces of that engine are not delivered any more. All memory of the call stays
-//! with the thread: it is neither freed nor used again. Nothing waits for such a thread, or for the
-//! library's shut-down, for more than some seconds ([`Qat`], [`is_stuck`], [`end_process`]).
+//! ([`Hang`]), also while engines are opened ([`watched`]); the pieces of that engine are not
+//! delivered any more. All memory of the call stays with the thread: it is neither freed nor used
+//! again. Nothing waits for such a thread, or for the library's shut-down, for more than some
+//! seconds ([`Qat`], [`is_stuck`], [`end_process`]).
 //!
 //! A slot belongs to the device until *its* callback. Software writes to another buffer, and the
 //! slot is not reused until the callback comes. A late or second callback has another generation
@@ -82,6 +83,8 @@ pub mod status;
 mod sync;
 #[cfg(not(loom))]
 mod watchdog;
+#[cfg(not(loom))]
+mod watched;
 
 #[cfg(not(loom))]
 pub use calls::is_stuck;
@@ -102,3 +105,5 @@ pub use piece::{BadData, By, Finished, Op, MAX_PIECE};
 pub use process::{end_process, Qat, StartError, StartOptions};
 #[cfg(not(loom))]
 pub use watchdog::{Hang, Watchdog};
+#[cfg(not(loom))]
+pub use watched::{watched, Unfinished};

@@ -184,6 +184,8 @@ fn watch(
     let mut bar = Bar::new();
     let handle = source.handle();
     let (mut passed_on, mut told_to_wait) = (0, None);
+    // Whether the monitor has answered the last command in time.
+    let mut answers = true;
     loop {
         match running.recv_timeout(ASK) {
             Ok(Message::Notice(text)) => bar.note(&text),
@@ -195,7 +197,7 @@ fn watch(
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if let Some(feed) = &feed {
-            feed.tell(&handle);
+            feed.tell(&handle, answers);
         }
         let asked = interrupts.load(Ordering::Acquire);
         if asked > passed_on {
@@ -204,6 +206,7 @@ fn watch(
                 Cancel::TooLate => handle.stop(),
                 // The next turn of the loop tries again.
                 wait @ (Cancel::UnderWay | Cancel::Unanswered) => {
+                    answers = wait == Cancel::UnderWay;
                     let why = if wait == Cancel::UnderWay { UNDER_WAY } else { UNANSWERED };
                     if told_to_wait.replace(why) != Some(why) {
                         bar.note(why);
@@ -213,7 +216,9 @@ fn watch(
             }
             passed_on = asked;
         }
-        let info = qmp.query_migrate().ok();
+        let info = qmp.query_migrate();
+        answers = !matches!(info, Err(QmpError::TimedOut { .. }));
+        let info = info.ok();
         let progress = handle.progress();
         if let Some(info) = &info {
             let is_late =

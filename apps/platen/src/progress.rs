@@ -67,14 +67,17 @@ impl Feed {
         Self(Way::to(std::io::stdin().as_fd()))
     }
 
-    pub(crate) fn tell(&self, handle: &SourceHandle) {
-        let line = feed_line(handle.progress().transferred, handle.in_doubt());
+    /// `answers`: the source QEMU's monitor has answered the last command in time.
+    pub(crate) fn tell(&self, handle: &SourceHandle, answers: bool) {
+        let line = feed_line(handle.progress().transferred, handle.in_doubt(), answers);
         let _ = self.0.write(std::io::stdin().as_fd(), line.as_bytes());
     }
 }
 
 /// Formats one sample.
-pub(crate) fn feed_line(transferred: u64, in_doubt: bool) -> String {
-    let sample = serde_json::json!({ "transferred": transferred, "in-doubt": in_doubt });
+pub(crate) fn feed_line(transferred: u64, in_doubt: bool, answers: bool) -> String {
+    let sample = serde_json::json!({
+        "transferred": transferred, "in-doubt": in_doubt, "answers": answers
+    });
     format!("{sample}\n")
 }

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 #[path = "evacuate/domains.rs"]
 mod domains;
+#[path = "evacuate/silent.rs"]
+mod silent;
 
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(300);
@@ -22,19 +24,27 @@ fn monitor(path: &Path, migration: &'static str, dirty: u64) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
         for client in listener.incoming().map_while(Result::ok) {
+            let migration = |command: &str| {
+                (command == "query-migrate").then(|| json!({ "status": migration }))
+            };
             // It goes away at any time.
-            let _ = serve(client, migration, dirty);
+            let _ = serve(client, dirty, migration);
         }
     });
 }
 
-fn serve(mut client: UnixStream, migration: &str, dirty: u64) -> std::io::Result<()> {
+/// Answers a client's commands; `migration` answers those of a migration.
+fn serve(
+    mut client: UnixStream,
+    dirty: u64,
+    mut migration: impl FnMut(&str) -> Option<Value>,
+) -> std::io::Result<()> {
     let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
     writeln!(client, "{}", json!({ "QMP": { "version": version, "capabilities": [] } }))?;
     for line in BufReader::new(client.try_clone()?).lines() {
         let command: Value = serde_json::from_str(&line?).unwrap();
-        let answer = match command["execute"].as_str().unwrap() {
-            "query-migrate" => json!({ "status": migration }),
+        let name = command["execute"].as_str().unwrap();
+        let answer = migration(name).unwrap_or_else(|| match name {
             "query-status" => json!({ "status": "running", "running": true }),
             "query-memory-size-summary" => json!({ "base-memory": 1_u64 << 30 }),
             "query-cpus-fast" => json!([{}]),
@@ -46,7 +56,7 @@ fn serve(mut client: UnixStream, migration: &str, dirty: u64) -> std::io::Result
             ]),
             "query-yank" | "query-qmp-schema" => json!([]),
             _ => json!({}),
-        };
+        });
         let is_old = command["arguments"].get("calc-time-unit").is_some();
         let reply = if is_old {
             let desc = "Parameter 'calc-time-unit' is unexpected";
@@ -274,6 +284,11 @@ fn a_migration_outlives_the_evacuation_that_is_killed() {
     std::thread::sleep(Duration::from_secs(2));
     test_kill_process(id).unwrap();
     kill_process(id, Signal::INT).unwrap();
+    wait_for_end(id);
+}
+
+/// Waits for the end of a process that is no child of this one.
+fn wait_for_end(id: Pid) {
     let until = Instant::now() + WATCHDOG;
     while test_kill_process(id).is_ok() && !is_zombie(id) {
         assert!(Instant::now() < until, "it does not end");

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use codec::{DecodeError, Settings, SettingsError};
-use qat::Qat;
+use qat::{Hang, Qat, Unfinished};
 
 /// Options for writing an image.
 #[derive(Clone, Debug)]
@@ -55,6 +55,10 @@ pub enum WriteError {
     /// The codec could not be set up.
     #[error(transparent)]
     Settings(#[from] SettingsError),
+    /// A compression thread is in a call of the accelerator's library that does not return, and
+    /// with it units of the image.
+    #[error("{0}: the image cannot be completed. Look at the QAT device and its driver (`platen qat status`, the kernel's log), and repeat this with --accelerator none")]
+    Accelerator(#[from] Hang),
     /// The page size or the unit size is outside the format's limits.
     #[error(transparent)]
     Shape(#[from] crate::Damage),
@@ -104,6 +108,15 @@ pub enum WriteError {
         /// The part that is too long.
         what: &'static str,
     },
+}
+
+impl From<Unfinished> for WriteError {
+    fn from(error: Unfinished) -> Self {
+        match error {
+            Unfinished::Hang(hang) => Self::Accelerator(hang),
+            Unfinished::Thread(error) => Self::SetUp(error),
+        }
+    }
 }
 
 /// Pages and bytes of an image.

@@ -3,11 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use codec::{checksum, Codec, Settings};
 use pages::{Arena, Slot};
 use pipeline::{Pool, PoolConfig, Popped, Reorder, Results};
-use qat::Counters;
+use qat::{watched, Counters, Watchdog};
 use twox_hash::xxhash3_128::Hasher;
 
 use crate::adapt::Adapt;
@@ -18,6 +19,11 @@ use crate::{Options, Shape, UnitEntry, WriteError};
 
 /// Units that may be filled at once.
 const FILLING: usize = 2;
+
+/// The pause between two calls of the watchdog, which looks once a second.
+const PAUSE: Duration = Duration::from_millis(250);
+/// How long threads with a device may take to end: a call of its library may never return.
+const THREADS_END: Duration = Duration::from_secs(5);
 
 /// The threads that encode units, and their buffers.
 pub(crate) struct UnitFile {
@@ -34,6 +40,8 @@ pub(crate) struct UnitFile {
     settings: Settings,
     adapt: Option<Adapt>,
     accelerators: Vec<Arc<Counters>>,
+    /// With accelerators: finds a thread that never returns from a call of their library.
+    watchdog: Option<Watchdog>,
 }
 
 impl UnitFile {
@@ -41,14 +49,19 @@ impl UnitFile {
     pub(crate) fn new(new: NewFile, path: &Path, options: Options) -> Result<Self, WriteError> {
         let Options { settings, unit_bytes, device, .. } = options;
         let threads = options.threads.max(1);
-        let mut contexts = Vec::with_capacity(threads);
-        for _ in 0..threads {
-            contexts.push(Context::new(settings, unit_bytes, device.as_ref())?);
-        }
-        let accelerators = contexts.iter().filter_map(Context::accelerator).collect();
+        let has_device = device.is_some();
+        let make = move || {
+            let context = |_| Context::new(settings, unit_bytes, device.as_ref());
+            (0..threads).map(context).collect::<Result<Vec<_>, _>>()
+        };
+        let mut contexts = if has_device { watched(make)?? } else { make()? };
+        let accelerators: Vec<_> = contexts.iter().filter_map(Context::accelerator).collect();
         let config = PoolConfig { threads, name: "image", ..PoolConfig::default() };
         let pool = Pool::new(config, |_| contexts.pop().expect("one for each thread"))
             .map_err(WriteError::SetUp)?;
+        if !accelerators.is_empty() {
+            pool.leave_behind_after(THREADS_END);
+        }
         // The depth of the pool, the units that are being filled, and one that waits for room.
         let slots = pool.depth() + FILLING + 1;
         let adapts = options.adapt && settings.codec() == Codec::Zstd;
@@ -57,6 +70,7 @@ impl UnitFile {
             out: Sealing::new(new, path),
             adapt: adapts.then(|| Adapt::new(settings, threads, pool.depth())),
             settings,
+            watchdog: (!accelerators.is_empty()).then(Watchdog::default),
             accelerators,
             pool,
             results: Results::new(slots),
@@ -125,11 +139,17 @@ impl UnitFile {
         }
     }
 
-    /// Waits for one encoded unit.
+    /// Waits for an encoded unit. With accelerators the wait may end without one: a thread that
+    /// never returns from their library never delivers its units.
     fn collect(&mut self) -> Result<(), WriteError> {
-        match self.results.pop_until(None) {
+        let pause = self.watchdog.is_some().then(|| Instant::now() + PAUSE);
+        match self.results.pop_until(pause) {
             Popped::Item(encoded) => self.arrived(encoded),
-            Popped::Timeout | Popped::Closed => unreachable!("no deadline, and open"),
+            Popped::Timeout => {
+                let watchdog = self.watchdog.as_mut().expect("only then there is a deadline");
+                watchdog.look(Instant::now()).map_or(Ok(()), |hang| Err(hang.into()))
+            }
+            Popped::Closed => unreachable!("it is open"),
         }
     }
 
@@ -161,7 +181,7 @@ impl UnitFile {
     /// Waits for all units and ends the threads; returns the units and the file.
     pub(crate) fn finish(mut self) -> Result<(Vec<UnitEntry>, Sealing), WriteError> {
         self.wait()?;
-        self.pool.join();
+        drop(self.pool);
         Ok((self.units, self.out))
     }
 

@@ -9,7 +9,7 @@ const ACKNOWLEDGED: [u8; 14] =
     [0x08, 0x00, 0x02, 0x00, 0x04, 0x00, 0x00, 0x00, 0x42, 0x08, 0x00, 0x05, 0x00, 0x00];
 
 /// Collects the last bytes of the packaged state.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PackagedEnd {
     last: Vec<u8>,
     done: bool,

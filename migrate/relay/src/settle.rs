@@ -125,11 +125,20 @@ pub(crate) fn waits_with_end(socket: &impl AsFd) -> bool {
 
 /// Whether the `queue` bytes that wait in the socket end as a stream in postcopy does.
 fn is_end(socket: &impl AsFd, queue: usize) -> bool {
-    let mut bytes = vec![0; queue];
-    match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
-        Ok((_, got)) if got == queue => ends_stream(&bytes),
-        _ => false,
-    }
+    let bytes = peek(socket, queue);
+    bytes.len() == queue && ends_stream(&bytes)
+}
+
+/// The bytes that wait in the socket, which stay there.
+pub(crate) fn waiting_bytes(socket: &impl AsFd) -> Vec<u8> {
+    peek(socket, waiting(socket))
+}
+
+fn peek(socket: &impl AsFd, most: usize) -> Vec<u8> {
+    let mut bytes = vec![0; most];
+    let got = recv(socket, &mut bytes[..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
+    bytes.truncate(got.map_or(0, |(_, got)| got));
+    bytes
 }
 
 /// Collects the last bytes of a stream in postcopy.

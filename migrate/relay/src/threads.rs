@@ -1,6 +1,8 @@
 //! Threads of the relays.
 
 use crate::error::RelayError;
+use qat::{Qat, Unfinished};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long codec threads with an accelerator may take to end: a call of its library may never
@@ -27,4 +29,26 @@ pub(crate) fn drop_aside(cache: Option<impl Send + 'static>) {
         // If the system refuses the thread, the closure, and with it the cache, is dropped here.
         let _ = spawn("release", move || drop(cache));
     }
+}
+
+/// Makes the contexts of codec threads by `make`. With a device this takes a thread of its own: the
+/// calls that open a device may never return.
+///
+/// # Errors
+/// Such a call; the system refuses the thread.
+pub(crate) fn open_devices<T: Send + 'static>(
+    device: Option<&Arc<Qat>>,
+    remedy: &'static str,
+    make: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RelayError> {
+    if device.is_none() {
+        return Ok(make());
+    }
+    qat::watched(make).map_err(|error| match error {
+        Unfinished::Hang(hang) => RelayError::Accelerator { hang, remedy },
+        Unfinished::Thread(source) => RelayError::Resource {
+            what: "cannot start the thread that opens the accelerator".into(),
+            source,
+        },
+    })
 }

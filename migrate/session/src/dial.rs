@@ -65,13 +65,13 @@ pub(crate) fn dial_as(
         Some(address) => vec![address],
         None => peer.to_socket_addrs().map_err(connect)?.collect(),
     };
-    let begun = Instant::now();
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     let mut link = None;
     for address in addresses {
+        let begun = Instant::now();
         match TcpStream::connect_timeout(&address, attempt.connect) {
             Ok(stream) => {
-                link = Some(stream);
+                link = Some((stream, begun));
                 break;
             }
             // The fault is this host's, not the peer's.
@@ -82,7 +82,7 @@ pub(crate) fn dial_as(
             Err(error) => last = error,
         }
     }
-    let Some(socket) = link else { return Err(connect(last)) };
+    let Some((socket, begun)) = link else { return Err(connect(last)) };
     socket.set_nodelay(true).map_err(|error| lost(peer, &error))?;
     let mut link = match connector {
         None => Link::from(socket),
@@ -105,7 +105,7 @@ pub(crate) fn dial_as(
         (Ok(welcome), _) => welcome,
         // The peer's answer may say why the hello could not be written.
         (Err(error @ SessionError::Tls(_)), _) | (Err(error), Ok(())) | (Err(_), Err(error)) => {
-            return Err(error)
+            return Err(hello_late_here(error, begun))
         }
     };
     check(peer, hello, &welcome)?;
@@ -117,6 +117,18 @@ pub(crate) fn dial_as(
 fn late_here(error: TlsError, begun: Instant) -> TlsError {
     match error {
         TlsError::Cut { peer } if begun.elapsed() >= HELLO_TIMEOUT => TlsError::Late { peer },
+        error => error,
+    }
+}
+
+/// The error of a welcome that did not come, on a connection that began at `begun`. A peer waits as
+/// long as W5 says, and closes the connection without an answer: then this host was too busy for
+/// its hello.
+fn hello_late_here(error: SessionError, begun: Instant) -> SessionError {
+    match error {
+        SessionError::LinkLost { peer, .. } if begun.elapsed() >= HELLO_TIMEOUT => {
+            SessionError::HelloLate { peer, seconds: HELLO_TIMEOUT.as_secs() }
+        }
         error => error,
     }
 }

@@ -65,6 +65,17 @@ pub enum SessionError {
         /// The defect.
         detail: String,
     },
+    /// The peer has closed the connection without an answer, after the time that it gives a hello.
+    #[error(
+        "{peer} closed the connection: this end's hello did not come within {seconds} s (is this \
+         host too busy?)"
+    )]
+    HelloLate {
+        /// The other end.
+        peer: String,
+        /// The time that the peer gives a hello, seconds.
+        seconds: u64,
+    },
     /// The peer read our hello and refused.
     #[error("{peer} refuses: {reason}")]
     Refused {
@@ -268,7 +279,10 @@ pub enum SessionError {
 impl SessionError {
     /// Whether the error ends only a link, so that other links, or a new one, can continue.
     pub(crate) fn is_of_link(&self) -> bool {
-        matches!(self, Self::LinkLost { .. } | Self::Silent { .. } | Self::Tls(_))
+        matches!(
+            self,
+            Self::LinkLost { .. } | Self::HelloLate { .. } | Self::Silent { .. } | Self::Tls(_)
+        )
     }
 }
 

@@ -9,7 +9,7 @@ const MOST_SEEN: usize = 256;
 /// Addresses count from the start of a block, so pages of two blocks have the same addresses.
 /// Adding the position of its block gives each page its own address. A hint, like all of the
 /// tokeniser's results: two blocks with the same hash share a position.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Blocks {
     /// Hash of the name, and position.
     known: Vec<(u64, u64)>,

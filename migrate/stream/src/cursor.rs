@@ -68,7 +68,7 @@ impl<'a> Feed<'a> {
 }
 
 /// Collects a field of known length, which feeds may split anywhere.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Gather {
     // Invariant: `len <= buf.len()`; the bytes before `len` are the stream's last `len` bytes.
     buf: [u8; Gather::ROOM],

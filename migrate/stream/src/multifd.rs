@@ -24,7 +24,7 @@ const MAX_PAYLOAD: u32 = 2 * 512 * 1024;
 /// The most bytes of a device-state packet; VFIO sends at most 1 MiB.
 const MAX_DEVICE_STATE: u32 = 64 << 20;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Channel {
     state: State,
     gather: Gather,

@@ -17,7 +17,7 @@ const START_LEN: usize = 17;
 const KEEP: usize = START_LEN - 1;
 
 /// A scan for the start of a RAM section; its state is the last few bytes seen.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Scan {
     kept: [u8; KEEP],
     len: usize,

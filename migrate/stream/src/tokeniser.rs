@@ -53,14 +53,15 @@ pub fn classify(first: &[u8]) -> Option<Kind> {
     Some(Kind::Other)
 }
 
-/// Turns one direction of one connection into [`Token`]s. Does no I/O and stores no page data.
-#[derive(Debug)]
+/// Turns one direction of one connection into [`Token`]s. Does no I/O and stores no page data. A
+/// clone can look ahead at bytes that are fed later.
+#[derive(Clone, Debug)]
 pub struct Tokeniser {
     parser: Parser,
     facts: Facts,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Parser {
     Main(Box<Main>),
     Multifd(Box<Channel>),

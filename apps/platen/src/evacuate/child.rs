@@ -33,12 +33,12 @@ const LINE: u64 = 8192;
 const REPORT: u64 = 1 << 20;
 
 /// An event of a migration.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// A line of text for the user.
     Line(String),
-    /// The migration's progress.
-    Sample(Sample),
+    /// The migration's progress. `answers`: its source QEMU has answered the last question in time.
+    Sample { sample: Sample, answers: bool },
 }
 
 /// A running migration.
@@ -84,7 +84,7 @@ impl Migration {
             };
             read_lines(vm, errors, tell.clone(), told)?;
         }
-        read_lines(vm, ours, tell.clone(), |line| sample(line).map(Told::Sample))?;
+        read_lines(vm, ours, tell.clone(), sample)?;
         Ok(Self { child, report, over: Arc::default() })
     }
 
@@ -116,13 +116,15 @@ impl Migration {
         let over = Arc::new(AtomicBool::new(false));
         let tell = tell.clone();
         domain::follow(name.to_owned(), Arc::clone(&over), move |bytes| {
-            tell.send((vm, Told::Sample(Sample { bytes, in_doubt: false }))).is_ok()
+            // libvirt has asked QEMU's monitor for the figure.
+            let told = Told::Sample { sample: Sample { bytes, in_doubt: false }, answers: true };
+            tell.send((vm, told)).is_ok()
         })?;
         Ok(Self { child, report: PathBuf::new(), over })
     }
 
     /// Asks the process to cancel the migration. Call this once: a second signal would force the
-    /// end.
+    /// end. A process whose source QEMU does not answer may never end (`patience`).
     pub(super) fn cancel(&mut self) {
         let id = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
         // A process that has ended and was not waited for keeps its number.
@@ -155,9 +157,10 @@ impl Migration {
 }
 
 /// Parses a line that `migrate --feed` writes.
-fn sample(line: &[u8]) -> Option<Sample> {
+fn sample(line: &[u8]) -> Option<Told> {
     let value: Value = serde_json::from_slice(line).ok()?;
-    Some(Sample { bytes: value["transferred"].as_u64()?, in_doubt: value["in-doubt"].as_bool()? })
+    let (bytes, in_doubt) = (value["transferred"].as_u64()?, value["in-doubt"].as_bool()?);
+    Some(Told::Sample { sample: Sample { bytes, in_doubt }, answers: value["answers"].as_bool()? })
 }
 
 /// Reads lines on a thread of its own, which ends with the stream.
@@ -193,8 +196,11 @@ mod tests {
     #[test]
     fn a_sample_is_a_line_of_the_feed_or_nothing() {
         let of = |text: &str| sample(text.as_bytes());
-        let line = crate::progress::feed_line(7, true);
-        assert_eq!(of(line.trim_end()), Some(Sample { bytes: 7, in_doubt: true }));
+        for (in_doubt, answers) in [(true, false), (false, true)] {
+            let line = crate::progress::feed_line(7, in_doubt, answers);
+            let told = Told::Sample { sample: Sample { bytes: 7, in_doubt }, answers };
+            assert_eq!(of(line.trim_end()), Some(told));
+        }
         for bad in ["", "{}", "7", r#"{"transferred":-1,"in-doubt":true}"#, "\u{fffd}"] {
             assert_eq!(of(bad), None, "{bad}");
         }

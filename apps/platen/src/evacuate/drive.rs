@@ -4,6 +4,7 @@ use super::child::{Migration, Told};
 use super::domain;
 use super::entry::{Entry, Way};
 use super::order::Found;
+use super::patience::{Patience, SILENCE};
 use super::report::{Outcome, VmReport};
 use super::schedule::{AtOnce, Schedule};
 use super::verdict::verdict;
@@ -21,6 +22,10 @@ const TICK: Duration = Duration::from_millis(200);
 /// How long messages of a process that has ended may still arrive.
 const LAST_WORDS: Duration = Duration::from_millis(600);
 
+/// The advice about a VM in doubt.
+const LOOK: &str = "Look at both hosts before you start or quit anything (docs/failures.md, the \
+                    case in doubt)";
+
 /// A VM and its turn.
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -35,6 +40,8 @@ pub(super) struct Turn {
 enum State {
     Waiting,
     Running(Migration),
+    /// Reported as in doubt, and not waited for. Its process goes on.
+    Left(Migration),
     /// The process has ended, and its last messages may still arrive.
     Ended(Migration, ExitStatus, Instant),
     /// Its source QEMU is asked where the VM is.
@@ -48,6 +55,7 @@ struct Drive<'a> {
     states: Vec<State>,
     said: Vec<String>,
     schedule: Schedule,
+    patience: Patience,
     folder: &'a Path,
     begun: Instant,
     tell: Sender<(usize, Told)>,
@@ -68,6 +76,7 @@ pub(super) fn drive(
         states: turns.iter().map(|_| State::Waiting).collect(),
         said: vec![String::new(); turns.len()],
         schedule: Schedule::new(turns.len(), at_once),
+        patience: Patience::new(turns.len()),
         turns,
         folder,
         begun,
@@ -94,7 +103,7 @@ pub(super) fn drive(
 
 impl Drive<'_> {
     fn is_over(&self) -> bool {
-        self.states.iter().all(|state| matches!(state, State::Done))
+        self.states.iter().all(|state| matches!(state, State::Done | State::Left(_)))
     }
 
     fn say(&self, vm: usize, text: &str) {
@@ -112,9 +121,10 @@ impl Drive<'_> {
             match &mut self.states[vm] {
                 State::Running(migration) if is_first => {
                     migration.cancel();
+                    self.patience.ordered(vm, Instant::now());
                     self.say(vm, "cancelling");
                 }
-                State::Running(migration) => {
+                State::Running(migration) | State::Left(migration) => {
                     let id = migration.id();
                     self.say(
                         vm,
@@ -162,7 +172,10 @@ impl Drive<'_> {
                     self.say(vm, &line);
                     self.said[vm] = line;
                 }
-                Told::Sample(sample) => {
+                Told::Sample { sample, answers } => {
+                    if answers {
+                        self.patience.answered(vm, Instant::now());
+                    }
                     if self.turns[vm].entry.way == Way::Domain {
                         self.turns[vm].report.transferred = Some(sample.bytes);
                     }
@@ -176,10 +189,7 @@ impl Drive<'_> {
         for (vm, outcome, text) in judged.try_iter() {
             let cause = self.turns[vm].report.error.take().unwrap_or_default();
             let error = match outcome {
-                Outcome::InDoubt => format!(
-                    "{cause}; {text}: look at both hosts before you start or quit anything \
-                     (docs/failures.md, the case in doubt)"
-                ),
+                Outcome::InDoubt => format!("{cause}; {text}. {LOOK}"),
                 _ => cause,
             };
             self.end(vm, outcome, Some(error));
@@ -191,11 +201,14 @@ impl Drive<'_> {
         let state = std::mem::replace(&mut self.states[vm], State::Judged);
         self.states[vm] = match state {
             State::Running(mut migration) => match migration.ended() {
-                Some(status) => {
-                    self.schedule.ended(vm, self.begun.elapsed());
-                    State::Ended(migration, status, Instant::now() + LAST_WORDS)
-                }
+                Some(status) => self.ended(vm, migration, status),
+                None if self.patience.is_over(vm, Instant::now()) => self.leave(vm, migration),
                 None => State::Running(migration),
+            },
+            // The outcome is better than the doubt, as long as other VMs keep the evacuation here.
+            State::Left(mut migration) => match migration.ended() {
+                Some(status) => self.ended(vm, migration, status),
+                None => State::Left(migration),
             },
             State::Ended(migration, status, until) if Instant::now() >= until => {
                 let report = migration.report();
@@ -214,6 +227,27 @@ impl Drive<'_> {
             }
             other => other,
         };
+    }
+
+    fn ended(&mut self, vm: usize, migration: Migration, status: ExitStatus) -> State {
+        self.schedule.ended(vm, self.begun.elapsed());
+        State::Ended(migration, status, Instant::now() + LAST_WORDS)
+    }
+
+    /// Reports an interrupted migration that does not end as in doubt. Its process gets no second
+    /// signal, which would force the end.
+    fn leave(&mut self, vm: usize, migration: Migration) -> State {
+        let (source, program) = match self.turns[vm].entry.way {
+            Way::Monitor { .. } => ("its source QEMU's monitor", "platen migrate"),
+            Way::Domain => ("libvirt", "virsh migrate"),
+        };
+        let (silence, id) = (SILENCE.as_secs(), migration.id());
+        let text = format!(
+            "interrupted, but {source} has not answered for {silence} s: its {program} (process \
+             {id}) goes on, and cancels when it can. {LOOK}"
+        );
+        self.end(vm, Outcome::InDoubt, Some(text));
+        State::Left(migration)
     }
 
     /// The duration of a migration that has just ended, ms.

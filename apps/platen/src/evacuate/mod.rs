@@ -7,7 +7,8 @@
 //!  flags     the options of `migrate`, passed on
 //!  order     a look at each VM, and the order
 //!  schedule  when the next one starts (no clock, no process)
-//!  drive     the processes (child) and, where one fails, where its VM is (verdict)
+//!  drive     the processes (child), how long each has after an interrupt (patience) and, where one
+//!            fails, where its VM is (verdict)
 //!  report
 //! ```
 //!
@@ -21,6 +22,7 @@ mod drive;
 mod entry;
 mod flags;
 mod order;
+mod patience;
 mod report;
 mod schedule;
 mod verdict;

@@ -3,12 +3,13 @@
 use super::*;
 
 /// A `virsh` with the domains `web` and `db` that run, `rest` that is paused, and `off`. The
-/// migration of `db` fails, that of `rest` lasts until it is interrupted.
+/// migration of `db` fails, that of `rest` lasts until it is interrupted, and that of `deaf` until
+/// it is killed.
 const VIRSH: &str = r#"#!/bin/sh
 echo "$*" >>"${0%/*}/calls"
 shift
 case "$1 $*" in
-domstate*web | domstate*db) echo running ;;
+domstate*web | domstate*db | domstate*deaf) echo running ;;
 domstate*rest) echo paused ;;
 domstate*off) echo 'shut off' ;;
 domstats*balloon*) echo "Domain: 'x'"; echo '  balloon.current=1048576' ;;
@@ -18,12 +19,13 @@ domdirtyrate-calc*) ;;
 domjobinfo*) echo 'Job type:         None' ;;
 migrate*web*) ;;
 migrate*rest*) exec sleep 1000 ;;
+migrate*deaf*) trap '' INT; exec sleep 1000 ;;
 migrate*) echo 'error: operation failed: no such luck' >&2; exit 1 ;;
 *) echo "error: failed to get domain" >&2; exit 1 ;;
 esac
 "#;
 
-fn evacuate(rig: &Rig, log: &str, words: &[&str]) -> Evacuate {
+pub(super) fn evacuate(rig: &Rig, log: &str, words: &[&str]) -> Evacuate {
     let virsh = rig.at("virsh");
     // Written by another process: one that another test is starting would have a copy of a file
     // that is open for writing here, and the kernel does not execute such a file.

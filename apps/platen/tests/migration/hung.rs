@@ -58,7 +58,7 @@ fn read(listener: UnixListener) -> Receiver<Vec<u8>> {
 }
 
 /// Waits for the end of a process that has said why it ends.
-fn ends_soon(process: Platen) -> String {
+pub(super) fn ends_soon(process: Platen) -> String {
     let start = Instant::now();
     let (status, said) = process.ends();
     assert_eq!(status, Some(1), "{said}");
@@ -101,6 +101,36 @@ fn a_source_whose_submission_blocks_for_ever_ends_with_its_cause() {
 #[test]
 fn a_source_whose_poll_blocks_for_ever_ends_with_its_cause() {
     a_source_ends("at 20 block poll", "icp_sal_DcPollInstance");
+}
+
+/// The calls that open the device, when the peer has its session already. That session ends, too.
+#[test]
+fn a_source_whose_device_never_starts_ends_with_its_cause() {
+    let rig = Rig::new("");
+    for call in ["block", "spin"] {
+        let mut hung = relay(&rig, &format!("instances 1; now {call} start"), "qat");
+        let words = hung.says("has not returned for");
+        assert!(words.contains("cpaDcStartInstance") && words.contains("--accelerator none"));
+        ends_soon(hung);
+    }
+    let mut next = relay(&rig, "absent", "none");
+    next.says("listening on");
+}
+
+#[test]
+fn a_receiver_whose_device_never_starts_ends_with_its_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    let (deliver, libraries) = (unix(&folder.path().join("dst")), path(&qat_sim::libraries()));
+    let mut hung = Platen::start(
+        &simulated("instances 1; now block start"),
+        &["receive", "--insecure", "--listen", "127.80.76.3:0", "--deliver", &deliver]
+            .into_iter()
+            .chain(["--accelerator", "qat", "--qat-libraries", &libraries])
+            .collect::<Vec<_>>(),
+    );
+    let words = hung.says("has not returned for");
+    assert!(words.contains("cpaDcStartInstance") && words.contains("--accelerator none"));
+    ends_soon(hung);
 }
 
 /// As above; `script` is that of the destination's device.

@@ -1,6 +1,6 @@
 //! The end of a process with a QAT library that never returns from a call.
 
-use super::hung::{relay, simulated, stream, ENDS, PAGE};
+use super::hung::{ends_soon, relay, simulated, stream, ENDS, PAGE};
 use super::*;
 use ::stream::synth::{Configuration, MainStream, Section};
 
@@ -18,9 +18,8 @@ fn cpu_time(process: u32, name: &str) -> Duration {
     Duration::from_nanos(times.sum())
 }
 
-/// The work is done, and nothing is left to wait for.
-#[test]
-fn a_library_that_never_stops_delays_no_end() {
+/// A stream of 1 MiB in `folder`, and the path of an image that does not exist.
+fn to_import(folder: &Path) -> [String; 2] {
     let mut main = MainStream::new(PAGE);
     main.file_header().configuration(&Configuration { machine: "pc", ..Configuration::default() });
     main.section(Section::Start).block_table(&[("pc.ram", 1 << 20)]).end_of_section();
@@ -29,23 +28,57 @@ fn a_library_that_never_stops_delays_no_end() {
         main.page("pc.ram", number * PAGE as u64, page);
     }
     main.end_of_section().section(Section::End).end_of_section().device_tail(400);
-    let folder = tempfile::tempdir().unwrap();
-    let [from, image] = ["stream", "image"].map(|name| path(&folder.path().join(name)));
+    let [from, image] = ["stream", "image"].map(|name| path(&folder.join(name)));
     std::fs::write(&from, main.take()).unwrap();
+    [from, image]
+}
+
+/// An import that compresses with codec qatzip, with this script of the device.
+fn import([from, image]: &[String; 2], script: &str) -> Platen {
     let libraries = path(&qat_sim::libraries());
+    Platen::start(
+        &simulated(&format!("instances 1; {script}")),
+        &["image", "import", from, image, "--codec", "qatzip", "--accelerator", "qat"]
+            .into_iter()
+            .chain(["--qat-libraries", &libraries, "--compress-threads", "1"])
+            .collect::<Vec<_>>(),
+    )
+}
+
+/// Nothing but this message ends such an import: the unit never comes back from its thread.
+#[test]
+fn an_import_whose_device_hangs_ends_with_its_cause_and_leaves_no_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = to_import(folder.path());
+    for (script, call) in [
+        ("at 1 block submit", "cpaDcCompressData2"),
+        ("at 3 spin submit", "cpaDcCompressData2"),
+        ("at 3 block poll", "icp_sal_DcPollInstance"),
+        ("now block start", "cpaDcStartInstance"),
+        ("now spin start", "cpaDcStartInstance"),
+    ] {
+        let mut import = import(&paths, script);
+        let words = import.says("has not returned for");
+        assert!(words.contains(call) && words.contains("--accelerator none"), "{words}");
+        ends_soon(import);
+        let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1, "{script}: {left:?}");
+    }
+}
+
+/// The work is done, and nothing is left to wait for.
+#[test]
+fn a_library_that_never_stops_delays_no_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = to_import(folder.path());
+    let [_, image] = &paths;
     for call in ["block", "spin"] {
         let start = Instant::now();
-        let import = Platen::start(
-            &simulated(&format!("instances 1; now {call} stop forever")),
-            &["image", "import", &from, &image, "--codec", "qatzip", "--accelerator", "qat"]
-                .into_iter()
-                .chain(["--qat-libraries", &libraries, "--compress-threads", "1"])
-                .collect::<Vec<_>>(),
-        );
+        let import = import(&paths, &format!("now {call} stop forever"));
         let (status, said) = import.ends();
         assert_eq!(status, Some(0), "{said}");
         assert!(start.elapsed() < ENDS, "it ended after {:?}", start.elapsed());
-        std::fs::remove_file(&image).expect("the image is there");
+        std::fs::remove_file(image).expect("the image is there");
     }
 }
 

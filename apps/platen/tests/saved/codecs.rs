@@ -43,3 +43,39 @@ fn a_vm_saved_with_adapted_levels_or_by_a_device_is_restored() {
     let words = ["save", &image, "--qmp", &source.address(), "--codec", "qpl"];
     fails(folder, &words, "is for migrations");
 }
+
+/// Nothing but this ends such a save: the unit never comes back from its thread.
+#[test]
+fn a_save_whose_device_hangs_ends_with_its_cause_and_the_vm_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    let before = settings(&source);
+    let image = folder.join("image").display().to_string();
+    for (script, call, flags) in [
+        ("now block start", "cpaDcStartInstance", &[][..]),
+        ("at 1 block submit", "cpaDcCompressData2", &[]),
+        ("at 5 spin submit", "cpaDcCompressData2", &["--then", "pause"]),
+        ("at 5 block poll", "icp_sal_DcPollInstance", &["--snapshot"]),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_platen"))
+            .args(["save", &image, "--qmp", &source.address(), "--codec", "qatzip"])
+            .args(["--accelerator", "qat", "--compress-threads", "1"])
+            .arg("--qat-libraries")
+            .arg(qat_sim::libraries())
+            .args(flags)
+            .env("PLATEN_QAT_SIM", format!("instances 1; {script}"))
+            .output()
+            .unwrap();
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{script}: {said}");
+        assert!(said.contains("has not returned for") && said.contains(call), "{script}: {said}");
+        assert!(said.contains("--accelerator none"), "{script}: {said}");
+        assert!(!Path::new(&image).exists(), "{script}: {said}");
+        assert_eq!(comes_to(&source, &["running"]), "running", "{script}: {said}");
+        settings_come_back(&source, &before);
+    }
+    let words = ["save", &image, "--qmp", &source.address()];
+    let (_, report) = works(folder, &words);
+    assert_eq!(report["status"], json!("completed"));
+}

@@ -4,7 +4,7 @@ use super::config::{Host, ServerConfig};
 use super::state::{Active, Promise, Server};
 use crate::destination::DecodeContext;
 use crate::error::RelayError;
-use crate::threads::{spawn, CODEC_END};
+use crate::threads::{open_devices, spawn, CODEC_END};
 use pipeline::{Pool, PoolConfig};
 use qat::Watchdog;
 use session::SessionError;
@@ -25,27 +25,33 @@ const SHORTAGE: Duration = Duration::from_secs(10);
 /// source's attempt to open its first link and its wait for the answer.
 const FIRST_LINK: Duration = Duration::from_secs(30);
 
+/// The advice to the user of a receiver whose accelerator hangs.
+const AGAIN: &str = "start the receiver again";
+
 impl Server {
     /// Starts the codec threads.
     ///
     /// # Errors
-    /// A target is not a socket; the system refuses threads.
+    /// A target is not a socket; the system refuses threads; a call that opens the accelerator does
+    /// not return.
     pub fn new(config: ServerConfig, host: Arc<dyn Host>) -> Result<Arc<Self>, RelayError> {
         for (_, target) in &config.targets {
             target.check_target()?;
         }
         let threads = config.decompress_threads.max(1);
-        let mut accelerators = Vec::new();
-        let pool =
-            Pool::new(PoolConfig { threads, name: "decompress", ..PoolConfig::default() }, |_| {
-                let context = DecodeContext::new(config.qat.as_ref());
-                accelerators.extend(context.accelerator());
-                context
-            })
-            .map_err(|source| RelayError::Resource {
-                what: "cannot start the codec threads".into(),
-                source,
-            })?;
+        let device = config.qat.clone();
+        let make = move || {
+            let context = |_| DecodeContext::new(device.as_ref());
+            (0..threads).map(context).collect::<Vec<_>>()
+        };
+        let mut contexts = open_devices(config.qat.as_ref(), AGAIN, make)?;
+        let accelerators: Vec<_> = contexts.iter().filter_map(DecodeContext::accelerator).collect();
+        let settings = PoolConfig { threads, name: "decompress", ..PoolConfig::default() };
+        let next = |_| contexts.pop().expect("one context was made for each thread");
+        let pool = Pool::new(settings, next).map_err(|source| RelayError::Resource {
+            what: "cannot start the codec threads".into(),
+            source,
+        })?;
         if !accelerators.is_empty() {
             pool.leave_behind_after(CODEC_END);
         }
@@ -171,7 +177,7 @@ impl Server {
             let stopped = self.stops.load(Ordering::Acquire) > 0;
             if let Some(hang) = watchdog.as_mut().and_then(|dog| dog.look(Instant::now())) {
                 watchdog = None;
-                hung = Some(RelayError::Accelerator { hang, remedy: "start the receiver again" });
+                hung = Some(RelayError::Accelerator { hang, remedy: AGAIN });
             }
             if stopped || hung.is_some() || is_over() {
                 self.closing.store(true, Ordering::Release);

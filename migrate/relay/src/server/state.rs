@@ -90,6 +90,16 @@ pub struct Promise {
     pub peer: String,
 }
 
+/// A hello with a token, as the sessions see it that have not been removed (W28).
+enum Question {
+    /// The source asks about this session, or opens a link of it after its end.
+    About { active: Arc<Active>, has_ended: bool },
+    /// It is a link of a session that goes on.
+    None,
+    /// No such session is here.
+    NotHere,
+}
+
 /// The record of an ended session.
 pub(super) struct Ended {
     pub(super) session: String,
@@ -168,26 +178,38 @@ impl Server {
         known.is_some_and(|ended| ended.last_pass.accepts(pass, &ended.token))
     }
 
+    /// Takes a hello as a question about a session that is here. The session is noted as asked
+    /// while it cannot be removed: its record would otherwise wait for a question that has come
+    /// already. And it is noted before it is ended, so that the deciding thread knows why it ends.
+    fn take_question(&self, hello: &Hello, token: &str, peer: Option<&Peer>) -> Question {
+        let sessions = self.lock_sessions();
+        let active = sessions.get(&hello.session).filter(|active| active.belongs_to(token, peer));
+        let Some(active) = active.cloned() else { return Question::NotHere };
+        let has_ended = active.destination.session().failure().is_some();
+        if !hello.ask && !has_ended {
+            return Question::None;
+        }
+        active.destination.note_asked();
+        Question::About { active, has_ended }
+    }
+
     /// Returns how far a session got, to the session's own client (W28). Ends the session if it
     /// still runs, since it has ended at the client.
     pub(super) fn verdict(&self, hello: &Hello, peer: Option<&Peer>) -> Option<(String, Verdict)> {
         let token = hello.token.as_deref()?;
-        let active = self.lock_sessions().get(&hello.session).cloned();
-        if let Some(active) = active.filter(|active| active.belongs_to(token, peer)) {
-            let session = active.destination.session();
-            let has_ended = session.failure().is_some();
-            if !hello.ask && !has_ended {
-                return None;
+        match self.take_question(hello, token, peer) {
+            Question::About { active, has_ended } => {
+                let session = active.destination.session();
+                let committed =
+                    session.end_and_close_commit("the source lost its links and has given up");
+                let reason = match has_ended {
+                    true => active.why_ended(),
+                    false => "its session ends with this question",
+                };
+                return Some((reason.into(), active.answer(committed)));
             }
-            // First, so that the deciding thread knows why the session ends.
-            active.destination.note_asked();
-            let committed =
-                session.end_and_close_commit("the source lost its links and has given up");
-            let reason = match has_ended {
-                true => active.why_ended(),
-                false => "its session ends with this question",
-            };
-            return Some((reason.into(), active.answer(committed)));
+            Question::None => return None,
+            Question::NotHere => {}
         }
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = ended.iter_mut().find(|ended| {
@@ -254,3 +276,6 @@ fn same(ours: &str, theirs: &str) -> bool {
     ours.len() == theirs.len()
         && ours.bytes().zip(theirs.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
+
+#[cfg(test)]
+mod tests;

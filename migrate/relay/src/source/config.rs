@@ -50,7 +50,8 @@ pub struct SourceConfig {
     /// How long to wait for a peer that cannot be reached yet; zero makes one attempt.
     pub connect_timeout: Duration,
     /// How long to wait for a peer that accepts connections and is too busy for its half of TLS,
-    /// which one attempt gives 5 s; zero makes one attempt.
+    /// which one attempt gives 5 s, or that got this end's half or hello too late; zero makes one
+    /// attempt.
     pub answer_timeout: Duration,
     /// The longest silence of a source QEMU between the header of its stream and its RAM. QEMU 11.1
     /// that is cancelled there can wait for its connection to end while its VM stands still.

@@ -13,7 +13,7 @@ use crate::auto::{Auto, AutoConfig};
 use crate::counters::Counters;
 use crate::error::RelayError;
 use crate::postcopy::SharedSwitchover;
-use crate::threads::{spawn, CODEC_END};
+use crate::threads::{open_devices, spawn, CODEC_END};
 use codec::{Codec, Settings};
 use pipeline::{Pool, PoolConfig, Submitter};
 use ring::Ring;
@@ -268,20 +268,22 @@ fn codec_threads(
     accelerator: Option<&Arc<qat::Qat>>,
 ) -> Result<CodecThreads, RelayError> {
     // Contexts are created here, so that a wrong level is an error and not a dead thread.
-    let (mut contexts, mut accelerators, mut qpl) = (Vec::new(), Vec::new(), Vec::new());
-    for number in 0..config.compress_threads.max(1) {
-        let levels = config.history_levels();
-        let own = histories.map(|histories| OwnHistories::new(histories, number, levels));
-        let qpl_library = config.qpl.as_ref();
-        let context =
-            EncodeContext::new(settings, grants.chunk_bytes, accelerator, qpl_library, own);
-        let context = context.map_err(|error| RelayError::Unsupported {
-            what: format!("cannot use codec {}: {error}", settings.name()),
-        })?;
-        accelerators.extend(context.accelerator());
-        qpl.extend(context.qpl());
-        contexts.push(context);
-    }
+    let (threads, levels) = (config.compress_threads.max(1), config.history_levels());
+    let (chunk_bytes, device, library) =
+        (grants.chunk_bytes, accelerator.cloned(), config.qpl.clone());
+    let make = move || {
+        let context = |number| {
+            let own = histories.map(|histories| OwnHistories::new(histories, number, levels));
+            EncodeContext::new(settings, chunk_bytes, device.as_ref(), library.as_ref(), own)
+        };
+        (0..threads).map(context).collect::<Result<Vec<_>, _>>()
+    };
+    let made = open_devices(accelerator, "repeat the migration", make)?;
+    let mut contexts = made.map_err(|error| RelayError::Unsupported {
+        what: format!("cannot use codec {}: {error}", settings.name()),
+    })?;
+    let accelerators: Vec<_> = contexts.iter().filter_map(EncodeContext::accelerator).collect();
+    let qpl = contexts.iter().filter_map(EncodeContext::qpl).collect();
     let threads = PoolConfig { threads: contexts.len(), name: "compress", ..PoolConfig::default() };
     let next = |_| contexts.pop().expect("one context was made for each thread");
     let pool = Pool::new(threads, next).map_err(|source| RelayError::Resource {
@@ -316,10 +318,13 @@ fn open_links(
 
 /// Whether a link that could not be opened may be opened later.
 fn may_come_later(error: &SessionError) -> bool {
-    use session::SessionError::{Connect, LinkLost, Tls};
+    use session::SessionError::{Connect, HelloLate, LinkLost, Tls};
     matches!(
         error,
-        LinkLost { .. } | Connect { .. } | Tls(TlsError::Late { .. } | TlsError::Cut { .. })
+        LinkLost { .. }
+            | HelloLate { .. }
+            | Connect { .. }
+            | Tls(TlsError::Late { .. } | TlsError::Cut { .. })
     )
 }
 

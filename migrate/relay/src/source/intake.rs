@@ -7,7 +7,7 @@ use super::shared::{Shared, SourceStream, FAREWELL, UNACCEPTED};
 use crate::cpu_time::{process_cpu, thread_cpu};
 use crate::packaged::PackagedEnd;
 use crate::postcopy::Switchover;
-use crate::settle::{waits_with_end, LastBytes, Rounds};
+use crate::settle::{waiting_bytes, waits_with_end, LastBytes, Rounds};
 use crate::sockets::{is_open, wait_readable};
 use crate::threads::drop_aside;
 use pages::Slot;
@@ -211,18 +211,35 @@ impl<'a> Intake<'a> {
 
     /// Whether to drop the bytes that wait in the socket of a QEMU that closed it at `closed`: QEMU
     /// has cancelled while nothing is acknowledged, perhaps during an outage of a link (W21). In
-    /// postcopy for good these bytes may be the end of the VM's memory (W20h): they have
-    /// [`FAREWELL`] to go out. So have the bytes of a source that has its PONG, if they end the
-    /// stream: a source that writes its end has seen the PONG. Without that end it may have failed,
-    /// and run its VM (W20c).
+    /// postcopy for good, which these bytes may show, they may be the end of the VM's memory
+    /// (W20h): they have [`FAREWELL`] to go out. So have the bytes of a source that has its PONG,
+    /// if they end the stream: a source that writes its end has seen the PONG. Without that end it
+    /// may have failed, and run its VM (W20c).
     fn is_cancelled(&self, closed: Instant) -> bool {
         let shared = self.shared;
         let in_postcopy = || {
             let socket = self.stream.socket();
-            shared.has_switched() || (shared.is_only_answered() && waits_with_end(socket))
+            shared.has_switched()
+                || (shared.is_only_answered() && waits_with_end(socket))
+                || self.waits_in_postcopy()
         };
         shared.return_path.load(Ordering::Acquire)
             && !(closed.elapsed() < FAREWELL && in_postcopy())
+    }
+
+    /// Whether the bytes that wait in the socket, which QEMU has closed, show that it was in
+    /// postcopy for good: they reach a section behind the packaged state of QEMU up to 10.1. Such a
+    /// source does not run its VM any more, and one that cancels or fails has written no such
+    /// section (W20).
+    fn waits_in_postcopy(&self) -> bool {
+        if self.kind != Kind::Main || self.acknowledged || !self.tokeniser.facts().postcopy {
+            return false;
+        }
+        let bytes = waiting_bytes(self.stream.socket());
+        let (mut tokeniser, mut packaged) = (self.tokeniser.clone(), self.packaged.clone());
+        tokeniser.feed(&bytes, &mut Vec::new());
+        let facts = tokeniser.facts();
+        facts.switched && !packaged.feed(&bytes, facts.fed, facts.switch_end)
     }
 
     fn count(&mut self, len: usize) {
@@ -381,12 +398,19 @@ impl<'a> Intake<'a> {
         shared.switchover.set(switchover);
         shared.tail_read.store(true, Ordering::Release);
         shared.guard(self.stream, switchover);
+        let still_open = || shared.session.send_bare(self.stream.id, FrameType::StillOpen, 0);
         if is_open(self.stream.socket()) {
-            shared.session.send_bare(self.stream.id, FrameType::StillOpen, 0);
+            still_open();
         } else if shared.return_path.load(Ordering::Acquire) {
-            // Cancelled (W21): no STILL_OPEN can follow any more, and the bytes that the peer holds
-            // back may take up all the credit.
-            return Next::End;
+            if !self.waits_in_postcopy() {
+                // Cancelled (W21): no STILL_OPEN can follow any more, and the bytes that the peer
+                // holds back may take up all the credit.
+                return Next::End;
+            }
+            // The next chunk is refused if the relay's user has ordered a cancel.
+            if shared.switch() {
+                still_open();
+            }
         }
         Next::Chunk
     }

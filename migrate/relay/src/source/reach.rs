@@ -9,14 +9,14 @@ use tls::TlsError;
 /// Pause between two attempts to reach a peer.
 const REDIAL: Duration = Duration::from_millis(250);
 
-/// Whether TLS was not done in time, because the peer is busy or this host is. The hello comes
-/// behind TLS, so the attempt has opened no session.
+/// Whether TLS was not done in time, because the peer is busy or this host is, or the hello came
+/// too late for the peer. The peer has read no hello, so the attempt has opened no session.
 fn is_late(error: &SessionError) -> bool {
-    matches!(error, SessionError::Tls(TlsError::Late { .. }))
+    matches!(error, SessionError::Tls(TlsError::Late { .. }) | SessionError::HelloLate { .. })
 }
 
-/// Opens link 0. Tries again only after failures that come before the hello, which leave no session
-/// at the peer.
+/// Opens link 0. Tries again only after failures that come before the peer has read the hello. If a
+/// peer has read it all the same, it refuses the same session a second time.
 ///
 /// # Errors
 /// The last attempt's.

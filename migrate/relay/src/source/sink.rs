@@ -71,7 +71,11 @@ impl Sink for SourceSink {
         // reports that. In postcopy for good the source does not start its VM any more, and the
         // destination needs the bytes behind this frame (W20h).
         if !open && shared.return_path.load(Ordering::Acquire) && shared.withhold(header) {
-            self.send(Event::SourceEof { is_main: true });
+            // The bytes that wait in the socket of a source that turns to postcopy may show that it
+            // was there for good. Its reader comes to them, or to the end, and decides.
+            if !shared.turns_to_postcopy() {
+                self.send(Event::SourceEof { is_main: true });
+            }
             return false;
         }
         // Sets the flag first, then reads the session's state; `decision` does both in the other

@@ -1,4 +1,5 @@
-//! A peer too busy for its half of TLS: the source tries again, and no session is left behind.
+//! A peer too busy for its half of TLS, or a source too busy for its half or its hello: the source
+//! tries again, and no session is left behind.
 
 use crate::fronts::Site as FrontSite;
 use crate::harness::{bounded, carries_by, config, Options, Reader, Receiving, Sending, WATCHDOG};
@@ -7,7 +8,7 @@ use crate::secured::credentials;
 use crate::starts::RESUME;
 use relay::{RelayError, Source, SourceConfig};
 use session::{Grants, SessionError};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -21,6 +22,9 @@ enum Lost {
     Answers,
     /// Everything from the source, until the peer closes the connection: the source is busy.
     Questions,
+    /// The last record from the source until then, which is the hello: the source is busy behind
+    /// the handshake.
+    Hello,
 }
 
 /// A network that loses something of one connection.
@@ -46,9 +50,11 @@ impl Network {
                 let (back, forth) = (client.try_clone().unwrap(), server.try_clone().unwrap());
                 let loses = |what| lost == what && number == nth;
                 let (no_answers, no_questions) = (loses(Lost::Answers), loses(Lost::Questions));
-                std::thread::spawn(move || match no_questions {
-                    true => drop(io::copy(&mut &client, &mut io::sink())),
-                    false => pass(&client, &forth),
+                let no_hello = loses(Lost::Hello);
+                std::thread::spawn(move || match (no_questions, no_hello) {
+                    (true, _) => drop(io::copy(&mut &client, &mut io::sink())),
+                    (_, true) => drop(pass_all_but_the_last_record(&client, &forth)),
+                    _ => pass(&client, &forth),
                 });
                 std::thread::spawn(move || match no_answers {
                     true => drop(io::copy(&mut &server, &mut io::sink())),
@@ -67,6 +73,25 @@ impl Network {
 fn pass(mut from: &TcpStream, mut to: &TcpStream) {
     let _ = io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write);
+}
+
+/// Passes a client's records on, those with encrypted bytes only when the next one comes. So the
+/// handshake is whole as soon as the client has sent its hello, and the hello stays here.
+fn pass_all_but_the_last_record(mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
+    const ENCRYPTED: u8 = 23;
+    let mut held = Vec::new();
+    loop {
+        let mut record = vec![0; 5];
+        from.read_exact(&mut record)?;
+        to.write_all(&std::mem::take(&mut held))?;
+        let length = u16::from_be_bytes([record[3], record[4]]);
+        record.resize(5 + usize::from(length), 0);
+        from.read_exact(&mut record[5..])?;
+        match record[0] {
+            ENCRYPTED => held = record,
+            _ => to.write_all(&record)?,
+        }
+    }
 }
 
 /// A receiver over TLS, and a CA.
@@ -131,6 +156,66 @@ fn a_source_that_was_itself_too_late_for_its_handshake_asks_again() {
     });
 }
 
+/// W5, as above, and the source was late behind the handshake.
+#[test]
+fn a_source_that_was_too_late_for_its_hello_asks_again() {
+    bounded(|| {
+        let site = Site::new();
+        let network = Network::losing(Lost::Hello, site.receiving.address, 0);
+        let mut said = Vec::new();
+        let config = site.config(&network, 1);
+        let source = Source::connect_with(&config, None, &mut |text| said.push(text.to_string()));
+        let source = source.expect("the second attempt");
+        assert_eq!(network.connections(), 2);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].contains("hello did not come within 5 s"), "{said:?}");
+        site.carries(source);
+    });
+}
+
+#[test]
+fn a_source_without_tls_that_was_too_late_for_its_hello_asks_again() {
+    bounded(|| {
+        let receiving = Receiving::resuming(&[None], Grants::default(), None, RESUME);
+        let network = Network::losing(Lost::Questions, receiving.address, 0);
+        let options = Options { links: 1, resume: RESUME, ..Options::default() };
+        let patient = SourceConfig { answer_timeout: WATCHDOG, ..config(network.address, options) };
+        let source = Source::connect(&patient).expect("the second attempt");
+        assert_eq!(network.connections(), 2);
+        let start = |receiving: &Receiving| Sending::running(source, receiving, "src");
+        carries_by(&receiving, &single(500), start, 0, Reader::Prompt);
+    });
+}
+
+#[test]
+fn a_hello_that_is_late_is_sent_once_without_patience() {
+    bounded(|| {
+        let site = Site::new();
+        let network = Network::losing(Lost::Hello, site.receiving.address, 0);
+        let once = SourceConfig { answer_timeout: Duration::ZERO, ..site.config(&network, 1) };
+        let error = Source::connect(&once).unwrap_err();
+        assert!(matches!(error, RelayError::Session(SessionError::HelloLate { .. })), "{error}");
+        assert_eq!(network.connections(), 1);
+        site.carries(Source::connect(&site.config(&network, 1)).expect("the target is free"));
+    });
+}
+
+/// The peer may have read the hello: it has not waited as long as for a late one.
+#[test]
+fn a_peer_that_closes_the_connection_at_the_hello_is_asked_once() {
+    bounded(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let network = Network::new(listener.local_addr().unwrap(), usize::MAX);
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+        let options = Options { links: 1, resume: RESUME, ..Options::default() };
+        let patient = SourceConfig { answer_timeout: WATCHDOG, ..config(network.address, options) };
+        let error = Source::connect(&patient).unwrap_err();
+        let is_lost = matches!(error, RelayError::Session(SessionError::LinkLost { .. }));
+        assert!(is_lost, "{error}");
+        assert_eq!(network.connections(), 1);
+    });
+}
+
 /// It may be no platen, which is known at once.
 #[test]
 fn a_peer_that_closes_the_connection_at_once_is_asked_once() {
@@ -173,12 +258,18 @@ fn a_further_link_whose_handshake_is_unanswered_comes_later() {
     });
 }
 
-/// W4a: the process of the session is slow to start.
+/// W4a: the process of the session is slow to start, or the source's second hello is late.
 #[test]
 fn a_link_that_is_opened_again_and_left_unanswered_is_opened_once_more() {
-    bounded(|| {
+    for lost in [Lost::Answers, Lost::Hello] {
+        opened_once_more(lost);
+    }
+}
+
+fn opened_once_more(lost: Lost) {
+    bounded(move || {
         let site = FrontSite::new();
-        let network = Network::new(site.address, 1);
+        let network = Network::losing(lost, site.address, 1);
         let options = Options {
             links: 1,
             connector: Some(site.connector()),

@@ -6,7 +6,7 @@ use crate::facts::Facts;
 use crate::handlers::{At, Handler};
 use crate::resync::Scan;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Main {
     pub(super) state: State,
     pub(super) gather: Gather,

@@ -22,6 +22,11 @@ impl Shared {
         self.has_switched() || self.still_open_sent.load(Ordering::Acquire) && complete()
     }
 
+    /// Whether the source QEMU, up to 10.1, is writing its packaged state or the PING behind it.
+    pub(in crate::source) fn turns_to_postcopy(&self) -> bool {
+        matches!(self.switchover.get(), Some(Switchover::Coming(_)))
+    }
+
     /// Whether the PONG of the packaged state goes to the source QEMU, or has gone, and the source
     /// QEMU may not have seen it: it could still run its VM if its socket closed.
     pub(in crate::source) fn is_only_answered(&self) -> bool {

@@ -1,0 +1,94 @@
+//! An interrupt, and source QEMUs that do not answer.
+
+use super::*;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+/// A monitor that is silent from the order to migrate on.
+struct Mute {
+    migrates: Receiver<()>,
+    cancels: Receiver<()>,
+    /// Dropped: it answers again.
+    silence: Sender<()>,
+}
+
+impl Mute {
+    fn at(path: &Path) -> Self {
+        let listener = UnixListener::bind(path).unwrap();
+        let ((begun, migrates), (cancelled, cancels)) = (mpsc::channel(), mpsc::channel());
+        let (silence, silent) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            let mut status = "none";
+            for client in listener.incoming().map_while(Result::ok) {
+                let migration = |command: &str| match command {
+                    "migrate" => {
+                        status = "active";
+                        let _ = begun.send(());
+                        None
+                    }
+                    "migrate_cancel" => {
+                        status = "cancelled";
+                        let _ = cancelled.send(());
+                        None
+                    }
+                    "query-migrate" => {
+                        if status == "active" {
+                            let _ = silent.recv();
+                        }
+                        Some(json!({ "status": status }))
+                    }
+                    _ => None,
+                };
+                let _ = serve(client, 0, migration);
+            }
+        });
+        Self { migrates, cancels, silence }
+    }
+}
+
+/// `platen receive` for a target of this name, and its address.
+fn receiver(rig: &Rig, name: &str) -> (Evacuate, String) {
+    let log = rig.at("receive");
+    let deliver = format!("{name}=unix:{}", rig.at("dst").display());
+    let child = Command::new(env!("CARGO_BIN_EXE_platen"))
+        .args(["receive", "--insecure", "--listen", "127.0.0.1:0", "--deliver", &deliver])
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let receiver = Evacuate { child, log };
+    let address = receiver.says("listening on ");
+    let address = address.split(' ').next_back().unwrap().to_owned();
+    (receiver, address)
+}
+
+/// A migration that no order reaches is reported as in doubt, and is neither forced nor killed: it
+/// cancels by itself when its monitor answers again.
+#[test]
+fn an_interrupt_leaves_a_silent_source_in_doubt_and_forces_nothing() {
+    let rig = Rig::new();
+    let mute = Mute::at(&rig.at("mute"));
+    let (_receiver, address) = receiver(&rig, "mute");
+    let (vm, json) = (format!("{},{address}", rig.vm("mute")), rig.json());
+    let words = ["--insecure", &vm, "--domain=deaf", "--libvirt=b", "--at-once=2", &json];
+    let mut evacuate = domains::evacuate(&rig, "log", &words);
+    let ids = ["mute", "deaf"].map(|name| process(&evacuate, name));
+    mute.migrates.recv_timeout(WATCHDOG).unwrap();
+    evacuate.signal(Signal::INT);
+    evacuate.says("mute: the source QEMU's monitor does not answer");
+    assert_eq!(evacuate.ends(), Some(2), "{}", evacuate.said());
+    let mut found = rig.outcomes();
+    found.sort();
+    for ((name, outcome, error), source) in found.iter().zip(["libvirt", "monitor"]) {
+        assert_eq!(outcome, "in-doubt", "{name}: {error}");
+        let says = format!("{source} has not answered for 60 s");
+        assert!(error.contains(&says) && error.contains("goes on"), "{name}: {error}");
+    }
+    for id in ids {
+        assert!(test_kill_process(id).is_ok() && !is_zombie(id), "{id:?} has ended");
+    }
+    kill_process(ids[1], Signal::KILL).unwrap();
+    assert!(mute.cancels.try_recv().is_err());
+    drop(mute.silence);
+    mute.cancels.recv_timeout(WATCHDOG).unwrap();
+    wait_for_end(ids[0]);
+}

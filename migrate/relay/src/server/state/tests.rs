@@ -1,0 +1,85 @@
+//! A question that comes at the moment at which its session is removed.
+
+use super::*;
+use crate::qemu_socket::QemuAddress;
+use session::Grants;
+use std::net::SocketAddr;
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+/// Much longer than [`ANSWERED`].
+const RESUME: Duration = Duration::from_secs(300);
+
+struct Quiet;
+
+impl Host for Quiet {
+    fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn serve(&self, _: &Option<String>, _: &Destination) {}
+
+    fn notice(&self, _: &str) {}
+}
+
+/// A receiver with a session whose links were never opened, and a hello that asks about it.
+fn asked_about() -> (Arc<Server>, Hello) {
+    let target = QemuAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 9)));
+    let config = ServerConfig {
+        targets: vec![(None, target.clone())],
+        acceptor: None,
+        decompress_threads: 1,
+        qat: None,
+        page_size: 4096,
+        grants: Grants::default(),
+        delta_cache: 0,
+        history: 0,
+        resume: RESUME,
+    };
+    let server = Server::new(config, Arc::new(Quiet)).unwrap();
+    let hello = Hello::of_one_link(4096).unwrap();
+    server.open_target(&hello, ("the source", None), &None, &target, TOKEN).unwrap();
+    (server, Hello { token: Some(TOKEN.into()), ask: true, ..hello })
+}
+
+/// How long the receiver still waits for a question about its only ended session.
+fn waits(server: &Server) -> Duration {
+    let ended = server.ended.lock().unwrap();
+    let until = ended[0].unasked_until.expect("a session that was asked about");
+    until.saturating_duration_since(Instant::now())
+}
+
+/// The thread that answers was about to do so when the session's own thread removed the session.
+#[test]
+fn a_session_that_is_removed_behind_its_question_waits_for_no_other() {
+    let (server, hello) = asked_about();
+    let question = server.take_question(&hello, TOKEN, None);
+    server.remove_session(&None, &hello.session);
+    assert!(matches!(question, Question::About { has_ended: false, .. }));
+    assert!(waits(&server) <= ANSWERED, "{:?}", waits(&server));
+}
+
+#[test]
+fn a_session_that_is_removed_before_its_question_waits_for_no_other() {
+    let (server, hello) = asked_about();
+    let active = server.lock_sessions()[&hello.session].clone();
+    let lost = session::SessionError::NotResumed { lost: "it was cut".into(), seconds: 300 };
+    active.destination.session().fail(lost);
+    server.remove_session(&None, &hello.session);
+    assert!(waits(&server) > RESUME, "{:?}", waits(&server));
+    let (reason, answer) = server.verdict(&hello, None).unwrap();
+    assert_eq!((reason.as_str(), answer.committed), (HAS_ENDED, false));
+    assert!(waits(&server) <= ANSWERED, "{:?}", waits(&server));
+}
+
+#[test]
+fn a_link_of_a_session_that_goes_on_is_no_question() {
+    let (server, hello) = asked_about();
+    let link = Hello { ask: false, ..hello.clone() };
+    assert!(matches!(server.take_question(&link, TOKEN, None), Question::None));
+    let strange = Hello { session: "0".repeat(32), ..link };
+    assert!(matches!(server.take_question(&strange, TOKEN, None), Question::NotHere));
+    let other = "f".repeat(32);
+    assert!(matches!(server.take_question(&hello, &other, None), Question::NotHere));
+    assert!(server.verdict(&Hello { token: Some(other), ..hello.clone() }, None).is_none());
+    assert!(server.lock_sessions()[&hello.session].destination.session().failure().is_none());
+}
