@@ -8,6 +8,7 @@ use super::args::ServeArgs;
 use super::endpoint::Endpoint;
 use anyhow::{bail, ensure, Context};
 use relay::{Listening, RelayError, UnixAddress};
+use std::fmt;
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -158,6 +159,18 @@ fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result
     String::from_utf8(line).map_err(invalid)
 }
 
+/// The error of a server that is there and has not answered in time.
+#[derive(Debug)]
+pub(crate) struct Silent;
+
+impl fmt::Display for Silent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it does not answer within {} s", ANSWERED.as_secs())
+    }
+}
+
+impl std::error::Error for Silent {}
+
 /// Sends a request to a control socket, and waits at most 5 s for the answer. Asks again if the
 /// server ends the connection without an answer: it does so if this process got no CPU for longer
 /// than a client has for its request.
@@ -178,14 +191,13 @@ pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
 /// As [`ask`]; `None` if the server ends the connection without an answer.
 fn ask_once(path: &Path, question: &str) -> anyhow::Result<Option<String>> {
     let (address, until) = (UnixAddress::from(path.to_owned()), Instant::now() + ANSWERED);
-    let silent = || format!("it does not answer within {} s", ANSWERED.as_secs());
     let stream = loop {
         match address.connect_now() {
             Ok(stream) => break stream,
             // The listen backlog is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if Instant::now() >= until {
-                    bail!(silent());
+                    bail!(Silent);
                 }
                 thread::sleep(AGAIN);
             }
@@ -209,7 +221,7 @@ fn ask_once(path: &Path, question: &str) -> anyhow::Result<Option<String>> {
         Ok(answer) => Ok((!answer.is_empty()).then_some(answer)),
         Err(error) => match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(None),
-            ErrorKind::TimedOut | ErrorKind::WouldBlock => bail!(silent()),
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => bail!(Silent),
             _ => Err(anyhow::Error::from(error).context("its connection was lost")),
         },
     }
@@ -312,8 +324,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hung.sock");
         let listener = UnixListener::bind(&path).unwrap();
-        let said = ask(&path, "stat").unwrap_err().to_string();
-        assert_eq!(said, "it does not answer within 5 s");
+        let silent = ask(&path, "stat").unwrap_err();
+        assert_eq!(silent.to_string(), "it does not answer within 5 s");
+        assert!(silent.context("as its callers say").is::<Silent>());
         // A server that sends a byte now and then.
         let trickles = thread::spawn(move || {
             let _first = listener.accept().unwrap();
