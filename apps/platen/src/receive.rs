@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the destination QEMU may take to report that it has loaded the VM.
+/// How long the destination QEMU may take to answer, and to report that it has loaded the VM.
 const LOADED: Duration = Duration::from_secs(10);
 
 struct Receiver {
@@ -172,19 +172,28 @@ struct VmState {
 }
 
 impl VmState {
-    fn ended() -> Self {
-        Self { text: "its QEMU has ended".into(), migration: None }
+    /// Of a QEMU that has given this instead of an answer.
+    fn without(error: &QmpError) -> Self {
+        let text = match error {
+            QmpError::TimedOut { .. } | QmpError::NoGreeting { .. } => "its QEMU does not answer",
+            _ => "its QEMU has ended",
+        };
+        Self { text: text.into(), migration: None }
     }
 }
 
 /// Queries the destination QEMU's status of its VM.
 fn vm_state(monitor: &UnixAddress, expect_loaded: bool) -> VmState {
-    let Ok(mut qmp) = Qmp::connect(monitor.path(), Duration::from_secs(2)) else {
-        return VmState::ended();
+    let mut qmp = match Qmp::connect(monitor.path(), LOADED) {
+        Ok(qmp) => qmp,
+        Err(error) => return VmState::without(&error),
     };
     let until = Instant::now() + LOADED;
     loop {
-        let Ok(info) = qmp.query_migrate() else { return VmState::ended() };
+        let info = match qmp.query_migrate() {
+            Ok(info) => info,
+            Err(error) => return VmState::without(&error),
+        };
         let status = info.status().to_string();
         if !expect_loaded || info.is_over() || Instant::now() > until {
             let vm = qmp.query_status().map_or("gone".into(), |vm| vm.status);
@@ -269,4 +278,23 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
         bail!("interrupted; at least one migration failed");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_qemu_that_has_ended_is_told_from_one_that_does_not_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let ask = || Qmp::connect(&path, Duration::from_millis(20)).unwrap_err();
+        assert_eq!(VmState::without(&ask()).text, "its QEMU has ended");
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(VmState::without(&ask()).text, "its QEMU does not answer");
+        drop(listener);
+        // A process that another test is starting has a copy of the socket until its exec.
+        while VmState::without(&ask()).text != "its QEMU has ended" {}
+    }
 }

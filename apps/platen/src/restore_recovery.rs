@@ -17,8 +17,8 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Time limit for one question about the VM's state. A vCPU that waits for a page may keep QEMU
 /// from answering.
 pub(crate) const ANSWERS: Duration = Duration::from_millis(250);
-/// Questions that QEMU may leave unanswered. It stops to read its monitor at 8.
-pub(crate) const UNANSWERED: u32 = 4;
+/// Questions that QEMU may leave unanswered at a time. It stops to read its monitor at 8.
+pub(crate) const UNANSWERED: usize = 4;
 
 /// State of a QEMU whose player has gone.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,14 +30,8 @@ pub(crate) enum Without {
 }
 
 /// Makes QEMU listen at `uri`. QEMU accepts that once it has noticed that the last player is gone;
-/// `patience` limits the wait for that. `unanswered` counts the questions that QEMU has not
-/// answered.
-pub(crate) fn recover(
-    qmp: &mut Qmp,
-    uri: &str,
-    patience: Duration,
-    unanswered: &mut u32,
-) -> anyhow::Result<Without> {
+/// `patience` limits the wait for that.
+pub(crate) fn recover(qmp: &mut Qmp, uri: &str, patience: Duration) -> anyhow::Result<Without> {
     let begin = Instant::now();
     loop {
         let refused = match qmp.execute_out_of_band("migrate-recover", Some(json!({ "uri": uri })))
@@ -46,7 +40,7 @@ pub(crate) fn recover(
             Err(error @ QmpError::Refused { .. }) => error,
             Err(error) => return Err(error.into()),
         };
-        if begin.elapsed() > COMPLETES && has_completed(qmp, unanswered) {
+        if begin.elapsed() > COMPLETES && has_completed(qmp) {
             return Ok(Without::Completed);
         }
         if begin.elapsed() > patience {
@@ -57,19 +51,13 @@ pub(crate) fn recover(
     }
 }
 
-/// Whether QEMU reports that it has received everything.
-fn has_completed(qmp: &mut Qmp, unanswered: &mut u32) -> bool {
-    if *unanswered >= UNANSWERED {
-        return false;
-    }
-    match qmp.execute_within("query-migrate", None, ANSWERS) {
-        Ok(answer) => answer["status"] == "completed",
-        // A QEMU whose main loop waits for a page answers nothing, and still lacks that page.
-        Err(_) => {
-            *unanswered += 1;
-            false
-        }
-    }
+/// Whether QEMU reports that it has received everything. A QEMU whose main loop waits for a page
+/// answers nothing, and still lacks that page.
+fn has_completed(qmp: &mut Qmp) -> bool {
+    qmp.unanswered() < UNANSWERED
+        && qmp
+            .execute_within("query-migrate", None, ANSWERS)
+            .is_ok_and(|answer| answer["status"] == "completed")
 }
 
 #[cfg(test)]
@@ -79,8 +67,9 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
 
-    /// Recovers a made QEMU whose migration has these statuses, one after the other.
-    fn recovered(statuses: &'static [&'static str]) -> anyhow::Result<Without> {
+    /// Recovers a made QEMU whose migration has these statuses, one after the other, and stays in
+    /// the last. It answers the first questions so late that they count as unanswered.
+    fn recovered(statuses: &'static [&'static str], late: usize) -> anyhow::Result<Without> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         let listener = UnixListener::bind(&path).unwrap();
@@ -89,14 +78,14 @@ mod tests {
             let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
             let greeting = json!({ "QMP": { "version": version, "capabilities": ["oob"] } });
             writeln!(stream, "{greeting}").unwrap();
-            let mut statuses = statuses.iter().copied().peekable();
+            let (mut asked, mut kept) = (0, Vec::new());
             for line in BufReader::new(stream.try_clone().unwrap()).lines() {
                 let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
-                let status = *statuses.peek().unwrap();
+                let status = statuses[asked.min(statuses.len() - 1)];
                 let name = command["execute"].as_str().or(command["exec-oob"].as_str());
                 let answer = match name.unwrap() {
                     "query-migrate" => {
-                        statuses.next();
+                        asked += 1;
                         json!({ "return": { "status": status }, "id": command["id"] })
                     }
                     "migrate-recover" if status != PAUSED => {
@@ -105,11 +94,23 @@ mod tests {
                     }
                     _ => json!({ "return": {}, "id": command["id"] }),
                 };
+                if name == Some("query-migrate") && asked <= late {
+                    // Its main loop waits. It answers when it has been asked as often as it may be.
+                    kept.push(answer);
+                    if asked < late {
+                        continue;
+                    }
+                    thread::sleep(2 * ANSWERS);
+                    for answer in kept.drain(..) {
+                        writeln!(stream, "{answer}").unwrap();
+                    }
+                    continue;
+                }
                 writeln!(stream, "{answer}").unwrap();
             }
         });
         let mut qmp = Qmp::connect_out_of_band(&path, Duration::from_secs(300)).unwrap();
-        let result = recover(&mut qmp, "unix:/none", PAUSES, &mut 0);
+        let result = recover(&mut qmp, "unix:/none", PAUSES);
         drop(qmp);
         qemu.join().unwrap();
         result
@@ -117,10 +118,16 @@ mod tests {
 
     #[test]
     fn a_vm_that_had_everything_when_its_player_died_needs_no_other() {
-        assert_eq!(
-            recovered(&["postcopy-active", "completed", "none"]).unwrap(),
-            Without::Completed
-        );
-        assert_eq!(recovered(&["postcopy-active", PAUSED]).unwrap(), Without::Listens);
+        let completes = &["postcopy-active", "completed"];
+        assert_eq!(recovered(completes, 0).unwrap(), Without::Completed);
+        assert_eq!(recovered(&["postcopy-active", PAUSED], 0).unwrap(), Without::Listens);
+    }
+
+    /// A QEMU that gets no CPU for a while is asked again when it has answered.
+    #[test]
+    fn a_qemu_that_answers_late_is_asked_again() {
+        let late = ["postcopy-active"; UNANSWERED];
+        let statuses = [&late[..], &["completed"]].concat().leak();
+        assert_eq!(recovered(statuses, UNANSWERED).unwrap(), Without::Completed);
     }
 }

@@ -32,8 +32,6 @@ pub(crate) struct Supervisor<'a> {
     begin: Instant,
     /// Time until QEMU had loaded the devices, milliseconds.
     running_ms: Option<f64>,
-    /// Questions about the VM's state that were not answered.
-    unanswered: u32,
     /// Whether QEMU has reported the VM's state since it loaded the devices.
     is_known: bool,
 }
@@ -55,7 +53,6 @@ impl<'a> Supervisor<'a> {
             has_run: false,
             begin: Instant::now(),
             running_ms: None,
-            unanswered: 0,
             is_known: false,
         }
     }
@@ -82,7 +79,7 @@ impl<'a> Supervisor<'a> {
     fn recover(&mut self, patience: Duration) -> anyhow::Result<Without> {
         self.socket = self.dir.path().join(socket_name(self.copies.players.image(), self.deaths));
         let uri = format!("unix:{}", self.socket.display());
-        recover(self.qmp, &uri, patience, &mut self.unanswered)
+        recover(self.qmp, &uri, patience)
     }
 
     /// Reports a VM that had everything when its player died.
@@ -199,14 +196,19 @@ impl<'a> Supervisor<'a> {
         let (mut connecting, mut is_loaded) = (false, false);
         loop {
             let asks = self.running_ms.is_some() && !self.is_known && !is_loaded;
-            let event = match asks && self.unanswered < UNANSWERED {
-                true => service.events.recv_timeout(AGAIN),
-                false => service.events.recv().map_err(RecvTimeoutError::from),
+            let may_ask = asks && self.qmp.unanswered() < UNANSWERED;
+            let event = match (asks, may_ask) {
+                (true, true) => service.events.recv_timeout(AGAIN),
+                // QEMU's main loop waits, for a page or for a CPU, and may answer later.
+                (true, false) => service.events.recv_timeout(ANSWERS),
+                (false, _) => service.events.recv().map_err(RecvTimeoutError::from),
             };
             let event = match event {
                 Ok(event) => event,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.ask_state();
+                    if may_ask {
+                        self.ask_state();
+                    }
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return End::Died { connecting },
@@ -239,14 +241,11 @@ impl<'a> Supervisor<'a> {
 
     /// Asks QEMU for the VM's state, and prints it once the VM has started.
     fn ask_state(&mut self) {
-        let answer = self.qmp.execute_within("query-status", None, ANSWERS);
-        match answer {
-            Ok(answer) => match answer["status"].as_str() {
-                Some("inmigrate") | None => {}
-                Some(state) => self.say_state(state),
-            },
-            // The end of QEMU shows in the player's events.
-            Err(_) => self.unanswered += 1,
+        // The end of QEMU shows in the player's events.
+        let Ok(answer) = self.qmp.execute_within("query-status", None, ANSWERS) else { return };
+        match answer["status"].as_str() {
+            Some("inmigrate") | None => {}
+            Some(state) => self.say_state(state),
         }
     }
 

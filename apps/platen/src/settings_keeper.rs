@@ -28,12 +28,13 @@ pub(crate) struct KeepSettingsArgs {
     /// Seconds until the helper prints what it waits for
     #[arg(long, default_value_t = 300)]
     patience: u64,
+    /// Seconds that the monitor may take for an answer
+    #[arg(long, default_value_t = 10)]
+    answer: u64,
 }
 
 /// The line that makes the helper end without touching QEMU.
 const DONE: &str = "done";
-/// Time limit for an answer of the monitor.
-const MONITOR: Duration = Duration::from_secs(10);
 /// The pause after the first attempt; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -234,7 +235,7 @@ pub(crate) fn wake_lost_cancel(qmp: &mut Qmp) -> Result<(), QmpError> {
 
 fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::Result<Left> {
     let later = |error: QmpError| Ok(Left::Later(error.to_string()));
-    let mut qmp = match Qmp::connect(args.qmp.path(), MONITOR) {
+    let mut qmp = match Qmp::connect(args.qmp.path(), Duration::from_secs(args.answer)) {
         Ok(qmp) => qmp,
         Err(QmpError::Missing { .. }) => return Ok(Left::Gone),
         Err(QmpError::Connect { source, .. }) if source.kind() == ErrorKind::ConnectionRefused => {

@@ -248,7 +248,7 @@ impl Served {
         if self.path("nbd").exists() {
             return Disk::Nbd(Nbd { path: self.path("nbd"), stream: None });
         }
-        let stat = self.stat().unwrap();
+        let stat = self.status();
         let path = stat["transports"][0]["address"].as_str().unwrap().to_owned();
         let flags = rustix::fs::OFlags::SYNC.bits();
         use std::os::unix::fs::OpenOptionsExt;
@@ -264,6 +264,17 @@ impl Served {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
         serde_json::from_str(&answer).ok()
+    }
+
+    /// The answer to `stat`. There is none for a test that gets no CPU for a second between its
+    /// connection and its request.
+    fn status(&self) -> serde_json::Value {
+        let mut status = None;
+        wait("no status", || {
+            status = self.stat();
+            status.is_some()
+        });
+        status.expect("it is there")
     }
 
     fn ask(&self, program: &Path, words: &[&str]) -> (bool, String) {
@@ -334,12 +345,12 @@ fn another_program_serves_the_device_and_its_clients_continue() {
     load.goes_on();
     let mut before = None;
     for round in 0..4 {
-        let server = served.stat().unwrap()["pid"].as_u64().unwrap();
+        let server = served.status()["pid"].as_u64().unwrap();
         let to = if round % 2 == 0 { &*copy } else { Path::new(env!("CARGO_BIN_EXE_platen")) };
         let (done, said) = served.ask(to, &["upgrade"]);
         assert!(done, "{said}");
         load.goes_on();
-        let stat = served.stat().unwrap();
+        let stat = served.status();
         let other = stat["pid"].as_u64().unwrap();
         assert_ne!(other, server);
         let programs = [supervisor, u32::try_from(other).unwrap()].map(program);
@@ -355,7 +366,7 @@ fn another_program_serves_the_device_and_its_clients_continue() {
         wait("more descriptors than after the first hand-over", || descriptors() <= allowed);
     }
     let (disk, _) = load.end();
-    assert_eq!(served.stat().unwrap()["io_stat"]["failed_reads"], 0);
+    assert_eq!(served.status()["io_stat"]["failed_reads"], 0);
     drop(disk);
     served.end();
 }
@@ -369,7 +380,7 @@ fn settings_take_effect_and_persist_or_are_refused_unchanged() {
     let load = Load::start(served.disk(), nothing_written());
     load.goes_on();
     let shown = || {
-        let stat = served.stat().unwrap();
+        let stat = served.status();
         let limit = stat["mm_stat"]["mem_limit"].as_u64().unwrap() >> 20;
         let codec = stat["codec"].as_str().unwrap().to_owned();
         (limit, codec, stat["level"].as_i64().unwrap(), stat["policy"].is_null())
@@ -390,7 +401,7 @@ fn settings_take_effect_and_persist_or_are_refused_unchanged() {
         wait("the policy does not begin", || shown().3 == off);
         assert_eq!(shown(), (limit, codec.to_owned(), level, off), "{words:?}");
     }
-    let before = (served.stat().unwrap()["pid"].clone(), shown());
+    let before = (served.status()["pid"].clone(), shown());
     let broken = served.path("broken");
     fs::write(&broken, "[policy]\nperiod = \"x\"\n").unwrap();
     let backing = served.path("backing");
@@ -409,7 +420,7 @@ fn settings_take_effect_and_persist_or_are_refused_unchanged() {
     ] {
         let (done, said) = served.ask(own, words);
         assert!(!done && said.contains(why), "{words:?}: {said}");
-        assert_eq!((served.stat().unwrap()["pid"].clone(), shown()), before, "{words:?}");
+        assert_eq!((served.status()["pid"].clone(), shown()), before, "{words:?}");
     }
     // A server that dies is replaced by one with the same settings, and so is one of another
     // program.
@@ -430,7 +441,7 @@ fn a_program_that_cannot_take_over_is_refused_with_its_reason_and_the_old_server
     let served = Served::start(&[], None);
     let load = Load::start(served.disk(), nothing_written());
     load.goes_on();
-    let before = (served.stat().unwrap()["pid"].clone(), served.children());
+    let before = (served.status()["pid"].clone(), served.children());
     let mut stream = UnixStream::connect(served.path("run/renewed.supervisor")).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     stream.write_all(b"upgrade\n").unwrap();
@@ -453,7 +464,7 @@ fn a_program_that_cannot_take_over_is_refused_with_its_reason_and_the_old_server
     // A client that sends nothing blocks no other.
     let _silent = UnixStream::connect(served.path("run/renewed.supervisor")).unwrap();
     load.goes_on();
-    assert_eq!((served.stat().unwrap()["pid"].clone(), served.children()), before);
+    assert_eq!((served.status()["pid"].clone(), served.children()), before);
     let (done, said) = served.ask(&served.copy(), &["upgrade"]);
     assert!(done, "{said}");
     drop(load.end());

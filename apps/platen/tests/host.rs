@@ -65,6 +65,8 @@ fn multifd_channels_belong_to_the_migration_of_their_port() {
     let _services = (rig.start(A), rig.start(B));
     let (main, channels) = rig::multifd_streams(600, 3);
     let qemu = rig.listen_as_qemu(B, 49153);
+    // As QEMU does for so many channels.
+    rustix::net::listen(&qemu, 3).unwrap();
     let source = rig.connect_as_qemu(A, 49153);
     let sockets: Vec<_> = channels.iter().map(|_| rig.connect_as_qemu(A, 49153)).collect();
     let mut writers = vec![rig::write_all(&source, main.clone())];
@@ -136,6 +138,8 @@ fn a_migration_outlives_both_services_and_its_links() {
     assert_eq!(rig.ended(A, 1)["status"], "completed");
     assert_eq!(rig.ended(B, 1)["status"], "completed");
     // The same door again, with the services of now.
+    until(|| rig.carriers_are_gone());
+    rig.opens_all_doors(A);
     migrates(&rig, A, 49152);
 }
 

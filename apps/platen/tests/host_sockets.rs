@@ -8,8 +8,8 @@ use rig::{main_stream, read_some, until, Platen, Rig, A, B, SHUT_OK, WATCHDOG};
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// A host's path of a socket of `of`.
 fn path(rig: &Rig, host: usize, of: &str, number: u16) -> PathBuf {
@@ -39,15 +39,29 @@ fn connect(rig: &Rig, number: u16) -> UnixStream {
     socket
 }
 
+/// Whether a socket listens at this path: flag `__SO_ACCEPTCON` in the kernel's list.
+fn listens(at: &Path) -> bool {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let at = at.to_str().unwrap();
+    sockets.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.nth(3) == Some("00010000") && fields.last() == Some(at)
+    })
+}
+
 /// A migration from A to B by a socket, to a QEMU that listens there.
 fn migrates(rig: &Rig, number: u16) {
     let stream = main_stream(300);
     let at = path(rig, B, "b", number);
     // As QEMU does.
     let _ = std::fs::remove_file(&at);
+    // A process that another test is starting has a copy of the last listener until its exec.
+    until(|| !listens(&at));
     let qemu = UnixListener::bind(&at).unwrap();
     let mut source = connect(rig, number);
-    let writing = (source.try_clone().unwrap(), stream.clone());
+    // At once: the thread may get no CPU for so long that a silent connection is a disk's.
+    source.write_all(&stream[..64]).unwrap();
+    let writing = (source.try_clone().unwrap(), stream[64..].to_vec());
     let writer = std::thread::spawn(move || { &writing.0 }.write_all(&writing.1).unwrap());
     rig.awaits(&qemu);
     let (mut destination, _) = qemu.accept().unwrap();
@@ -75,7 +89,7 @@ fn a_migration_goes_by_unix_sockets_and_again_after_the_service_was_killed() {
         a.kill();
         if round == 0 {
             // Its path leads to nobody, as soon as its carriers have ended, too.
-            let until = Instant::now() + Duration::from_secs(60);
+            let until = Instant::now() + WATCHDOG;
             let error = loop {
                 match UnixStream::connect(path(&rig, A, "b", 1)) {
                     Ok(_) => assert!(Instant::now() < until, "a killed service listens"),
@@ -123,6 +137,7 @@ fn two_qemus_at_one_path_are_a_failure_and_neither_gets_a_byte() {
         assert_eq!(qemu.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
     // With one of them gone the next one works.
+    until(|| rig.carriers_are_gone());
     migrates(&rig, 2);
 }
 

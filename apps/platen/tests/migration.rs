@@ -1,11 +1,14 @@
 //! `platen relay` and `platen receive` as processes, between made QEMUs: exit statuses, reports,
 //! and limits of the system.
 
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    self, sendmsg, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketFlags, SocketType,
+};
 use rustix::process::{kill_process, Pid, Signal};
 use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
@@ -70,8 +73,12 @@ impl Platen {
 
     /// Its exit status; none when a signal ended it.
     fn ends(mut self) -> (Option<i32>, String) {
-        while let Ok(line) = self.lines.recv_timeout(WATCHDOG) {
-            self.said.push(line);
+        loop {
+            match self.lines.recv_timeout(WATCHDOG) {
+                Ok(line) => self.said.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end: {:#?}", self.said),
+            }
         }
         let status = self.child.wait().unwrap().code();
         (status, self.said.join("\n"))
@@ -231,6 +238,19 @@ fn a_receiver_whose_report_reaches_the_limit_on_the_size_of_files_says_so() {
     assert!(said.contains(&failed), "{said}");
 }
 
+/// A port of this address for a process that is to listen there, and a socket that keeps others
+/// from having it. The socket does not listen: a process that another test is starting has a copy
+/// of it until its exec, and a second listener would be refused.
+fn reserve(address: &str) -> (String, OwnedFd) {
+    let socket =
+        net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let socket = socket.unwrap();
+    net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    net::bind(&socket, &SocketAddrV4::new(address.parse().unwrap(), 0)).unwrap();
+    let bound = SocketAddrV4::try_from(net::getsockname(&socket).unwrap()).unwrap();
+    (bound.to_string(), socket)
+}
+
 /// Lines are lost, and nothing else: a receiver may carry other migrations.
 #[test]
 fn a_log_that_reaches_the_limit_on_the_size_of_files_ends_no_receiver() {
@@ -239,10 +259,8 @@ fn a_log_that_reaches_the_limit_on_the_size_of_files_ends_no_receiver() {
     // More than the limit, whose unit is 512 or 1024 bytes.
     std::fs::write(at("log"), [b'x'; 8192]).unwrap();
     let limits = format!("ulimit -f 8; exec 2>>'{}';", at("log").display());
-    // At an address of its own, since its log does not tell the port.
-    let listener = TcpListener::bind("127.80.76.4:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    // Its log does not tell the port.
+    let (address, _reserved) = reserve("127.80.76.4");
     let (deliver, json) = (unix(&at("dst")), path(&at("receive.json")));
     let receive = ["receive", "--insecure", "--listen", &address, "--deliver", &deliver, "--once"];
     let receive = Platen::start(&limits, &[&receive[..], &["--json", &json]].concat());

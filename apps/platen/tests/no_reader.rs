@@ -1,10 +1,14 @@
 //! Output without a reader: standard error is a pipe whose reader has gone, or that is full;
 //! standard output cannot be written.
 
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    self, sendmsg, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketFlags, SocketType,
+};
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
@@ -24,6 +28,19 @@ fn without_reader(full: bool) -> (Stdio, Option<OwnedFd>) {
         rustix::io::ioctl_fionbio(&writer, false).unwrap();
     }
     (Stdio::from(writer), full.then_some(reader))
+}
+
+/// A port for a process that is to listen there, and a socket that keeps others from having it.
+/// The socket does not listen: a process that another test is starting has a copy of it until its
+/// exec, and a second listener would be refused.
+fn reserve() -> (String, OwnedFd) {
+    let socket =
+        net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let socket = socket.unwrap();
+    net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::new(127, 80, 76, 6), 0)).unwrap();
+    let bound = SocketAddrV4::try_from(net::getsockname(&socket).unwrap()).unwrap();
+    (bound.to_string(), socket)
 }
 
 fn wait(child: &mut Child) -> Option<i32> {
@@ -79,10 +96,9 @@ fn a_receiver_serves_when_standard_error_has_no_reader() {
         let (stderr, _reader) = without_reader(full);
         let folder = tempfile::tempdir().unwrap();
         let deliver = format!("unix:{}", folder.path().join("qemu").display());
-        // At an address of its own: another test may get the port of one that all use.
-        let port = std::net::TcpListener::bind("127.80.76.6:0").unwrap().local_addr().unwrap();
+        let (port, _reserved) = reserve();
         let mut receiver = platen()
-            .args(["receive", "--insecure", "--listen", &port.to_string(), "--deliver", &deliver])
+            .args(["receive", "--insecure", "--listen", &port, "--deliver", &deliver])
             .stdout(Stdio::null())
             .stderr(stderr)
             .spawn()
@@ -91,16 +107,19 @@ fn a_receiver_serves_when_standard_error_has_no_reader() {
         for _ in 0..2 {
             let deadline = Instant::now() + Duration::from_secs(120);
             let mut stranger = loop {
-                match std::net::TcpStream::connect(port) {
+                match std::net::TcpStream::connect(&port) {
                     Ok(stream) => break stream,
                     Err(error) => assert!(Instant::now() < deadline, "full: {full}: {error}"),
                 }
                 assert_eq!(receiver.try_wait().unwrap(), None, "full: {full}");
                 sleep(Duration::from_millis(10));
             };
-            stranger.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
-            stranger.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-            let _ = stranger.read_to_end(&mut Vec::new());
+            // One that gets no CPU for long is turned away before it has written.
+            let _ = stranger.write_all(b"GET / HTTP/1.0\r\n\r\n");
+            stranger.set_read_timeout(Some(Duration::from_secs(240))).unwrap();
+            let end = stranger.read_to_end(&mut Vec::new());
+            let waits = end.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+            assert!(!waits, "full: {full}: it is not turned away");
         }
         rustix::process::kill_process(
             rustix::process::Pid::from_child(&receiver),

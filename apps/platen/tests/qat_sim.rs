@@ -32,7 +32,7 @@ fn the_exit_status_is_that_of_the_command() {
 fn an_interrupt_ends_the_command_and_its_processes() {
     let folder = tempfile::tempdir().unwrap();
     let begun = folder.path().join("begun");
-    let script = format!("touch {}; exec sleep 60", begun.display());
+    let script = format!("touch {}; exec sleep 1000", begun.display());
     let mut child = platen(folder.path(), &["sh", "-c", &script]).spawn().unwrap();
     let start = Instant::now();
     while !begun.exists() {

@@ -409,6 +409,9 @@ fn kill(pid: i32, image: &str) {
         assert!(Instant::now() < deadline, "process {pid} does not end");
         thread::sleep(Duration::from_millis(5));
     }
+    // Closing the file may not be enough: a process that another test is starting has a copy of it
+    // until its exec.
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
 }
 
 /// The bytes of a RAM block in an image.

@@ -39,6 +39,8 @@ fn orphan_with(monitor: &Path, former: &str, options: &[&str]) -> Child {
     let mut helper = Command::new(env!("CARGO_BIN_EXE_platen"))
         .arg("keep-settings")
         .arg(format!("unix:{}", monitor.display()))
+        // The made monitor may get no CPU for longer than a QEMU.
+        .args(["--answer", &WATCHDOG.as_secs().to_string()])
         .args(options)
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
@@ -72,12 +74,22 @@ impl Client {
 
     /// Expects a command, answers it, and returns its arguments.
     fn hear(&mut self, expected: &str, answer: Value) -> Value {
+        let command = self.hear_only(expected);
+        self.answer(&command, answer);
+        command["arguments"].clone()
+    }
+
+    /// Expects a command, and returns it.
+    fn hear_only(&mut self, expected: &str) -> Value {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         let command: Value = serde_json::from_str(&line).unwrap_or(Value::Null);
         assert_eq!(command["execute"], expected, "{line}");
+        command
+    }
+
+    fn answer(&mut self, command: &Value, answer: Value) {
         self.say(&json!({ "return": answer, "id": command["id"] }));
-        command["arguments"].clone()
     }
 
     fn hangs_up(mut self) {
@@ -257,10 +269,12 @@ fn another_qemu_at_the_same_path_is_left_alone() {
     let (_folder, monitor, listener) = made_monitor();
     let helper = orphan(&monitor);
     let mut client = Client::accept(&listener);
-    client.hear("query-migrate", json!({ "status": "active" }));
+    let command = client.hear_only("query-migrate");
+    // Before the answer, behind which the helper comes again.
     let other = monitor.with_extension("other");
     let another = UnixListener::bind(&other).unwrap();
     std::fs::rename(&other, &monitor).unwrap();
+    client.answer(&command, json!({ "status": "active" }));
     client.hangs_up();
     let output = helper.wait_with_output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");

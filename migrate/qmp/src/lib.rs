@@ -49,6 +49,8 @@ pub struct Qmp {
     timeout: Duration,
     next_id: u64,
     events: Events,
+    /// The numbers of the commands that timed out and are not answered yet.
+    late: Vec<u64>,
 }
 
 /// The most messages for a former client that a connection skips.
@@ -130,7 +132,8 @@ impl Qmp {
             left -= 1;
         };
         let version = greeting.qmp.version.qemu;
-        let mut this = Self { socket, version, timeout, next_id: 1, events: Events::default() };
+        let (events, late) = (Events::default(), Vec::new());
+        let mut this = Self { socket, version, timeout, next_id: 1, events, late };
         this.execute_by("execute", "qmp_capabilities", enable, deadline, timeout)?;
         Ok(this)
     }
@@ -211,6 +214,15 @@ impl Qmp {
         }
     }
 
+    /// The number of commands that timed out and that QEMU has not answered since. A QEMU whose
+    /// main loop waits answers none, and stops to read its monitor when too many wait there. Does
+    /// not wait: reads the replies that have come.
+    pub fn unanswered(&mut self) -> usize {
+        // The next command reports a connection that has failed.
+        while !self.late.is_empty() && self.receive(Instant::now()).is_ok() {}
+        self.late.len()
+    }
+
     /// The number of events that were dropped because the queue was full.
     pub fn events_dropped(&self) -> u64 {
         self.events.dropped
@@ -232,32 +244,41 @@ impl Qmp {
         }
         let failed = |failure: ReadFailure| failure.during(command, timeout);
         self.socket.write_line(request.to_string(), deadline).map_err(failed)?;
+        let reply = self.reply_to(id, deadline).inspect_err(|failure| {
+            // Commands out of band have a queue of their own.
+            if matches!(failure, ReadFailure::TimedOut) && verb == "execute" {
+                self.late.push(id);
+            }
+        });
+        match reply.map_err(failed)? {
+            Reply { error: Some(error), .. } => Err(QmpError::Refused {
+                command: command.to_owned(),
+                class: error.class,
+                desc: error.desc,
+            }),
+            Reply { value: Some(value), .. } => Ok(value),
+            _ => Err(QmpError::Garbage {
+                during: command.to_owned(),
+                got: "a reply with neither return nor error".to_owned(),
+            }),
+        }
+    }
+
+    /// Reads up to the reply to the command `id`.
+    fn reply_to(&mut self, id: u64, deadline: Instant) -> Result<Reply, ReadFailure> {
         loop {
-            let reply = self.receive(deadline).map_err(failed)?;
+            let reply = self.receive(deadline)?;
             // QEMU answers a line that it could not parse with an error without an id. That line
             // was this client's.
             let ours = |reply: &Reply| {
                 reply.id == Some(id) || (reply.id.is_none() && reply.error.is_some())
             };
-            let Some(reply) = reply.filter(ours) else {
+            match reply.filter(ours) {
+                Some(reply) => return Ok(reply),
                 // A flood of events must not delay the return beyond the deadline.
-                if Instant::now() >= deadline {
-                    return Err(failed(ReadFailure::TimedOut));
-                }
-                continue;
-            };
-            return match reply {
-                Reply { error: Some(error), .. } => Err(QmpError::Refused {
-                    command: command.to_owned(),
-                    class: error.class,
-                    desc: error.desc,
-                }),
-                Reply { value: Some(value), .. } => Ok(value),
-                _ => Err(QmpError::Garbage {
-                    during: command.to_owned(),
-                    got: "a reply with neither return nor error".to_owned(),
-                }),
-            };
+                None if Instant::now() >= deadline => return Err(ReadFailure::TimedOut),
+                None => {}
+            }
         }
     }
 
@@ -279,6 +300,7 @@ impl Qmp {
             return Err(garbage());
         }
         reply.value = returned;
+        self.late.retain(|late| Some(*late) != reply.id);
         Ok(Some(reply))
     }
 }

@@ -181,7 +181,7 @@ const READ_ON: &str =
     "nothing more is written to it, and pages that are on it are read as far as it still has them";
 
 fn refuse(refused: &Refused, reason: String, rest: &str) {
+    // A server has only one reason. First the status: a reader of the log may ask for it at once.
+    let _ = refused.set(reason.clone());
     say(&format!("no backing device: {reason}; {rest}"));
-    // A server has only one reason.
-    let _ = refused.set(reason);
 }

@@ -8,6 +8,7 @@ use super::args::ServeArgs;
 use super::endpoint::Endpoint;
 use anyhow::{bail, ensure, Context};
 use relay::{Listening, RelayError, UnixAddress};
+use std::fmt;
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -22,8 +23,13 @@ const QUESTION: usize = 64;
 const ANSWER: usize = 1 << 20;
 /// Time limit for an answer, from the connection on.
 const ANSWERED: Duration = Duration::from_secs(5);
-/// Pause before another attempt while the listen backlog is full.
+/// Attempts to ask a server that ends the connection without an answer.
+const ATTEMPTS: u32 = 3;
+/// Pause before another attempt: while the listen backlog is full, or when the server has ended the
+/// connection.
 const AGAIN: Duration = Duration::from_millis(20);
+/// The shortest time-out of a socket: zero would mean no time-out.
+const A_MOMENT: Duration = Duration::from_millis(1);
 
 /// The folder of the control sockets.
 pub(crate) fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
@@ -126,14 +132,18 @@ fn serve(stream: &UnixStream, answer: impl Fn(&str) -> Option<String>) -> io::Re
 
 /// Reads a line of at most `most` bytes, or up to the end of the stream. `TimedOut` if the line is
 /// not complete by `until`, however much has arrived.
+///
+/// A thread that gets no CPU until then reads once what waits in the socket: the peer was in time.
 fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result<String> {
     let (mut line, mut part) = (Vec::new(), [0; 4096]);
+    let mut is_last = false;
     while line.len() < most && line.last() != Some(&b'\n') {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if is_last {
             return Err(ErrorKind::TimedOut.into());
         }
-        stream.set_read_timeout(Some(left))?;
+        let left = until.saturating_duration_since(Instant::now());
+        is_last = left.is_zero();
+        stream.set_read_timeout(Some(left.max(A_MOMENT)))?;
         let room = part.len().min(most - line.len());
         match stream.read(&mut part[..room]) {
             Ok(0) => break,
@@ -149,21 +159,45 @@ fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result
     String::from_utf8(line).map_err(invalid)
 }
 
-/// Sends a request to a control socket, and waits at most 5 s for the answer.
+/// The error of a server that is there and has not answered in time.
+#[derive(Debug)]
+pub(crate) struct Silent;
+
+impl fmt::Display for Silent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it does not answer within {} s", ANSWERED.as_secs())
+    }
+}
+
+impl std::error::Error for Silent {}
+
+/// Sends a request to a control socket, and waits at most 5 s for the answer. Asks again if the
+/// server ends the connection without an answer: it does so if this process got no CPU for longer
+/// than a client has for its request.
 ///
 /// # Errors
 /// There is no answer. The message has the device as its subject: "it is not served", "it does not
 /// answer within 5 s".
 pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
+    for _ in 0..ATTEMPTS {
+        if let Some(answer) = ask_once(path, question)? {
+            return Ok(answer);
+        }
+        thread::sleep(AGAIN);
+    }
+    bail!("it ended the connection and has not answered")
+}
+
+/// As [`ask`]; `None` if the server ends the connection without an answer.
+fn ask_once(path: &Path, question: &str) -> anyhow::Result<Option<String>> {
     let (address, until) = (UnixAddress::from(path.to_owned()), Instant::now() + ANSWERED);
-    let silent = || format!("it does not answer within {} s", ANSWERED.as_secs());
     let stream = loop {
         match address.connect_now() {
             Ok(stream) => break stream,
             // The listen backlog is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if Instant::now() >= until {
-                    bail!(silent());
+                    bail!(Silent);
                 }
                 thread::sleep(AGAIN);
             }
@@ -183,13 +217,14 @@ pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
     };
     stream.set_write_timeout(Some(PATIENCE))?;
     let asked = (&stream).write_all(format!("{question}\n").as_bytes());
-    let answer = asked.and_then(|()| read_line(&stream, ANSWER, until));
-    let answer = answer.map_err(|error| match error.kind() {
-        ErrorKind::TimedOut | ErrorKind::WouldBlock => anyhow::anyhow!(silent()),
-        _ => anyhow::Error::from(error).context("its connection was lost"),
-    })?;
-    ensure!(!answer.is_empty(), "it ended the connection and has not answered");
-    Ok(answer)
+    match asked.and_then(|()| read_line(&stream, ANSWER, until)) {
+        Ok(answer) => Ok((!answer.is_empty()).then_some(answer)),
+        Err(error) => match error.kind() {
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(None),
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => bail!(Silent),
+            _ => Err(anyhow::Error::from(error).context("its connection was lost")),
+        },
+    }
 }
 
 #[cfg(test)]
@@ -221,11 +256,11 @@ mod tests {
         let trickle = UnixStream::connect(&path).unwrap();
         let (begun, mut sent) = (Instant::now(), 0);
         // More often than the timeout, and for so long that a busy machine gives the server a CPU.
-        while (&trickle).write_all(b"x").is_ok() && sent < 60 {
+        while (&trickle).write_all(b"x").is_ok() && sent < 600 {
             thread::sleep(PATIENCE / 2);
             sent += 1;
         }
-        assert!(sent < 60, "it was read for {:?}", begun.elapsed());
+        assert!(sent < 600, "it was read for {:?}", begun.elapsed());
         // The other one's end is no reason to wait; a machine that stands still is.
         let answers = std::iter::repeat_with(|| ask(&path, "stat")).take(20);
         assert_eq!(answers.flatten().next().unwrap(), "{}\n");
@@ -237,13 +272,61 @@ mod tests {
         assert!(said.starts_with("it is not served: no process listens on "), "{said}");
     }
 
+    /// The thread that reads gets no CPU until the deadline is over.
+    #[test]
+    fn a_line_that_came_in_time_is_read_late_and_half_a_line_is_not_waited_for() {
+        for (sent, read) in [("stat\n", Ok("stat\n")), ("sta", Err(ErrorKind::TimedOut))] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            (&theirs).write_all(sent.as_bytes()).unwrap();
+            let line = read_line(&ours, QUESTION, Instant::now());
+            assert_eq!(line.as_deref().map_err(|error| error.kind()), read);
+        }
+    }
+
+    /// A server ends the connection of a client that got no CPU between its connection and its
+    /// request.
+    #[test]
+    fn a_server_that_ends_the_connection_is_asked_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("impatient.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            for _ in 1..ATTEMPTS {
+                drop(listener.accept().unwrap());
+            }
+            let mut question = [0; 5];
+            // The thread may get no CPU for as long as a client waits.
+            loop {
+                let stream = listener.accept().unwrap().0;
+                (&stream).read_exact(&mut question).unwrap();
+                if (&stream).write_all(b"{}\n").is_ok() {
+                    break;
+                }
+            }
+            (listener, question)
+        });
+        let answers = std::iter::repeat_with(|| ask(&path, "stat")).take(20);
+        assert_eq!(answers.flatten().next().unwrap(), "{}\n");
+        let (listener, question) = server.join().unwrap();
+        assert_eq!(&question, b"stat\n");
+        let server = thread::spawn(move || {
+            (0..ATTEMPTS).for_each(|_| drop(listener.accept().unwrap()));
+            listener
+        });
+        let said = ask(&path, "stat").unwrap_err().to_string();
+        assert!(said.contains("has not answered") || said.contains("within 5 s"), "{said}");
+        drop(UnixStream::connect(&path));
+        drop(server);
+    }
+
     #[test]
     fn a_silent_or_incomplete_answer_ends_by_a_deadline() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hung.sock");
         let listener = UnixListener::bind(&path).unwrap();
-        let said = ask(&path, "stat").unwrap_err().to_string();
-        assert_eq!(said, "it does not answer within 5 s");
+        let silent = ask(&path, "stat").unwrap_err();
+        assert_eq!(silent.to_string(), "it does not answer within 5 s");
+        assert!(silent.context("as its callers say").is::<Silent>());
         // A server that sends a byte now and then.
         let trickles = thread::spawn(move || {
             let _first = listener.accept().unwrap();

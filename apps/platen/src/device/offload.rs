@@ -56,10 +56,11 @@ impl Why {
         self.lock().clone()
     }
 
-    /// Takes note of the reason, and prints it.
+    /// Takes note of the reason, and then prints it: a reader of the log may ask for the status at
+    /// once.
     fn say(&self, why: &str) {
-        say(&format!("codec qatzip in software: {why}"));
         *self.lock() = Some(why.to_owned());
+        say(&format!("codec qatzip in software: {why}"));
     }
 
     fn begin(&self, start: impl FnOnce() -> anyhow::Result<usize>) -> anyhow::Result<()> {

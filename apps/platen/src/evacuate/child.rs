@@ -37,6 +37,8 @@ const REPORT: u64 = 1 << 20;
 pub(super) enum Told {
     /// A line of text for the user.
     Line(String),
+    /// The process, and those that have its standard error, write no more lines.
+    NoMoreLines,
     /// The migration's progress. `answers`: its source QEMU has answered the last question in time.
     Sample { sample: Sample, answers: bool },
 }
@@ -82,9 +84,9 @@ impl Migration {
                 let line = String::from_utf8_lossy(line);
                 Some(Told::Line(line.strip_prefix("platen: ").unwrap_or(&line).to_owned()))
             };
-            read_lines(vm, errors, tell.clone(), told)?;
+            read_lines(vm, errors, tell.clone(), told, Some(Told::NoMoreLines))?;
         }
-        read_lines(vm, ours, tell.clone(), sample)?;
+        read_lines(vm, ours, tell.clone(), sample, None)?;
         Ok(Self { child, report, over: Arc::default() })
     }
 
@@ -111,7 +113,7 @@ impl Migration {
                 let line = line.strip_prefix("error: ").map_or(line.clone(), str::to_owned);
                 (!line.is_empty()).then_some(Told::Line(line))
             };
-            read_lines(vm, errors, tell.clone(), told)?;
+            read_lines(vm, errors, tell.clone(), told, Some(Told::NoMoreLines))?;
         }
         let over = Arc::new(AtomicBool::new(false));
         let tell = tell.clone();
@@ -163,12 +165,13 @@ fn sample(line: &[u8]) -> Option<Told> {
     Some(Told::Sample { sample: Sample { bytes, in_doubt }, answers: value["answers"].as_bool()? })
 }
 
-/// Reads lines on a thread of its own, which ends with the stream.
+/// Reads lines on a thread of its own, which ends with the stream; `end` is told then.
 fn read_lines(
     vm: usize,
     from: impl Read + Send + 'static,
     tell: Sender<(usize, Told)>,
     told: impl Fn(&[u8]) -> Option<Told> + Send + 'static,
+    end: Option<Told>,
 ) -> anyhow::Result<()> {
     let body = move || {
         let mut from = BufReader::new(from);
@@ -177,12 +180,16 @@ fn read_lines(
             line.clear();
             match (&mut from).take(LINE).read_until(b'\n', &mut line) {
                 Ok(1..) => {}
-                Ok(0) | Err(_) => return,
+                Ok(0) | Err(_) => break,
             }
             let told = told(line.trim_ascii_end());
             if told.is_some_and(|told| tell.send((vm, told)).is_err()) {
                 return;
             }
+        }
+        if let Some(end) = end {
+            // If the evacuation is over, nobody waits for it.
+            let _ = tell.send((vm, end));
         }
     };
     let thread = std::thread::Builder::new().name("read".into()).spawn(body);
@@ -192,6 +199,16 @@ fn read_lines(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn the_end_of_the_lines_is_told_behind_the_last_line() {
+        let (tell, told) = mpsc::channel();
+        let line = |line: &[u8]| Some(Told::Line(String::from_utf8_lossy(line).into_owned()));
+        read_lines(3, &b"one\ntwo"[..], tell, line, Some(Told::NoMoreLines)).unwrap();
+        let told: Vec<_> = told.iter().map(|(vm, told)| format!("{vm} {told:?}")).collect();
+        assert_eq!(told, ["3 Line(\"one\")", "3 Line(\"two\")", "3 NoMoreLines"]);
+    }
 
     #[test]
     fn a_sample_is_a_line_of_the_feed_or_nothing() {

@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 
 /// The interval between two looks at the processes.
 const TICK: Duration = Duration::from_millis(200);
-/// How long messages of a process that has ended may still arrive.
-const LAST_WORDS: Duration = Duration::from_millis(600);
+/// How long messages of a process that has ended may still arrive: on a busy host the thread that
+/// reads them may get no CPU for a while. They end with the last process that has its standard
+/// error; one that keeps QEMU's settings may outlive the migration.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// The advice about a VM in doubt.
 const LOOK: &str = "Look at both hosts before you start or quit anything (docs/failures.md, the \
@@ -42,7 +44,7 @@ enum State {
     Running(Migration),
     /// Reported as in doubt, and not waited for. Its process goes on.
     Left(Migration),
-    /// The process has ended, and its last messages may still arrive.
+    /// The process has ended at this time, and its last messages may still arrive.
     Ended(Migration, ExitStatus, Instant),
     /// Its source QEMU is asked where the VM is.
     Judged,
@@ -54,6 +56,8 @@ struct Drive<'a> {
     turns: &'a mut [Turn],
     states: Vec<State>,
     said: Vec<String>,
+    /// Whether all messages have arrived.
+    heard_all: Vec<bool>,
     schedule: Schedule,
     patience: Patience,
     folder: &'a Path,
@@ -75,6 +79,7 @@ pub(super) fn drive(
     let mut drive = Drive {
         states: turns.iter().map(|_| State::Waiting).collect(),
         said: vec![String::new(); turns.len()],
+        heard_all: vec![false; turns.len()],
         schedule: Schedule::new(turns.len(), at_once),
         patience: Patience::new(turns.len()),
         turns,
@@ -172,6 +177,7 @@ impl Drive<'_> {
                     self.say(vm, &line);
                     self.said[vm] = line;
                 }
+                Told::NoMoreLines => self.heard_all[vm] = true,
                 Told::Sample { sample, answers } => {
                     if answers {
                         self.patience.answered(vm, Instant::now());
@@ -210,11 +216,13 @@ impl Drive<'_> {
                 Some(status) => self.ended(vm, migration, status),
                 None => State::Left(migration),
             },
-            State::Ended(migration, status, until) if Instant::now() >= until => {
+            State::Ended(migration, status, at)
+                if self.heard_all[vm] || at.elapsed() >= LAST_WORDS =>
+            {
                 let report = migration.report();
                 match self.turns[vm].entry.way {
                     Way::Monitor { .. } => self.turns[vm].report.take(&report),
-                    Way::Domain => self.turns[vm].report.total_time = self.took(vm),
+                    Way::Domain => self.turns[vm].report.total_time = self.took(vm, at),
                 }
                 if status.success() {
                     self.end(vm, Outcome::Moved, None);
@@ -231,7 +239,7 @@ impl Drive<'_> {
 
     fn ended(&mut self, vm: usize, migration: Migration, status: ExitStatus) -> State {
         self.schedule.ended(vm, self.begun.elapsed());
-        State::Ended(migration, status, Instant::now() + LAST_WORDS)
+        State::Ended(migration, status, Instant::now())
     }
 
     /// Reports an interrupted migration that does not end as in doubt. Its process gets no second
@@ -250,11 +258,10 @@ impl Drive<'_> {
         State::Left(migration)
     }
 
-    /// The duration of a migration that has just ended, ms.
-    fn took(&self, vm: usize) -> Option<u64> {
-        let now =
-            u64::try_from(self.begun.elapsed().saturating_sub(LAST_WORDS).as_millis()).ok()?;
-        Some(now.saturating_sub(self.turns[vm].report.started?))
+    /// The duration of a migration that has ended at `at`, ms.
+    fn took(&self, vm: usize, at: Instant) -> Option<u64> {
+        let at = u64::try_from(at.saturating_duration_since(self.begun).as_millis()).ok()?;
+        Some(at.saturating_sub(self.turns[vm].report.started?))
     }
 
     /// Why a migration has failed.

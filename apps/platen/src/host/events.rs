@@ -58,16 +58,23 @@ pub(super) fn run(args: &EventsArgs) -> anyhow::Result<ExitCode> {
     let mut reader = follow(run_dir).with_context(service)?;
     let mut first = true;
     loop {
-        for event in known.of_status(&status_of(&args.service)?, first) {
-            print(&event, args.json)?;
-        }
-        first = false;
-        while let Some(event) = next(&mut reader)? {
-            if known.is_new(&event) {
-                print(&event, args.json)?;
+        match status_of(&args.service) {
+            Ok(status) => {
+                for event in known.of_status(&status, first) {
+                    print(&event, args.json)?;
+                }
+                first = false;
+                while let Some(event) = next(&mut reader)? {
+                    if known.is_new(&event) {
+                        print(&event, args.json)?;
+                    }
+                }
+                say("the service has gone; its events follow when it is back");
             }
+            Err(error) if first => return Err(error),
+            // It has gone again, or it is too busy to answer.
+            Err(error) => say(&format!("{error:#}; its events follow when it answers")),
         }
-        say("the service has gone; its events follow when it is back");
         reader = loop {
             std::thread::sleep(AGAIN);
             if let Ok(reader) = follow(run_dir) {

@@ -43,8 +43,9 @@ fn a_dictionary_is_trained_apart_and_outlives_its_server() {
     }
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.toml");
-    // Memory is not short, independent of this machine's own pressure.
-    fs::write(folder.path().join("pressure"), NOT_SHORT).unwrap();
+    let pressure = folder.path().join("pressure");
+    // Nothing is trained before all pages are there, however slowly they come.
+    fs::write(&pressure, SHORT).unwrap();
     fs::write(&policy, dictionary_policy(folder.path())).unwrap();
     let served = Served::new(&["--size", "64M", "--policy", policy.to_str().unwrap()]);
     let image = records(20 * MIB / 4096);
@@ -53,6 +54,8 @@ fn a_dictionary_is_trained_apart_and_outlives_its_server() {
     let put = || run(Command::new("nbdcopy").arg(served.path("image")).arg(served.uri()));
     put();
     let plain = served.stat()["mm_stat"]["compr_data_size"].as_u64().unwrap();
+    // Independent of this machine's own pressure.
+    fs::write(&pressure, NOT_SHORT).unwrap();
     wait_for_a_dictionary(&served);
     put();
     let stat = served.stat();
@@ -106,9 +109,9 @@ fn with_a_trainer_that_hangs() -> Option<(tempfile::TempDir, Served, Vec<u8>, Pi
         let supervisor = served.child.id();
         loop {
             if let Some(trainer) = trainer_of(supervisor) {
-                let stopped = kill_process(trainer, Signal::STOP);
+                let stopped = kill_process(trainer, Signal::STOP).is_ok() && stops(trainer);
                 // Not before it has become what it is to be, and not after it has ended.
-                if stopped.is_ok() && is_apart(trainer) {
+                if stopped && is_apart(trainer) {
                     return Some((folder, served, image, trainer));
                 }
                 let _ = kill_process(trainer, Signal::CONT);
@@ -131,6 +134,22 @@ fn trainer_of(supervisor: u32) -> Option<Pid> {
         line.ends_with(b"\0device\0train\0")
     };
     children.split_whitespace().find(trains).and_then(|child| Pid::from_raw(child.parse().ok()?))
+}
+
+/// Waits until a process has stopped; false if it ends first.
+fn stops(process: Pid) -> bool {
+    let start = Instant::now();
+    loop {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
+        let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
+        match state {
+            Some('T') => return true,
+            None | Some('Z' | 'X') => return false,
+            // It waits for a CPU.
+            _ => assert!(start.elapsed() < Duration::from_secs(300), "it does not stop"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Whether a trainer has done what it does before all else, and is there yet.

@@ -46,6 +46,12 @@ impl Served {
             assert!(start.elapsed() < HANG, "it does not begin: {}", served.log());
             std::thread::sleep(Duration::from_millis(5));
         }
+        // Behind this line the server reports that it is ready. One that dies before has not
+        // started, and is not replaced. Its policy begins behind that.
+        while served.numbers()["policy"].is_null() {
+            assert!(start.elapsed() < HANG, "the policy does not begin: {}", served.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
         served
     }
 

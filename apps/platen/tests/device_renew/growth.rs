@@ -7,7 +7,7 @@ use super::*;
 fn a_device_grows_in_use_and_its_size_persists() {
     let served = Served::start_by(&["--mem-limit", "64M"], None, false);
     let own = Path::new(env!("CARGO_BIN_EXE_platen"));
-    let mib = || served.stat().unwrap()["disksize"].as_u64().unwrap() >> 20;
+    let mib = || served.status()["disksize"].as_u64().unwrap() >> 20;
     let load = Load::start(served.disk(), nothing_written());
     for (size, expected) in [("16M", 16), ("16M", 16), ("128M", 128)] {
         load.goes_on();
@@ -29,7 +29,7 @@ fn a_device_grows_in_use_and_its_size_persists() {
             assert!(got == content(page, 1), "page {page} is not what was written");
         }
     };
-    let pid = served.stat().unwrap()["pid"].clone();
+    let pid = served.status()["pid"].clone();
     let number = i32::try_from(pid.as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
     wait("no other server", || served.stat().is_some_and(|stat| stat["pid"] != pid));
@@ -62,15 +62,15 @@ fn a_server_killed_while_its_device_grows_leaves_one_of_both_sizes_and_every_pag
         let served = Served::start_by(&[], Some(step), false);
         let load = Load::start(served.disk(), nothing_written());
         load.goes_on();
-        let mib = || Some(served.stat()?["disksize"].as_u64().unwrap() >> 20);
+        let mib = || served.status()["disksize"].as_u64().unwrap() >> 20;
         let (done, said) = served.ask(own, &["set", "--size", "16M"]);
         assert!(!done && served.path("killed").exists(), "{step}: {said}");
         load.goes_on();
-        assert_eq!(mib(), Some(expected), "{step}");
+        assert_eq!(mib(), expected, "{step}");
         let (done, said) = served.ask(own, &["set", "--size", "16M"]);
         assert!(done, "{step}: {said}");
         load.goes_on();
-        assert_eq!(mib(), Some(16), "{step}");
+        assert_eq!(mib(), 16, "{step}");
         drop(load.end());
         served.end();
     }

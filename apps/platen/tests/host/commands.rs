@@ -30,9 +30,13 @@ fn commands_about_a_service_that_does_not_run_say_so() {
     let (code, said) = rig.command(A, &["host", "status"]);
     assert_eq!((code, said.contains("it is not served")), (Some(1), true), "{said}");
     let _a = rig.start(A);
-    let (code, said) = rig.command(A, &["host", "status"]);
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("host a: 4 doors"), "{said}");
+    until(|| {
+        let (code, said) = rig.command(A, &["host", "status"]);
+        // A machine that stands still is no error of the service's.
+        let is_late = said.contains("it does not answer within 5 s");
+        assert!(is_late || (code == Some(0) && said.contains("host a: 4 doors")), "{said}");
+        !is_late
+    });
 }
 
 #[test]

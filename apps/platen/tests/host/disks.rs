@@ -6,7 +6,7 @@ use super::*;
 fn a_disk_s_client_does_not_wait_for_its_silence_to_last() {
     let rig = Rig::new("");
     let _services = (rig.start(A), rig.start(B));
-    let server = rig.listen_as_qemu(B, 49153);
+    let server = rig.listen_as_server(B, 49153);
     // As QEMU does for its NBD server.
     rustix::net::listen(&server, 4096).unwrap();
     let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
@@ -35,7 +35,7 @@ fn blocks() -> Vec<u8> {
 fn a_disk_s_connection_goes_beside_its_migration_and_outlives_services_and_links() {
     let rig = Rig::with_proxy("codec = \"zstd\"\n");
     let (mut a, mut b) = (rig.start(A), rig.start(B));
-    let server = rig.listen_as_qemu(B, 49153);
+    let server = rig.listen_as_server(B, 49153);
     let client = rig.connect_as_qemu(A, 49153);
     let (mut there, _) = rig.accept(&server);
     there.write_all(b"NBDMAGICIHAVEOPT").unwrap();
@@ -89,7 +89,7 @@ fn a_killed_carrier_of_a_disk_ends_its_connection_at_both() {
     for victim in [A, B] {
         let rig = Rig::new("resume_timeout = 1\n");
         let _services = (rig.start(A), rig.start(B));
-        let server = rig.listen_as_qemu(B, 49153);
+        let server = rig.listen_as_server(B, 49153);
         let client = rig.connect_as_qemu(A, 49153);
         let (mut there, _) = rig.accept(&server);
         there.write_all(b"NBDMAGIC").unwrap();

@@ -114,9 +114,12 @@ pub(crate) fn multifd_streams(count: usize, channels: u8) -> (Vec<u8>, Vec<Vec<u
 }
 
 /// Writes on a thread, which may have to wait for a reader. The socket may be closed meanwhile.
+/// Begins at once: the thread may get no CPU for so long that a silent connection is a disk's.
 pub(crate) fn write_all(socket: &TcpStream, bytes: Vec<u8>) -> JoinHandle<()> {
     let mut socket = socket.try_clone().unwrap();
-    std::thread::spawn(move || drop(socket.write_all(&bytes)))
+    let begun = bytes.len().min(64);
+    let written = socket.write_all(&bytes[..begun]);
+    std::thread::spawn(move || drop(written.and_then(|()| socket.write_all(&bytes[begun..]))))
 }
 
 pub(crate) fn read_exactly(mut socket: &TcpStream, len: usize) -> Vec<u8> {
@@ -412,8 +415,16 @@ impl Rig {
         self.ip(3, u8::try_from(host).unwrap() + 1)
     }
 
-    /// A QEMU of the host. A's ports are ten higher than those given here, which are B's.
+    /// A QEMU of the host that awaits a VM. As many connections may wait as a migration without
+    /// multifd makes: the service then waits for a source that gets no CPU and is silent at first.
     pub(crate) fn listen_as_qemu(&self, host: usize, port: u16) -> TcpListener {
+        let listener = self.listen_as_server(host, port);
+        rustix::net::listen(&listener, 1).unwrap();
+        listener
+    }
+
+    /// A server of the host. A's ports are ten higher than those given here, which are B's.
+    pub(crate) fn listen_as_server(&self, host: usize, port: u16) -> TcpListener {
         let address = (self.qemu(host), port_of(host, port));
         let mut bound = None;
         // A process that another test is starting has a copy of the last listener until its exec.
@@ -481,18 +492,32 @@ impl Rig {
         let mut said = Vec::new();
         loop {
             let line = service.lines.recv_timeout(WATCHDOG).expect("it comes up");
-            let is_up = line.contains("for other hosts; 4 doors to");
+            let is_up = line.contains("for other hosts; ");
             said.push(line);
             if is_up {
                 break;
             }
         }
+        let has_all = said.last().is_some_and(|line| line.contains("; 4 doors to"));
         // Read again from the beginning.
         let (sender, lines) = mpsc::channel();
         let later = std::mem::replace(&mut service.lines, lines);
         said.into_iter().for_each(|line| sender.send(line).unwrap());
         std::thread::spawn(move || later.iter().for_each(|line| drop(sender.send(line))));
+        if !has_all {
+            self.opens_all_doors(host);
+        }
         service
+    }
+
+    /// Waits for the doors that a service could not open at its start. A process that a killed
+    /// service was starting has copies of its sockets until its exec, and a carrier that gets no
+    /// CPU may not have given its door back before its migration ends.
+    pub(crate) fn opens_all_doors(&self, host: usize) {
+        until(|| {
+            let status = self.status(host);
+            status["doors"] == 4 || !status["running"].as_array().unwrap().is_empty()
+        });
     }
 
     /// `platen relay` to a host's service.
@@ -525,9 +550,16 @@ impl Rig {
     }
 
     fn json(&self, host: usize, words: &[&str]) -> Value {
-        let (code, said) = self.command(host, &[words, &["--json"]].concat());
-        assert_eq!(code, Some(0), "{said}");
-        serde_json::from_str(&said).unwrap()
+        let mut answer = String::new();
+        until(|| {
+            let (code, said) = self.command(host, &[words, &["--json"]].concat());
+            // A machine that stands still is no error of the service's.
+            let is_late = said.contains("it does not answer within 5 s");
+            assert!(code == Some(0) || is_late, "{code:?}: {said}");
+            answer = said;
+            code == Some(0)
+        });
+        serde_json::from_str(&answer).unwrap()
     }
 
     pub(crate) fn status(&self, host: usize) -> Value {

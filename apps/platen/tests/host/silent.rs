@@ -20,7 +20,7 @@ fn what_is_no_migration_is_reset_or_goes_on_as_configured() {
     // It runs, and no NBD server listens there.
     let _b = rig.start(B);
     for (says, words) in [(&b"SSH-2.0"[..], "listens no NBD server"), (b"", "cannot connect to")] {
-        let server = (!says.is_empty()).then(|| rig.listen_as_qemu(B, 49152));
+        let server = (!says.is_empty()).then(|| rig.listen_as_server(B, 49152));
         let silent = rig.connect_as_qemu(A, 49152);
         if let Some(server) = server {
             rig.accept(&server).0.write_all(says).unwrap();
@@ -47,7 +47,7 @@ fn what_is_no_migration_is_reset_or_goes_on_as_configured() {
     assert_eq!(rig.ended(A, 1)["status"], "forwarded");
     // A silent client of a server that is not NBD's goes the same way, when both are known.
     let _b = rig.start(B);
-    let theirs = rig.listen_as_qemu(B, 49152);
+    let theirs = rig.listen_as_server(B, 49152);
     let client = rig.connect_as_qemu(A, 49152);
     rig.accept(&theirs).0.write_all(b"220 welcome").unwrap();
     let (mut there, _) = rig.accept(&server);
@@ -80,8 +80,6 @@ fn a_source_that_is_silent_for_seconds_migrates_all_the_same() {
     let rig = Rig::new("");
     let (_a, b) = (rig.start(A), rig.start(B));
     let qemu = rig.listen_as_qemu(B, 49152);
-    // As QEMU does for a migration without multifd.
-    rustix::net::listen(&qemu, 1).unwrap();
     let source = rig.connect_as_qemu(A, 49152);
     // Twice as long as a connection may be silent to a place of which nothing is known.
     std::thread::sleep(Duration::from_secs(4));
@@ -107,7 +105,7 @@ fn a_qemu_that_awaits_a_vm_gets_no_silent_connection() {
     let (rig, _services, qemu, source) = loop {
         let rig = Rig::new("");
         let services = (rig.start(A), rig.start(B));
-        let qemu = rig.listen_as_qemu(B, 49152);
+        let qemu = rig.listen_as_server(B, 49152);
         let begun = Instant::now();
         let source = rig.connect_as_qemu(A, 49152);
         std::thread::sleep(Duration::from_secs(1));

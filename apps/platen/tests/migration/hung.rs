@@ -4,9 +4,9 @@ use super::*;
 use std::thread::JoinHandle;
 use stream::synth::{Configuration, MainStream, Section};
 
-/// From the message about a call that does not return to the end of its process. Neither may wait
-/// for that call.
-pub(super) const ENDS: Duration = Duration::from_secs(45);
+/// Longest time from the message about a call that does not return to the end of its process, on a
+/// machine that stands still for a while. The call takes for ever.
+pub(super) const ENDS: Duration = Duration::from_secs(180);
 
 /// The environment of a process with this script of the simulated device.
 pub(super) fn simulated(script: &str) -> String {

@@ -119,6 +119,9 @@ fn is_interrupted() -> bool {
     let start = Instant::now();
     while cpu_time(relay.child.id(), "compress0") < SPUN {
         assert!(start.elapsed() < WATCHDOG, "no thread spins");
+        if relay.child.try_wait().unwrap().is_some() {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
     // Without a return path the relay knows nothing of the destination, and asks once more.

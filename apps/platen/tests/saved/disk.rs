@@ -92,11 +92,8 @@ fn a_vm_waits_for_what_the_disk_does_not_return_and_goes_on_later() {
         assert!(text.contains(&format!("cannot read unit 1 at byte {first}: ")), "{text}");
         assert!(text.contains("The VM waits for the pages that it lacks"), "{text}");
         assert!(text.contains("--recover"), "{text}");
-        let mut monitor = Qmp::connect(&second_monitor(&waiting.socket), LONG).unwrap();
-        assert_eq!(monitor.query_status().unwrap().status, "paused");
-        let info = monitor.execute("query-migrate", None).unwrap();
-        assert_eq!(info["status"], "postcopy-paused");
-        drop(monitor);
+        waiting.wait_paused();
+        assert_eq!(killed::migration(&waiting), "postcopy-paused");
         // As long as the disk fails, another attempt changes nothing.
         let again = ["restore", &image, "--qmp", &waiting.address(), "--recover"];
         let (output, _) = with_bad_disk(bad.clone(), || platen(folder, &again));

@@ -121,7 +121,12 @@ fn a_player_killed_before_qemu_has_resumed_costs_no_vm() {
         fs::create_dir(socket.parent().unwrap()).unwrap();
         let mut monitor = Qmp::connect_out_of_band(&second_monitor(&waiting.socket), LONG).unwrap();
         let uri = json!({ "uri": format!("unix:{}", socket.display()) });
-        monitor.execute_out_of_band("migrate-recover", Some(uri)).unwrap();
+        // QEMU says postcopy-paused also until it has taken the connection of the round before.
+        let deadline = Instant::now() + LONG;
+        while let Err(error) = monitor.execute_out_of_band("migrate-recover", Some(uri.clone())) {
+            assert!(Instant::now() < deadline, "{error}");
+            thread::sleep(Duration::from_millis(5));
+        }
         let connection = UnixStream::connect(&socket).unwrap();
         let mut player = connection.try_clone().unwrap();
         let recovery = Recovery::new(connection);
@@ -139,7 +144,7 @@ fn a_player_killed_before_qemu_has_resumed_costs_no_vm() {
 }
 
 /// The state of QEMU's migration once it is neither active nor about to be recovered.
-fn migration(qemu: &Qemu) -> String {
+pub(super) fn migration(qemu: &Qemu) -> String {
     let mut monitor = Qmp::connect(&second_monitor(&qemu.socket), LONG).unwrap();
     let deadline = Instant::now() + LONG;
     loop {
