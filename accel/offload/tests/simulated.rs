@@ -8,7 +8,7 @@ mod matrix;
 mod sim;
 
 use codec::{Codec, Decoder, Encoder, Settings, UnitHeader};
-use matrix::{sum, Fault, FAULTS, LONGEST_WAIT};
+use matrix::{sum, Fault, FAULTS};
 use offload::{Carry, Done, Offload};
 use qat::{Direction, Engine, EngineOptions, Snapshot};
 use sim::Sim;
@@ -46,8 +46,8 @@ fn every_unit_is_returned_once_and_correct_whatever_the_device_does() {
     }
 }
 
-/// Returns whether the fault was met as meant.
-fn run_case(sim: &Sim, fault: &Fault, compress: bool, workers: usize) -> bool {
+/// Returns whether the fault was met as meant, and how long the slowest piece has waited.
+fn run_case(sim: &Sim, fault: &Fault, compress: bool, workers: usize) -> (bool, Duration) {
     let direction = if compress { "compress" } else { "decompress" };
     let case = &format!("{}: {direction}, {workers} workers", fault.name);
     sim.script("reset");
@@ -79,8 +79,6 @@ fn run_case(sim: &Sim, fault: &Fault, compress: bool, workers: usize) -> bool {
     let declined: u64 = ends.iter().map(|(_, declined)| declined).sum();
     let snapshots: Vec<Snapshot> = ends.into_iter().map(|(snapshot, _)| snapshot).collect();
     for snapshot in &snapshots {
-        let wait = Duration::from_micros(snapshot.longest_wait_us);
-        assert!(wait < LONGEST_WAIT, "{case}: a piece waited {wait:?}\n{snapshots:#?}");
         let made = snapshot.by_device + snapshot.software();
         assert_eq!(snapshot.delivered, made, "{case}\n{snapshot:#?}");
     }
@@ -91,7 +89,7 @@ fn run_case(sim: &Sim, fault: &Fault, compress: bool, workers: usize) -> bool {
         println!("{case}: not met as meant\n{sum:#?}\n{:#?}", sim.counters());
     }
     assert_eq!(sim.counters().violations, 0, "{case}");
-    met
+    (met, Duration::from_micros(sum.longest_wait_us))
 }
 
 /// Runs one worker's units; returns what its engine counted, and the units it declined.

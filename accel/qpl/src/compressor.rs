@@ -169,19 +169,25 @@ fn run(
         }
         begun.elapsed() < deadline
     };
+    // The deadline may pass while this thread gets no CPU, so the last attempt follows it.
+    let mut late = false;
     loop {
         match job.start(len, room) {
             Status::OK => break,
-            Status::QUEUES_ARE_BUSY if wait() => count(&counters.retries),
+            Status::QUEUES_ARE_BUSY if !late => {
+                late = !wait();
+                count(&counters.retries);
+            }
             Status::QUEUES_ARE_BUSY => {
                 return Err(Failure::Once(format!("every queue was full for {ms} ms")));
             }
             status => return Err(Failure::Once(format!("the job was refused: {status}"))),
         }
     }
+    late = false;
     loop {
         match job.check() {
-            Status::BEING_PROCESSED if wait() => {}
+            Status::BEING_PROCESSED if !late => late = !wait(),
             Status::BEING_PROCESSED => {
                 return Err(Failure::Silent(format!("no answer for {ms} ms")));
             }

@@ -156,6 +156,16 @@ fn a_device_that_takes_its_time_is_waited_for() {
     assert_eq!((seen.units, seen.retries, seen.failures), (3, 300, 0), "{seen:?}");
 }
 
+/// The deadline passes while the thread has no CPU.
+#[test]
+fn an_answer_after_a_thread_s_pause_is_taken() {
+    let options = Options { deadline: Duration::ZERO, ..SURE };
+    let (qpl, state) = with(&[(1, Fault::Slow(1)), (2, Fault::Busy(1))], options);
+    let seen = units(&qpl, 3);
+    assert_eq!((seen.units, seen.retries, seen.failures), (3, 1, 0), "{seen:?}");
+    assert_eq!(state.abandoned.load(Ordering::SeqCst), 0);
+}
+
 #[test]
 fn queues_that_stay_full_cost_a_unit_of_libdeflate() {
     let options = Options { deadline: Duration::from_millis(20), ..SURE };

@@ -17,7 +17,7 @@ use crate::plan::Step;
 use crate::record::{self, Record, State, StepRecord};
 
 /// How long a program that was told to end may take for it: it removes what it has set up.
-const TO_END: Duration = Duration::from_secs(30);
+const TO_END: Duration = Duration::from_secs(60);
 
 /// Where things are.
 #[derive(Clone, Debug)]

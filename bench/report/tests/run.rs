@@ -115,9 +115,15 @@ fn whole_figures_of_a_program_that_failed_are_shown_with_the_failure() {
 fn a_program_that_hangs_is_ended_when_the_time_is_used_up() {
     let stage = Stage::new(&[("hangs", "sleep 1000"), ("good", "echo '{}' > \"$file\"")]);
     let long = Step { expected: 1000, ..step("pool", "good") };
-    let record = stage.run(&[step("codec", "hangs"), long], 4, &AtomicBool::new(false));
+    // A busy machine may take a part of the time before it begins, or all of it.
+    let record = (0..5)
+        .map(|_| {
+            let steps = [step("codec", "hangs"), long.clone()];
+            stage.run(&steps, 4, &AtomicBool::new(false))
+        })
+        .find(|record| record.steps[0].state != State::LeftOut)
+        .expect("each time no time was left");
     assert_eq!(record.steps[0].state, State::Failed);
-    // A busy machine may take a part of the time before it begins.
     let ended = |left| format!("did not end in the {left} s");
     assert!((1..=4).any(|left| record.steps[0].why.contains(&ended(left))), "{record:?}");
     assert_eq!(record.steps[1].state, State::LeftOut);

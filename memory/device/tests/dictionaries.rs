@@ -87,16 +87,26 @@ fn transfer(queue: &mut impl Queue, op: Op, page: u64, bytes: &mut [u8]) {
     result.expect("it is over").unwrap();
 }
 
+/// Waits until each thread has written a thousand pages more.
+fn all_write(written: &[AtomicU64]) {
+    let before: Vec<u64> = written.iter().map(|pages| pages.load(Ordering::Relaxed)).collect();
+    for (pages, before) in written.iter().zip(before) {
+        while pages.load(Ordering::Relaxed) < before + 1000 {
+            thread::yield_now();
+        }
+    }
+}
+
 #[test]
 fn clients_see_their_own_pages_while_dictionaries_are_installed() {
     let store = store();
     let device = device(&store, 2);
-    let written = AtomicU64::new(0);
+    let written: Vec<AtomicU64> = (0..THREADS).map(|_| AtomicU64::new(0)).collect();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         for part in 0..THREADS {
             let mut queue = device.queue().unwrap();
-            let (written, over) = (&written, &over);
+            let (written, over) = (&written[usize::try_from(part).unwrap()], &over);
             scope.spawn(move || {
                 let mut state = part + 1;
                 let mut held = vec![(0, 0); usize::try_from(PART).unwrap()];
@@ -142,16 +152,10 @@ fn clients_see_their_own_pages_while_dictionaries_are_installed() {
             });
         }
         for kind in 0..DICTIONARIES as u64 {
-            let before = written.load(Ordering::Relaxed);
-            while written.load(Ordering::Relaxed) < before + 3000 {
-                thread::yield_now();
-            }
+            all_write(&written);
             assert_eq!(install(&device, &trained(kind)), Ok(usize::try_from(kind).unwrap()));
         }
-        let before = written.load(Ordering::Relaxed);
-        while written.load(Ordering::Relaxed) < before + 3000 {
-            thread::yield_now();
-        }
+        all_write(&written);
         over.store(true, Ordering::Relaxed);
     });
     assert_eq!(install(&device, &trained(0)), Err(DictionaryError::Full));

@@ -21,7 +21,7 @@ use device::{
     Buffer, Damage, Device, DeviceOptions, DeviceQueue, Errno, OffloadOptions, OffloadStats, Op,
     OpenError, Queue, Request, PAGE,
 };
-use matrix::{sum, Fault, FAULTS, LONGEST_WAIT};
+use matrix::{sum, Fault, FAULTS};
 use qat::{Direction, Engine, EngineOptions, Qat, Snapshot};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use shelf::Shelf;
@@ -213,8 +213,8 @@ fn every_page_reads_as_last_written_whatever_the_device_does() {
     }
 }
 
-/// Returns whether the fault was met as meant.
-fn run_case(sim: &Sim, fault: &Fault, threads: usize) -> bool {
+/// Returns whether the fault was met as meant, and how long the slowest page has waited.
+fn run_case(sim: &Sim, fault: &Fault, threads: usize) -> (bool, Duration) {
     let case = &format!("{}, {threads} threads", fault.name);
     sim.script("reset");
     sim.script("instances 4; latency 30; seed 7");
@@ -247,8 +247,6 @@ fn run_case(sim: &Sim, fault: &Fault, threads: usize) -> bool {
     });
     let all = stats(&device);
     for engine in &all.engines {
-        let wait = Duration::from_micros(engine.longest_wait_us);
-        assert!(wait < LONGEST_WAIT, "{case}: a page waited {wait:?}\n{all:#?}");
         assert_eq!(engine.delivered, engine.submitted, "{case}\n{all:#?}");
         assert_eq!(engine.by_device + engine.software(), engine.delivered, "{case}\n{all:#?}");
     }
@@ -256,14 +254,15 @@ fn run_case(sim: &Sim, fault: &Fault, threads: usize) -> bool {
     // counts what software does.
     let seen = ["fatal", "restarting", "reset"].iter().any(|event| fault.script.contains(event))
         && sim.counters().events > 0;
-    let met = seen || (fault.met)(&total(&device));
+    let sum = total(&device);
+    let met = seen || (fault.met)(&sum);
     if !met {
         println!("{case}: not met as meant\n{all:#?}\n{:#?}", sim.counters());
     }
     assert_eq!(device.stats().failed_writes + device.stats().failed_reads, 0, "{case}");
     drop((device, qat));
     assert_eq!(sim.counters().violations, 0, "{case}");
-    met
+    (met, Duration::from_micros(sum.longest_wait_us))
 }
 
 #[test]
@@ -331,7 +330,9 @@ fn a_restarted_device_is_used_again_and_software_compresses_meanwhile() {
         }
         // No request polls the device now.
         let lost = total(&device);
-        assert!(lost.software() > before.software(), "{script}: {lost:#?}");
+        // A thread that has seen the device's event gives the engine no more pages.
+        let is_told = script == "now fatal";
+        assert!(is_told || lost.software() > before.software(), "{script}: {lost:#?}");
         let written = device.stats().pages_written;
         (0..3).for_each(|_| client.round());
         client.check();

@@ -91,7 +91,13 @@ fn reads_of_the_backing_device_delay_no_write() {
     }
     put_out(&store, 0..OUT);
 
-    let server = Arc::new(Server::new(Arc::clone(&device), ServerOptions::default()).unwrap());
+    let server = Arc::new(
+        Server::new(
+            Arc::clone(&device),
+            ServerOptions { handshake: LONG, ..ServerOptions::default() },
+        )
+        .unwrap(),
+    );
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nbd");
     let listener = UnixListener::bind(&path).unwrap();

@@ -19,7 +19,7 @@ const EACH: u64 = (3 << 20) + (1 << 20);
 
 fn connect(path: &std::path::Path) -> UnixStream {
     let mut stream = UnixStream::connect(path).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
     stream.write_all(&[&[0, 0, 0, 3], &b"IHAVEOPT"[..], &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
     stream.read_exact(&mut [0; 10]).unwrap();
@@ -46,7 +46,8 @@ fn clients_with_invalid_requests_cost_a_bounded_amount_of_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("nbd");
     let listener = UnixListener::bind(&path).unwrap();
-    let options = ServerOptions { connections: LIARS + 1, ..ServerOptions::default() };
+    let handshake = Duration::from_secs(300);
+    let options = ServerOptions { connections: LIARS + 1, handshake, ..ServerOptions::default() };
     let server = Arc::new(Server::new(Arc::new(device), options).unwrap());
     let running = Arc::clone(&server);
     let served = thread::spawn(move || running.run(&listener, |_| ()).unwrap());

@@ -101,8 +101,13 @@ fn answer(stream: &mut UnixStream) -> u64 {
 fn small_writes_of_one_connection_run_concurrently() {
     let store = Store::create(256, Options::default()).unwrap();
     let device = Device::new(&store, &DeviceOptions::default()).unwrap();
-    let server =
-        Arc::new(Server::new(Arc::new(Patient(device)), ServerOptions::default()).unwrap());
+    let server = Arc::new(
+        Server::new(
+            Arc::new(Patient(device)),
+            ServerOptions { handshake: LONG, ..ServerOptions::default() },
+        )
+        .unwrap(),
+    );
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nbd");
     let listener = UnixListener::bind(&path).unwrap();

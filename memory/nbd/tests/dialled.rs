@@ -20,7 +20,13 @@ const LONG: Duration = Duration::from_secs(300);
 fn server() -> Arc<Server<Device>> {
     let store = Store::create(256, Options::default()).unwrap();
     let device = Device::new(&store, &DeviceOptions::default()).unwrap();
-    Arc::new(Server::new(Arc::new(device), ServerOptions::default()).unwrap())
+    Arc::new(
+        Server::new(
+            Arc::new(device),
+            ServerOptions { handshake: LONG, ..ServerOptions::default() },
+        )
+        .unwrap(),
+    )
 }
 
 fn run(server: &Arc<Server<Device>>, path: &Path) -> JoinHandle<()> {

@@ -107,7 +107,10 @@ fn a_repeated_request_waits_for_the_thread_that_still_serves_it() {
     let (begun, has_begun) = channel();
     let (go, may_go) = channel();
     let slow = Arc::new(Slow { device, next: Mutex::new(Some((begun, may_go))) });
-    let server = Server::new(Arc::new(Shared(Arc::clone(&slow))), ServerOptions::default());
+    let server = Server::new(
+        Arc::new(Shared(Arc::clone(&slow))),
+        ServerOptions { handshake: LONG, ..ServerOptions::default() },
+    );
     let server = Arc::new(server.unwrap());
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nbd");

@@ -215,7 +215,7 @@ proptest! {
         compact: bool,
         steps in prop::collection::vec(step(), 1..40),
     ) {
-        let served = Served::new(ServerOptions { compact, ..ServerOptions::default() });
+        let served = Served::new(ServerOptions { compact, handshake: LONG, ..ServerOptions::default() });
         let mut client = served.simple();
         let mut model = vec![0; usize::try_from(SIZE).unwrap()];
         let at = |offset: u64, len: usize| {
@@ -259,7 +259,8 @@ fn many_requests_at_once_are_all_answered_and_long_reads_are_not_torn() {
 }
 
 fn many_requests(compact: bool) {
-    let served = Served::new(ServerOptions { compact, ..ServerOptions::default() });
+    let served =
+        Served::new(ServerOptions { compact, handshake: LONG, ..ServerOptions::default() });
     let mut client = served.simple();
     // Slices of one read, small requests and other long reads, all sent before any is answered.
     let big = noise(3 << 20, 9);
@@ -323,23 +324,26 @@ fn invalid_requests_are_answered_or_end_that_connection_alone() {
     client.send(0, 1, 0, 33 << 20, &[]);
     assert!(client.closed());
     served.wait_for_notice("write of 34603008 bytes");
+    // A connection that has ended counts until its thread is over, and four are the most.
+    served.wait_for_connections(1);
     let mut client = served.simple();
     client.stream.write_all(&[0x11; 100]).unwrap();
     assert!(client.closed());
     served.wait_for_notice("request begins with 11111111");
+    served.wait_for_connections(1);
 
     // Gone in the middle of a write.
     let mut client = served.simple();
     client.send(0, 1, 0, 1 << 20, &[7; 5000]);
     drop(client);
     served.wait_for_notice("cut in the middle");
+    served.wait_for_connections(1);
 
     // Nonsense instead of a handshake.
     let mut stream = served.connect();
     stream.write_all(&[0xff; 64]).unwrap();
     assert!(Client { stream, cookie: 0 }.closed());
     served.wait_for_notice("client flags ffffffff");
-    // A connection that has ended counts until its thread is over.
     served.wait_for_connections(1);
 
     // One that sends requests and never reads; one that sends nothing; the fifth is one too many.
@@ -374,7 +378,7 @@ fn a_slow_handshake_ends() {
 
 #[test]
 fn stopping_ends_connections_and_the_server() {
-    let served = Served::new(ServerOptions::default());
+    let served = Served::new(ServerOptions { handshake: LONG, ..ServerOptions::default() });
     let mut client = served.simple();
     assert_eq!(client.write(0, &[1; 4096]), 0);
     assert_eq!(served.server.connections(), 1);

@@ -57,7 +57,7 @@ fn clients_that_disconnect_from_a_disk_that_does_not_answer_occupy_no_connection
         queue.write_now(index, &page(index)).unwrap();
     }
     put_out(&store, 0..OUT);
-    let options = ServerOptions { connections: 2, ..ServerOptions::default() };
+    let options = ServerOptions { connections: 2, handshake: LONG, ..ServerOptions::default() };
     let server = Arc::new(Server::new(Arc::clone(&device), options).unwrap());
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nbd");

@@ -157,12 +157,16 @@ mod tests {
         assert_eq!(std::fs::read(file.path()).unwrap(), b"some avg10=09.99 x\n");
         assert!(!gauge.is_pressed());
         file.as_file().write_all_at(b"some avg10=10.01 x\n", 0).unwrap();
-        assert!(gauge.is_pressed());
+        // The pressure may be over where this thread gets no CPU for so long.
+        assert!((0..5).any(|_| gauge.is_pressed()));
         let missing = Pressure { file: "/nonexistent/pressure".into(), ..settings };
         let mut gauge = Gauge::new(&missing);
         assert_eq!((gauge.describe(), gauge.is_pressed()), ("none", false));
-        gauge.handle_events(PollFlags::PRI);
-        assert!(gauge.is_pressed());
+        let is_pressed = (0..5).any(|_| {
+            gauge.handle_events(PollFlags::PRI);
+            gauge.is_pressed()
+        });
+        assert!(is_pressed);
         let lost = gauge.lost();
         assert!(!lost.load(Ordering::Acquire));
         gauge.handle_events(PollFlags::ERR);

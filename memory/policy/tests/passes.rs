@@ -159,7 +159,9 @@ fn pages_without_gain_are_tried_once() {
 fn clients_that_write_read_and_discard_meanwhile_read_their_own_pages() {
     const PAGES: u64 = 512;
     const THREADS: u64 = 3;
-    let options = Options { reserve: 8 << 20, ..Options::default() };
+    // A thread that gets no CPU may hold a lock of the kernel for which the keeper waits.
+    let patience = Duration::from_secs(600);
+    let options = Options { reserve: 8 << 20, patience, ..Options::default() };
     let (store, device) = device(PAGES, options);
     let keeper = Keeper::start(&store).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -276,7 +278,8 @@ fn a_store_at_its_limit_continues_to_accept_writes() {
 /// Waits until the policy's own thread has made groups of all pages of a device.
 fn groups_by_itself(settings: &Settings) -> policy::PolicyStats {
     const PAGES: u64 = 200;
-    let (store, device) = device(PAGES, Options::default());
+    let patience = Duration::from_secs(600);
+    let (store, device) = device(PAGES, Options { patience, ..Options::default() });
     let keeper = Keeper::start(&store).unwrap();
     let mut queue = device.queue().unwrap();
     for index in 0..PAGES {
@@ -306,7 +309,8 @@ fn the_thread_runs_on_its_own_and_sooner_under_pressure() {
     std::io::Write::write_all(&mut file, b"some avg10=50.00 x\n").unwrap();
     let mut pressed = Settings { period: 3600, period_pressed: 1, cpu_pressed: 100, ..settings() };
     pressed.pressure.file = file.path().into();
-    // A pass for the pressure's begin, and one after the pages have aged.
+    // A pass for the pressure's begin, and one after the pages have aged: one for both if the
+    // thread gets its CPU late.
     let stats = groups_by_itself(&pressed);
-    assert!(stats.pressed_passes >= 2, "{stats:?}");
+    assert!(stats.pressed_passes >= 1, "{stats:?}");
 }

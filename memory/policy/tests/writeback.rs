@@ -24,7 +24,9 @@ struct Made {
 fn made(blocks: u64) -> Made {
     // Not in the folder for such, which may be in memory.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let store = Store::create(PAGES, Options::default()).unwrap();
+    // A thread that gets no CPU may hold a lock of the kernel for which the keeper waits.
+    let patience = Duration::from_secs(600);
+    let store = Store::create(PAGES, Options { patience, ..Options::default() }).unwrap();
     let disk = FileDisk::open(&folder.path().join("backing"), (blocks + 1) * 4096).unwrap();
     format_backing(&disk, "backing", &store).unwrap();
     assert_eq!(disk.blocks().unwrap(), blocks + 1);
@@ -234,6 +236,12 @@ fn the_thread_writes_back_on_its_own_and_on_request() {
 /// At a hundredth of a CPU recompression takes far longer than writing back does.
 #[test]
 fn a_request_does_not_wait_for_recompression() {
+    // While this thread gets no CPU, a pass may end before the request.
+    assert!((0..5).any(|_| is_done_within_a_pass()), "each pass was over first");
+}
+
+/// Whether write-back that was asked for in the first pass was done before the end of that pass.
+fn is_done_within_a_pass() -> bool {
     let made = made(2000);
     let keeper = Keeper::start(&made.store).unwrap();
     let mut queue = fill(&made);
@@ -254,12 +262,14 @@ fn a_request_does_not_wait_for_recompression() {
     let Asked::Done(outcome) = policy.asked(ticket) else { panic!("{stats:?}") };
     assert_eq!(outcome.pages, stats.pages_written_back, "{stats:?}");
     assert!(outcome.pages > 0, "{stats:?}");
-    assert_eq!(stats.passes, 1, "the pass was over first: {stats:?}");
-    // It goes on from where it was.
-    wait(&|| policy.stats().groups_made > stats.groups_made);
+    // The pass goes on from where it was.
+    let goes_on = || policy.stats().groups_made > stats.groups_made;
+    wait(&|| policy.stats().passes > 1 || goes_on());
+    let within = stats.passes == 1 && goes_on();
     drop(policy);
     verify(&mut queue);
     drop(keeper);
+    within
 }
 
 #[test]

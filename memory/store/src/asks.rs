@@ -7,8 +7,8 @@
 //! therefore looks at the keeper's thread at intervals and counts two things only: looks that find
 //! the thread asleep, and CPU time that the thread uses. Within one request a writer is patient for
 //! [`Options::patience`](crate::Options::patience); for a keeper that does something else, as where
-//! it waits for a lock, [`LONGEST_WAIT`]. A thread that is runnable and does not run adds to
-//! neither, and neither does a late look.
+//! it waits for a lock, [`LONGEST_WAIT`], or the patience if that is longer. A thread that is
+//! runnable and does not run adds to neither, and neither does a late look.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -103,7 +103,7 @@ impl Asks {
             (looks.number, looks.within) = (number, Count::default());
         }
         if number.is_multiple_of(2) {
-            let limits = [LONGEST_WAIT; 2];
+            let limits = [LONGEST_WAIT.max(self.patience); 2];
             return looks.elsewhere.exceeds(self.thread(), self.interval(), limits);
         }
         if self.unanswered.load(Ordering::Relaxed) == number {

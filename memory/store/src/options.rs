@@ -20,8 +20,8 @@ pub struct Options {
     /// keeper for memory unanswered, before the write fails with
     /// [`PutError::Full`](crate::PutError::Full). Only time in which the keeper's thread sleeps in
     /// that request counts, or a tenth of the CPU time that it uses there: a write waits for a
-    /// keeper that gets no CPU. Outside of such requests 5 s in the place of the patience count in
-    /// the same way.
+    /// keeper that gets no CPU. Outside of such requests 5 s in the place of a shorter patience
+    /// count in the same way.
     pub patience: Duration,
     /// While the machine is short of memory ([`Store::is_short`](crate::Store::is_short)): the part
     /// of the limit, as its divisor, that pages stored as they are may take, beside one such page

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use store::{GroupBuffer, Keeper, Options, Page, PutError, Seen, Store, Worker, MAX_OBJECT};
@@ -11,6 +12,10 @@ use store::{GroupBuffer, Keeper, Options, Page, PutError, Seen, Store, Worker, M
 /// Few pages and few lengths, so that threads meet.
 const PAGES: u64 = 24;
 const THREADS: usize = 3;
+
+/// A thread of another test that gets no CPU may hold a lock of the kernel for which the keeper
+/// waits. Only a hang takes longer.
+const PATIENT: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -256,13 +261,14 @@ fn a_keeper_runs_beside_threads() {
         })
     };
     let lists = (1..=3).map(|seed| list(seed).collect()).collect();
-    run(lists, &Options { reserve: 4 << 20, ..Options::default() }, true);
+    run(lists, &Options { reserve: 4 << 20, patience: PATIENT, ..Options::default() }, true);
 }
 
 #[test]
 fn a_full_store_with_a_keeper_refuses_and_loses_no_page() {
     const PAGES: u64 = 4096;
-    let options = Options { mem_limit: 4 << 20, reserve: 1 << 20, ..Options::default() };
+    let (mem_limit, reserve) = (4 << 20, 1 << 20);
+    let options = Options { mem_limit, reserve, patience: PATIENT, ..Options::default() };
     let store = Store::create(PAGES, options).unwrap();
     let keeper = Keeper::start(&store).unwrap();
     let mut worker = store.worker().unwrap();

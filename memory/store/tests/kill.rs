@@ -21,7 +21,9 @@ const THREADS: u64 = 3;
 const ROUNDS: u32 = 10;
 
 fn options() -> Options {
-    Options { reserve: 8 << 20, ..Options::default() }
+    // A thread that gets no CPU may hold a lock of the kernel for which the keeper waits.
+    let patience = std::time::Duration::from_secs(600);
+    Options { reserve: 8 << 20, patience, ..Options::default() }
 }
 
 /// The bytes of a version of a page: no two versions have the same.

@@ -9,6 +9,10 @@ use std::time::{Duration, Instant};
 
 use store::{Keeper, Options, PutError, Store, MAX_OBJECT};
 
+/// A thread of another test that gets no CPU may hold a lock of the kernel for which the keeper
+/// waits. Only a hang takes longer.
+const PATIENT: Duration = Duration::from_secs(600);
+
 struct Counting;
 
 thread_local! {
@@ -36,7 +40,8 @@ static COUNTING: Counting = Counting;
 fn the_io_path_allocates_nothing() {
     const PAGES: u64 = 20_000;
     // Half of the writes fit, so that the full store is tested too.
-    let options = Options { mem_limit: 16 << 20, reserve: 12 << 20, ..Options::default() };
+    let (mem_limit, reserve) = (16 << 20, 12 << 20);
+    let options = Options { mem_limit, reserve, patience: PATIENT, ..Options::default() };
     let store = Store::create(PAGES, options).unwrap();
     let _keeper = Keeper::start(&store).unwrap();
     let mut worker = store.worker().unwrap();
@@ -79,7 +84,7 @@ impl Drop for Watched {
 #[test]
 fn the_keeper_allocates_nothing() {
     const PAGES: u64 = 6000;
-    let options = Options { reserve: 2 << 20, ..Options::default() };
+    let options = Options { reserve: 2 << 20, patience: PATIENT, ..Options::default() };
     let store = Store::create(PAGES, options).unwrap();
     let keeper = Keeper::start_in(&store, || Watched(ALLOCATIONS.get())).unwrap();
     let mut worker = store.worker().unwrap();
@@ -107,7 +112,7 @@ fn the_keeper_allocates_nothing() {
 #[test]
 fn memory_that_is_ready_is_touched_without_a_fault() {
     const PAGES: u64 = 2000;
-    let options = Options { reserve: 64 << 20, ..Options::default() };
+    let options = Options { reserve: 64 << 20, patience: PATIENT, ..Options::default() };
     let store = Store::create(PAGES, options).unwrap();
     let _keeper = Keeper::start(&store).unwrap();
     let mut worker = store.worker().unwrap();

@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "sets the policy of a thread")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -19,8 +19,15 @@ fn bind() {
     sched_setaffinity(None, &one).unwrap();
 }
 
+/// Threads of the tests share the lock of the process's mappings, for which a keeper waits.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn writes_wait_for_a_starved_keeper() {
+    let _turn = turn();
     let patience = Duration::from_millis(5);
     let options = Options { reserve: 1 << 20, patience, ..Options::default() };
     let store = Store::create(4096, options).unwrap();
@@ -35,12 +42,16 @@ fn writes_wait_for_a_starved_keeper() {
     // It leaves the keeper's thread a few thousandths of the CPU.
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
+    let (start, started) = std::sync::mpsc::channel();
     let spinner = thread::spawn(move || {
         bind();
+        start.send(()).unwrap();
         while !stopped.load(Ordering::Relaxed) {
             std::hint::spin_loop();
         }
     });
+    // A thread that starts maps memory.
+    started.recv().unwrap();
     let mut worker = store.worker().unwrap();
     let lens = (0..4096_usize).step_by(64);
     let failed = (0..)
@@ -87,6 +98,7 @@ fn used_by_a_keeper_beside_writes(reserve: u64) -> Option<Duration> {
 /// A swap server's keeper has this priority.
 #[test]
 fn writes_on_the_only_cpu_get_it_from_a_keeper_with_real_time_priority() {
+    let _turn = turn();
     for reserve in [1 << 20, 0] {
         let Some(took) = used_by_a_keeper_beside_writes(reserve) else {
             return eprintln!("skipped: this process may have no real-time priority");

@@ -42,9 +42,13 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// The pause before the kernel is asked again whether it has found a connection dead.
 const SOON: Duration = Duration::from_millis(10);
 
-/// How long the kernel may take to find that a connection of the dead server is dead. A connection
-/// that it has not taken by then is one more than it had.
-const DEAD: Duration = Duration::from_secs(10);
+/// How often the kernel is asked whether it has found a connection of the dead server dead. A
+/// connection that it has not taken by then is one more than it had. The asks take 10 s or more.
+/// They are counted, because a thread that gets no CPU for 10 s has asked once.
+const DEAD: u32 = 1000;
+
+/// How long the server may take for each part of the handshake, on a busy machine.
+const GREETING: Duration = Duration::from_secs(60);
 
 /// A server's description of its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,14 +189,16 @@ struct Reconnection<'a> {
     pending: Option<UnixStream>,
     /// Whether the kernel has taken any.
     some: bool,
-    /// When the kernel took the last one; before that, when all began.
+    /// Requests since the kernel took the last one.
+    asks: u32,
+    /// When all began.
     since: Instant,
 }
 
 impl<'a> Reconnection<'a> {
     fn new(connect: &'a dyn Fn() -> io::Result<UnixStream>, connections: usize) -> Self {
         let left = connections.max(1);
-        Self { connect, left, pending: None, some: false, since: Instant::now() }
+        Self { connect, left, pending: None, some: false, asks: 0, since: Instant::now() }
     }
 
     /// Passes connections to the kernel by `give`, one at a time: each replaces one that the kernel
@@ -208,18 +214,19 @@ impl<'a> Reconnection<'a> {
                 None => greeted((self.connect)()?)?.0,
             };
             let given = give(&pending);
+            self.asks = self.asks.saturating_add(1);
             // This is checked after an error too, since the answer alone may be lost. A connection
             // that is passed twice would have two readers.
             if is_taken(&pending) {
                 self.left -= 1;
-                (self.some, self.since) = (true, Instant::now());
+                (self.some, self.asks) = (true, 0);
                 continue;
             }
             // The connection stays open, since the server would take its end for a lost client.
             self.pending = Some(pending);
             match given {
                 Err(error) if error.raw_os_error() != Some(ENOSPC) => return Err(error),
-                _ if self.since.elapsed() < DEAD => std::thread::sleep(SOON),
+                _ if self.asks < DEAD => std::thread::sleep(SOON),
                 _ if !self.some && self.since.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
                 _ => {
                     std::mem::forget(self.pending.take());
@@ -290,7 +297,7 @@ fn dial_one(socket: &Path, listener: u32) -> io::Result<(UnixStream, Export)> {
 
 /// Completes the handshake of a connection.
 fn greeted(mut stream: UnixStream) -> io::Result<(UnixStream, Export)> {
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.set_read_timeout(Some(GREETING))?;
     let export = handshake(&mut stream)?;
     stream.set_read_timeout(None)?;
     if export.size == 0 || export.size % 4096 != 0 {

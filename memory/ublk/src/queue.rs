@@ -288,7 +288,10 @@ mod tests {
 
     #[test]
     fn requests_of_a_real_device_and_its_keeper_allocate_nothing() {
-        let store = Store::create(GEOMETRY.size / 4096, Options::default()).unwrap();
+        // A thread that gets no CPU may hold a lock of the kernel for which the keeper waits.
+        let patience = std::time::Duration::from_secs(600);
+        let options = Options { patience, ..Options::default() };
+        let store = Store::create(GEOMETRY.size / 4096, options).unwrap();
         let keeper = Keeper::start_in(&store, IoPath::enter).unwrap();
         let options = DeviceOptions { workers: 1, depth: 8, ..DeviceOptions::default() };
         let device = Device::new(&store, &options).unwrap();

@@ -117,7 +117,7 @@ impl Thread {
 /// one server at a time may open it.
 fn open_device(id: u32) -> Result<File, ServeError> {
     let path = format!("/dev/ublkc{id}");
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         match File::options().read(true).write(true).open(&path) {
             Ok(file) => return Ok(file),

@@ -41,11 +41,16 @@ impl Sim {
         Self { libraries, control, counters }
     }
 
-    /// Replaces the script; set-up directives only while the device is stopped.
+    /// Replaces the script; set-up directives only while the device is stopped. It stops late on a
+    /// busy machine: the driver's drop waits for a few seconds only.
     pub(crate) fn script(&self, script: &str) {
         let text = CString::new(script).unwrap();
+        let start = Instant::now();
         // SAFETY: a NUL-terminated string.
-        assert_eq!(unsafe { (self.control)(text.as_ptr()) }, 0, "refused: {script}");
+        while unsafe { (self.control)(text.as_ptr()) } != 0 {
+            assert!(start.elapsed() < HANG, "refused: {script}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub(crate) fn counters(&self) -> qat_sim::Counters {
@@ -55,8 +60,21 @@ impl Sim {
         counters
     }
 
-    /// Starts the driver on it.
+    /// Starts the driver on it, when a former driver has stopped.
     pub(crate) fn start(&self) -> Result<Arc<Qat>, StartError> {
+        let start = Instant::now();
+        loop {
+            match self.start_at_once() {
+                Err(StartError::AlreadyStarted) if start.elapsed() < HANG => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                started => return started,
+            }
+        }
+    }
+
+    /// Starts the driver on it.
+    pub(crate) fn start_at_once(&self) -> Result<Arc<Qat>, StartError> {
         let options =
             StartOptions { event_interval: Duration::from_millis(2), ..StartOptions::default() };
         Qat::start(&self.libraries, &options)

@@ -4,6 +4,10 @@ use crate::PutError;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
 
+/// A thread of another test that gets no CPU may hold a lock of the kernel for which the keeper
+/// waits. Only a hang takes longer.
+const PATIENT: Duration = Duration::from_secs(600);
+
 /// Sets the contents of `/proc/meminfo`.
 fn say(file: &std::fs::File, available_kib: u64) {
     let text = format!("MemTotal: {:>14} kB\nMemAvailable: {available_kib:>10} kB\n", 1 << 18);
@@ -52,7 +56,8 @@ fn the_reserve_shrinks_while_memory_is_short_and_comes_back() {
     let file = std::fs::File::from(file);
     let reserve = 16 << 20;
     say(&file, 200 << 10);
-    let store = Store::create(20_000, Options { reserve, ..Options::default() }).unwrap();
+    let options = Options { reserve, patience: PATIENT, ..Options::default() };
+    let store = Store::create(20_000, options).unwrap();
     let available = Available::of(file.try_clone().unwrap());
     let keeper = Keeper::start_on(&store, || (), available).unwrap();
     let mut worker = store.worker().unwrap();
@@ -87,7 +92,8 @@ fn pages_that_do_not_compress_have_a_part_of_the_limit_while_memory_is_short() {
     let file = std::fs::File::from(file);
     say(&file, 200 << 10);
     let (limit, reserve) = (32 << 20, 1 << 20);
-    let options = Options { mem_limit: limit, reserve, whole_part: 8, ..Options::default() };
+    let (mem_limit, patience, whole_part) = (limit, PATIENT, 8);
+    let options = Options { mem_limit, reserve, patience, whole_part, ..Options::default() };
     let store = Store::create(8192, options).unwrap();
     let available = Available::of(file.try_clone().unwrap());
     let keeper = Keeper::start_on(&store, || (), available).unwrap();
@@ -223,8 +229,7 @@ fn the_keeper_sleeps_when_workers_have_only_to_take_their_slabs() {
 #[test]
 fn the_reserve_is_filled_when_a_worker_has_waited() {
     // Nothing but the keeper ends the wait.
-    let patience = Duration::from_secs(3600);
-    let options = Options { reserve: 1 << 20, patience, ..Options::default() };
+    let options = Options { reserve: 1 << 20, patience: PATIENT, ..Options::default() };
     let store = Store::create(4096, options).unwrap();
     let mut memory = Memory::new(&store, Available::new());
     // A keeper is there, and does nothing by itself.

@@ -5,10 +5,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use store::{
-    format_backing, Added, BackBuffer, Batch, Disk, GetError, Options, Page, Seen, Store, Worker,
-    WriteBackError, WrittenBack, MAX_OBJECT,
+    format_backing, Added, BackBuffer, Batch, Disk, DiskError, FileDisk, GetError, Options, Page,
+    Seen, Store, Worker, WriteBackError, WrittenBack, MAX_OBJECT,
 };
 
 mod failing;
@@ -44,6 +45,20 @@ fn given(pages: u64, disk: &dyn Disk) -> Arc<Store> {
     let store = Store::create(pages, options()).unwrap();
     format_backing(disk, "shelf", &store).unwrap();
     store
+}
+
+/// Opens a file that was open here before: a process that another test is starting has a copy of
+/// its descriptor, with the lock, until its `execve`.
+fn opened(path: &Path, size: u64) -> FileDisk {
+    let begun = Instant::now();
+    loop {
+        match FileDisk::open(path, size) {
+            Err(DiskError::InUse) if begun.elapsed() < Duration::from_secs(300) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            disk => return disk.unwrap(),
+        }
+    }
 }
 
 /// Writes back those of these pages that fit, in batches of 16 blocks.

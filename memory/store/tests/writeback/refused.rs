@@ -3,12 +3,11 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use store::{format_backing, BackingError, Block, Disk, DiskError, FileDisk, Store, MAX_OBJECT};
 
 use super::shelf::Shelf;
-use super::{folder, given, options};
+use super::{folder, given, opened, options};
 
 #[test]
 fn a_device_of_another_store_is_refused_and_not_modified() {
@@ -156,20 +155,6 @@ fn marks_at_the_end_of_a_long_disk_and_behind_an_old_header_are_seen() {
         disk.0.blocks.lock().unwrap()[block] = before;
     }
     format_backing(&disk, "it", &store).unwrap();
-}
-
-/// Opens a file that was open here before: a process that another test is starting has a copy of
-/// its descriptor, with the lock, until its `execve`.
-fn opened(path: &Path, size: u64) -> FileDisk {
-    let begun = Instant::now();
-    loop {
-        match FileDisk::open(path, size) {
-            Err(DiskError::InUse) if begun.elapsed() < Duration::from_secs(300) => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            disk => return disk.unwrap(),
-        }
-    }
 }
 
 #[test]

@@ -122,6 +122,11 @@ impl Supervisor<'_> {
         task: Task,
         status: ExitStatus,
     ) -> Result<(), SuperviseError> {
+        let up = matches!(task, Task::Up { .. });
+        if up && self.ending {
+            // The disk is down already: it must not be taken down or set up again.
+            return Ok(());
+        }
         match (task, status.success()) {
             (Task::Train, _) => self.train(),
             (Task::Up { first }, true) => self.up_ended(first),
@@ -148,7 +153,7 @@ impl Supervisor<'_> {
                 ));
             }
         }
-        if matches!(task, Task::Up { .. }) && self.stopping {
+        if up && self.stopping {
             self.go_down();
         }
         Ok(())

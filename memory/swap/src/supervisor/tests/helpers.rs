@@ -88,6 +88,26 @@ fn the_helper_of_a_later_start_is_tried_again_and_delays_no_end() {
 }
 
 #[test]
+fn the_device_is_not_taken_down_again_when_the_helper_of_a_later_start_ends_last() {
+    // The server ends when the helper of its start, its shell's `UP`, is gone.
+    let mut shell = Shell::new(
+        "echo ready >&0; \
+         if [ $REPLACES = false ]; then until grep -q down $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
+         read line; echo $line >> $NOTE; while [ -e /proc/$(cat $NOTE.up) ]; do sleep 0.01; done",
+    );
+    shell.up = Some(
+        "if [ $REPLACES = false ]; then echo up >> $NOTE; exit 0; fi; \
+         echo $$ > $NOTE.up; echo again >> $NOTE; until grep -q end $NOTE; do sleep 0.01; done; exit 1"
+            .into(),
+    );
+    shell.down = Some("echo down >> $NOTE; until grep -q again $NOTE; do sleep 0.01; done".into());
+    run(&mut shell, "up\n").unwrap();
+    let log = shell.log.borrow();
+    assert_eq!(log.iter().filter(|line| *line == "down").count(), 1, "{log:?}");
+    assert!(!log.iter().any(|line| line.contains("trying again")), "{log:?}");
+}
+
+#[test]
 fn servers_without_the_kernel_s_client_are_replaced_however_many() {
     let mut shell = Shell::new(&format!(
         "echo ready >&0; echo x >> $NOTE; if [ $(wc -l < $NOTE) -lt 12 ]; then exit {CLIENT_LOST}; fi; \
