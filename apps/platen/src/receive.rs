@@ -244,6 +244,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
         page_size: args.relay.page_size,
         grants: Grants::default(),
         resume: args.relay.resume(),
+        silence: session::SILENCE,
         delta_cache: args.delta_cache(),
         history: args.history(),
     };

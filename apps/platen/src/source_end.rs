@@ -68,6 +68,7 @@ impl Plan {
             name: options.name.clone(),
             setup,
             resume: options.relay.resume(),
+            silence: session::SILENCE,
             connect_timeout: connect.timeout(),
             answer_timeout: connect.timeout(),
             setup_timeout: relay::SETUP_TIMEOUT,

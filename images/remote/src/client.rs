@@ -157,8 +157,10 @@ impl Inner {
                 continue;
             }
             let limit = self.waits[usize::from(self.has_connected.load(Ordering::Relaxed))];
-            let until = *until.get_or_insert_with(|| Instant::now() + limit);
-            if Instant::now() + wait > until {
+            // Read once: a thread that stands still at the first failure tries again all the same.
+            let now = Instant::now();
+            let until = *until.get_or_insert(now + limit);
+            if now + wait > until {
                 return Err(RemoteError::Lost { host: self.pool.host.clone(), source: error });
             }
             self.say_lost(&error, limit);

@@ -82,9 +82,8 @@ pub use hello::{
 pub use history::{Histories, MAX_HISTORIES};
 pub use outgoing::Outgoing;
 pub use pass::{Pass, PASS_BYTES};
-pub use reader::SILENCE;
 pub use redial::Redial;
-pub use session::Session;
+pub use session::{Session, SILENCE};
 pub use sink::{Incoming, Sink};
 pub use transport::Link;
 pub use verdict::Verdict;

@@ -59,7 +59,7 @@ impl Session {
         socket.set_read_timeout(Some(WAKE_INTERVAL)).map_err(failed)?;
         socket.set_write_timeout(Some(WAKE_INTERVAL)).map_err(failed)?;
         let options = SockRef::from(socket);
-        options.set_tcp_user_timeout(Some(reader::SILENCE)).map_err(failed)?;
+        options.set_tcp_user_timeout(Some(self.silence())).map_err(failed)?;
         self.caps().for_each(Cap::count_handshake);
         let unsent = self.caps().map(|cap| cap.unsent(self.links.count())).min();
         let unsent = unsent.unwrap_or(NOTSENT_LOWAT);

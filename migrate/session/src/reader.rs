@@ -17,11 +17,9 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A link without bytes for this long is lost (W24): three heartbeats. The reader checks every half
-/// second, so a dead peer is found within 4 s.
-pub const SILENCE: Duration = Duration::from_secs(3);
-/// The most of it that one wait for bytes counts, which ends after half a second. A longer one
-/// shows that this host stood still: the peer's bytes, if it stood still too, may come only now.
+/// The most of a silence that one wait for bytes counts, which ends after half a second. A longer
+/// wait shows that this host stood still: the peer's bytes, if the peer stood still too, may come
+/// only now.
 const MOST_OF_A_WAIT: Duration = Duration::from_secs(1);
 /// Bytes of a duplicate frame to read at once.
 const SCRATCH: usize = 16 << 10;
@@ -197,10 +195,10 @@ fn fill(
                 if error.kind() == ErrorKind::Interrupted {
                     silent = Duration::ZERO;
                 }
-                if silent >= SILENCE {
+                if silent >= session.silence() {
                     return Err(SessionError::Silent {
                         peer: session.peer.clone(),
-                        seconds: SILENCE.as_secs(),
+                        seconds: session.silence().as_secs(),
                     });
                 }
             }

@@ -23,6 +23,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use turns::{Cap, Turns};
 
+/// A link without bytes for this long is lost (W24): three heartbeats. The reader checks every half
+/// second, so a dead peer is found within 4 s.
+pub const SILENCE: Duration = Duration::from_secs(3);
 /// Threads of links that are up or about to end.
 const MAX_THREADS: usize = 8 * MAX_LINKS as usize;
 
@@ -39,6 +42,8 @@ pub struct Session {
     pub(crate) cap: OnceLock<Cap>,
     /// The memory through which the session takes turns with those of other processes.
     pub(crate) turns: OnceLock<Arc<Turns>>,
+    /// How long a link may be without bytes, unless that is [`SILENCE`].
+    silence: OnceLock<Duration>,
     plain: Arc<Arena>,
     payload: Arc<Arena>,
     pub(crate) sink: Arc<dyn Sink>,
@@ -98,6 +103,7 @@ impl Session {
             commit: CommitGate::new(),
             cap: OnceLock::new(),
             turns: OnceLock::new(),
+            silence: OnceLock::new(),
             // Both directions use it, so it has twice the credit. In addition, a lost link and its
             // replacement may each be reading a frame that another link delivers as well.
             plain: arena(2 * (grants.buffers() + usize::from(MAX_LINKS)))?,
@@ -123,6 +129,17 @@ impl Session {
     /// there are links.
     pub fn take_turns(&self, turns: Arc<Turns>) {
         let _ = self.turns.set(turns);
+    }
+
+    /// Sets how long a link may be without bytes before it is lost, in place of [`SILENCE`]. Call
+    /// it once, before there are links.
+    pub fn tolerate_silence(&self, silence: Duration) {
+        let _ = self.silence.set(silence);
+    }
+
+    /// How long a link may be without bytes before it is lost.
+    pub(crate) fn silence(&self) -> Duration {
+        self.silence.get().copied().unwrap_or(SILENCE)
     }
 
     /// Announces that the VM has stopped: the sessions that take turns with this one pause.

@@ -73,7 +73,8 @@ fn remove_others(kept: &Path, prefix: &str) -> Result<()> {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if name.starts_with(prefix) && name.ends_with(".cpio") && path != kept {
-            std::fs::remove_file(path)?;
+            // Another run may have removed it.
+            let _ = std::fs::remove_file(path);
         }
     }
     Ok(())

@@ -29,8 +29,11 @@ impl SimulatedQat {
         {
             let (built, link) = (beside.join(built), libraries.join(name));
             ensure!(built.exists(), "{} is missing: make build", built.display());
-            let _ = std::fs::remove_file(&link);
-            std::os::unix::fs::symlink(built, link)?;
+            // By a rename: relays of other programs load it meanwhile.
+            let new = libraries.join(format!("{name}.{}", std::process::id()));
+            let _ = std::fs::remove_file(&new);
+            std::os::unix::fs::symlink(built, &new)?;
+            std::fs::rename(new, link)?;
         }
         let report = folder.join("qat-sim.json");
         let _ = std::fs::remove_file(&report);

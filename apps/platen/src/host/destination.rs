@@ -44,6 +44,7 @@ pub(super) fn run(
         delta_cache: promise.hello.delta_cache,
         history: promise.hello.histories.map_or(0, Histories::bytes),
         resume: Duration::from_secs(settings.config.resume_timeout),
+        silence: session::SILENCE,
     };
     let receiver = Arc::new(Receiving {
         carriage,

@@ -193,6 +193,7 @@ impl Settings {
             name: Some(target.to_string()),
             setup: None,
             resume: Duration::from_secs(config.resume_timeout),
+            silence: session::SILENCE,
             // A host whose service cannot be reached is a failure at once.
             connect_timeout: Duration::ZERO,
             // A service that is reached may be busy.

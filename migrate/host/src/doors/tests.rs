@@ -190,6 +190,8 @@ fn what_the_other_host_awaits_tells_a_late_migration_from_a_client() {
 #[test]
 fn a_migration_by_another_way_is_refused_while_one_has_the_door() {
     let (mut doors, mut keeper) = doors(20_009, &[me()]);
+    // A VM is awaited for a minute, however late this test writes its first bytes.
+    keeper.answers = vec![Some(Awaits::Vm)];
     let mut second = TcpStream::connect((peer(), 20_009)).unwrap();
     someone_waits(&mut doors, &mut keeper, 0);
     // The first one began in the same turn, and has the door now.

@@ -58,9 +58,15 @@ fn a_second_service_finds_the_carrier_its_door_and_its_end() {
     assert!(!first.has(Role::Source, Some("c"), place));
     assert!(!first.has(Role::Destination, None, place));
 
-    let second = Registry::open(run.path(), silent()).unwrap();
-    let found = second.find_again().unwrap();
-    assert_eq!(found.running, 1);
+    // A carrier that gets no CPU for seconds is found without its door.
+    let (second, found) = loop {
+        let second = Registry::open(run.path(), silent()).unwrap();
+        let found = second.find_again().unwrap();
+        assert_eq!(found.running, 1);
+        if !found.doors.is_empty() {
+            break (second, found);
+        }
+    };
     assert_eq!(found.doors[0].0, Door { peer: "b".into(), place });
     assert_eq!(found.doors[0].1.address().unwrap(), address);
     // A link reaches it by its session.

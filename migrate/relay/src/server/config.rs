@@ -31,6 +31,8 @@ pub struct ServerConfig {
     /// How long to wait for a source whose links are all lost; zero ends its migration with the
     /// first lost link.
     pub resume: Duration,
+    /// How long a link may be without bytes before it is lost: [`session::SILENCE`].
+    pub silence: Duration,
 }
 
 /// The application's part in a session. The session's own thread calls it.

@@ -249,6 +249,7 @@ impl Server {
             self.host.is_for_disks(),
         );
         let destination = Arc::new(destination.map_err(|error| error.to_string())?);
+        destination.session().tolerate_silence(self.config.silence);
         let active = Arc::new(Active {
             token: token.to_string(),
             owner: owner.cloned(),

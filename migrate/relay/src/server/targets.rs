@@ -2,7 +2,6 @@
 //! migration gives way to another source (W4d).
 
 use super::state::{Server, Taken};
-use session::SILENCE;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,7 +36,7 @@ impl Server {
                 .unwrap_or_else(PoisonError::into_inner);
             taken = guard;
             if waited.timed_out() {
-                return Err(in_progress(Duration::ZERO));
+                return Err(self.in_progress(Duration::ZERO));
             }
         }
     }
@@ -47,12 +46,12 @@ impl Server {
     fn send_away(&self, owner: &str) -> Result<(), String> {
         let active = self.lock_sessions().get(owner).cloned();
         // A session that is not there yet is being made.
-        let Some(active) = active else { return Err(in_progress(Duration::ZERO)) };
+        let Some(active) = active else { return Err(self.in_progress(Duration::ZERO)) };
         if active.destination.gives_way() {
             return Ok(());
         }
         let has_begun = active.destination.has_begun();
-        Err(in_progress(if has_begun { self.config.resume } else { Duration::ZERO }))
+        Err(self.in_progress(if has_begun { self.config.resume } else { Duration::ZERO }))
     }
 
     /// Frees a target that `session` has.
@@ -60,14 +59,15 @@ impl Server {
         self.lock_taken().retain(|taken| !taken.is(target, session));
         self.freed.notify_all();
     }
-}
 
-/// The refusal of a target in use. `waits`: how long its session waits for a source whose links
-/// are lost.
-fn in_progress(waits: Duration) -> String {
-    // The links must first fall silent.
-    let most = (SILENCE + waits + SILENCE).as_secs();
-    format!(
-        "a migration to this target is in progress; if its source has died, the target is free within {most} s"
-    )
+    /// The refusal of a target in use. `waits`: how long its session waits for a source whose links
+    /// are lost.
+    fn in_progress(&self, waits: Duration) -> String {
+        // The links must first fall silent.
+        let silence = self.config.silence;
+        let most = (silence + waits + silence).as_secs();
+        format!(
+            "a migration to this target is in progress; if its source has died, the target is free within {most} s"
+        )
+    }
 }

@@ -47,6 +47,8 @@ pub struct SourceConfig {
     /// How long to wait for a link when all are lost; zero ends the migration with the first lost
     /// link.
     pub resume: Duration,
+    /// How long a link may be without bytes before it is lost: [`session::SILENCE`].
+    pub silence: Duration,
     /// How long to wait for a peer that cannot be reached yet; zero makes one attempt.
     pub connect_timeout: Duration,
     /// How long to wait for a peer that accepts connections and is too busy for its half of TLS,

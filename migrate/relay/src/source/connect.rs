@@ -89,6 +89,7 @@ impl Source {
         let lifeline = (hello.links, config.resume);
         let session =
             Session::new(config.peer.clone(), grants, grants.buffers(), lifeline, sink.clone())?;
+        session.tolerate_silence(config.silence);
         if let Some(rate) = config.max_bandwidth {
             session.limit_rate(rate);
         }

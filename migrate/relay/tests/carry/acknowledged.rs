@@ -3,6 +3,7 @@
 //! fails in the same way.
 
 use crate::bad_peers::lying_server;
+use crate::commit::STUCK;
 use crate::harness::{
     assert_same, bounded, read_exactly, read_rest, readable, Options, Receiving, Sending, A_WHILE,
     PAGE, SHUT_OK, WATCHDOG,
@@ -291,20 +292,19 @@ fn a_source_that_has_sent_all_in_postcopy_is_held_when_the_peer_is_lost() {
 
 /// Writes sections to a relay whose destination reads nothing, until the relay reads nothing.
 /// Returns the bytes of these sections.
-pub(crate) fn until_stuck(source: &UnixStream, main: &mut MainStream) -> Vec<u8> {
-    until_stuck_by(source, || section(main, 5))
+pub(crate) fn until_stuck(rig: &Rig, main: &mut MainStream) -> Vec<u8> {
+    until_stuck_by(rig, || section(main, 5))
 }
 
 /// The same with bytes that `more` makes.
-pub(crate) fn until_stuck_by(
-    mut source: &UnixStream,
-    mut more: impl FnMut() -> Vec<u8>,
-) -> Vec<u8> {
+pub(crate) fn until_stuck_by(rig: &Rig, mut more: impl FnMut() -> Vec<u8>) -> Vec<u8> {
+    let mut source = &rig.source;
     set_socket_send_buffer_size(source, 8 << 10).unwrap();
     source.set_nonblocking(true).unwrap();
     let mut sent = Vec::new();
     let (mut done, mut last) = (0, Instant::now());
-    while last.elapsed() < 4 * A_WHILE {
+    // A relay that only gets no CPU has credit.
+    while last.elapsed() < STUCK || rig.sending.has_credit() {
         if done == sent.len() {
             sent.extend(more());
         }
@@ -331,7 +331,7 @@ fn a_source_that_ends_when_it_has_sent_all_in_postcopy_takes_nothing_from_the_de
         let destination = rig.carry(None, &main.take());
         main.packaged(&[7; 70_000]).raw(&PING);
         let destination = rig.carry(Some(destination), &section(&mut main, 3));
-        let mut sent = until_stuck(&rig.source, &mut main);
+        let mut sent = until_stuck(&rig, &mut main);
         // The end is in the relay's socket when QEMU ends, and the relay has no credit to read it.
         set_socket_send_buffer_size(&rig.source, 128 << 10).unwrap();
         let last = end(&mut main);

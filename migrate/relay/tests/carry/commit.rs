@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use stream::synth::{Configuration, MainStream, Section, Style};
 
 /// A relay has no credit to read on if the number of bytes in flight is the same for so long.
-const STUCK: Duration = Duration::from_secs(5);
+pub(crate) const STUCK: Duration = Duration::from_secs(5);
 
 /// Fills the path to a destination that does not read until it is full, appends `end` where the
 /// relay cannot have read it yet, and closes. Returns all bytes written.

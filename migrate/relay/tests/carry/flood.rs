@@ -89,7 +89,7 @@ fn a_flood_from_the_peer_s_address_does_not_block_its_links() {
         let folder = tempfile::tempdir().unwrap();
         Authority::at(folder.path()).init(false).unwrap();
         let acceptor = Acceptor::new(&credentials(&folder, "127.0.0.1"), &[]).unwrap();
-        let resume = Duration::from_secs(120);
+        let resume = WATCHDOG;
         let receiving = Receiving::resuming(&[None], Grants::default(), Some(acceptor), resume);
         let listener = receiving.qemu(None);
         let gate = Floodgate::new(receiving.address);

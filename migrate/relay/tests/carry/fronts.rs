@@ -2,7 +2,7 @@
 
 use crate::harness::{
     assert_same, bounded, config, Ended, Options, TestHost, DELTA_CACHE, HISTORY, PAGE, SHUT_OK,
-    WATCHDOG,
+    SILENCE, WATCHDOG,
 };
 use crate::identity::single;
 use crate::resume::hello;
@@ -19,7 +19,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tls::{Acceptor, Authority, Connector};
 
 type Links = Sender<(TcpStream, String)>;
@@ -61,7 +60,8 @@ impl Switchboard for Board {
             decompress_threads: 2,
             page_size: u32::try_from(PAGE).unwrap(),
             grants: Grants::default(),
-            resume: Duration::from_secs(5),
+            resume: WATCHDOG,
+            silence: SILENCE,
             delta_cache: promise.hello.delta_cache,
             history: promise.hello.histories.map_or(0, Histories::bytes),
         };
@@ -125,7 +125,7 @@ impl Site {
         let options = Options {
             connector: Some(self.connector()),
             name: Some(name.into()),
-            resume: Duration::from_secs(5),
+            resume: WATCHDOG,
             delta_cache,
             ..Options::default()
         };

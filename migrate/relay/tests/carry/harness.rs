@@ -7,8 +7,8 @@ pub(crate) use qemus::{destination_qemu, source_qemu, source_that_tells, Reader,
 use codec::{Codec, Settings};
 use qat::Qat;
 use relay::{
-    Destination, DestinationEnd, Host, RelayError, Server, ServerConfig, Source, SourceConfig,
-    SourceEnd, UnixAddress,
+    Destination, DestinationEnd, Host, QemuSocket, RelayError, Server, ServerConfig, Source,
+    SourceConfig, SourceEnd, UnixAddress,
 };
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use session::{FrameType, Grants, Header, Hello, Link, Setup};
@@ -29,6 +29,9 @@ pub(crate) const A_WHILE: Duration = Duration::from_millis(150);
 /// Nothing here takes this long unless it hangs. Tests of 10 s of CPU time have taken 215 s on a
 /// machine of 2 cores with a load of 50.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(1200);
+/// How long a link may be without bytes, unless a test is about that: a thread that gets no CPU for
+/// the 3 s of [`session::SILENCE`] loses no link here.
+pub(crate) const SILENCE: Duration = WATCHDOG;
 pub(crate) const SHUT_OK: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
 pub(crate) const SHUT_BAD: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 1];
 
@@ -57,13 +60,16 @@ pub(crate) type Ended = (Option<String>, Result<DestinationEnd, RelayError>);
 pub(crate) struct TestHost {
     ended: Mutex<Sender<Ended>>,
     pub(crate) notices: Mutex<Vec<String>>,
+    /// The first connection to QEMU carries no byte before this comes.
+    pub(crate) gate: Mutex<Option<Receiver<()>>>,
     /// Its sessions are those of NBD connections.
     disks: bool,
 }
 
 impl TestHost {
     pub(crate) fn new(ended: Sender<Ended>) -> Self {
-        Self { ended: Mutex::new(ended), notices: Mutex::new(Vec::new()), disks: false }
+        let (notices, gate) = Default::default();
+        Self { ended: Mutex::new(ended), notices, gate, disks: false }
     }
 }
 
@@ -73,6 +79,13 @@ impl Host for TestHost {
     }
 
     fn prepare(&self, _: &Option<String>, _: &Hello) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn connected(&self, _: &QemuSocket) -> Result<(), String> {
+        if let Some(gate) = self.gate.lock().unwrap().take() {
+            let _ = gate.recv();
+        }
         Ok(())
     }
 
@@ -115,24 +128,31 @@ impl Receiving {
         acceptor: Option<Acceptor>,
         resume: Duration,
     ) -> Self {
-        Self::made(names, grants, acceptor, resume, (None, false))
+        Self::made(names, grants, acceptor, (resume, SILENCE), (None, false))
+    }
+
+    /// A receiver that loses silent links, as any outside of tests.
+    pub(crate) fn that_hears(resume: Duration) -> Self {
+        let lasts = (resume, session::SILENCE);
+        Self::made(&[None], Grants::default(), None, lasts, (None, false))
     }
 
     /// A receiver of NBD connections.
     pub(crate) fn of_disks(grants: Grants, resume: Duration) -> Self {
-        Self::made(&[None], grants, None, resume, (None, true))
+        Self::made(&[None], grants, None, (resume, SILENCE), (None, true))
     }
 
     /// A receiver whose codec threads have a device.
     pub(crate) fn on_device(qat: Arc<Qat>) -> Self {
-        Self::made(&[None], Grants::default(), None, Duration::ZERO, (Some(qat), false))
+        let lasts = (Duration::ZERO, SILENCE);
+        Self::made(&[None], Grants::default(), None, lasts, (Some(qat), false))
     }
 
     fn made(
         names: &[Option<&str>],
         grants: Grants,
         acceptor: Option<Acceptor>,
-        resume: Duration,
+        (resume, silence): (Duration, Duration),
         (qat, disks): (Option<Arc<Qat>>, bool),
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -151,6 +171,7 @@ impl Receiving {
             page_size: u32::try_from(PAGE).unwrap(),
             grants,
             resume,
+            silence,
             delta_cache: DELTA_CACHE,
             history: HISTORY,
         };
@@ -229,6 +250,7 @@ pub(crate) struct Options {
     pub(crate) name: Option<String>,
     pub(crate) connector: Option<Connector>,
     pub(crate) resume: Duration,
+    pub(crate) silence: Duration,
     pub(crate) setup_timeout: Duration,
     pub(crate) delta_cache: u64,
     /// Bytes of histories.
@@ -250,6 +272,7 @@ impl Default for Options {
             name: None,
             connector: None,
             resume: Duration::ZERO,
+            silence: SILENCE,
             setup_timeout: relay::SETUP_TIMEOUT,
             delta_cache: 0,
             history: 0,
@@ -277,8 +300,9 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         name: options.name,
         setup: Some(Setup::with_return_path()),
         resume: options.resume,
+        silence: options.silence,
         connect_timeout: Duration::ZERO,
-        answer_timeout: Duration::ZERO,
+        answer_timeout: WATCHDOG,
         setup_timeout: options.setup_timeout,
         delta_cache: options.delta_cache,
         history: options.history,
@@ -343,6 +367,13 @@ impl Sending {
     /// Plain bytes read from the source QEMU that the destination has not acknowledged.
     pub(crate) fn in_flight(&self) -> u64 {
         self.source.session().credits().flow().0
+    }
+
+    /// Whether the relay may read from its source QEMU's main connection.
+    pub(crate) fn has_credit(&self) -> bool {
+        let credits = self.source.session().credits();
+        let permit = credits.permit_by(0, Some(Instant::now())).flatten();
+        permit.map(|permit| credits.give_back(permit)).is_some()
     }
 
     /// Pieces compressed by a device.

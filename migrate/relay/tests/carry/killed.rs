@@ -31,7 +31,7 @@ fn a_source_that_has_sent_all_right_behind_its_pong_takes_nothing_from_the_desti
         let (rig, mut main, destination) = loading();
         says(&destination, &rig.source, &LOADED);
         let destination = rig.carry(Some(destination), &section(&mut main, 4));
-        let mut sent = until_stuck(&rig.source, &mut main);
+        let mut sent = until_stuck(&rig, &mut main);
         // The end is in the relay's socket when QEMU ends, and the relay has no credit to read it.
         set_socket_send_buffer_size(&rig.source, 128 << 10).unwrap();
         let last = end(&mut main);
@@ -76,7 +76,7 @@ fn a_source_that_is_killed_before_its_last_section_was_read_leaves_nobody_waitin
         let rig = rig_with(Receiving::with(&[None], grants));
         let (rig, mut main, destination) = in_postcopy(rig);
         main.section(Section::End);
-        until_stuck_by(&rig.source, || main.page("pc.ram", 0, &[5; PAGE]).take());
+        until_stuck_by(&rig, || main.page("pc.ram", 0, &[5; PAGE]).take());
         set_socket_send_buffer_size(&rig.source, 128 << 10).unwrap();
         for _ in 0..30 {
             main.page("pc.ram", 0, &[5; PAGE]);

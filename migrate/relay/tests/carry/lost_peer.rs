@@ -3,7 +3,7 @@
 
 use crate::harness::{
     assert_same, bounded, read_exactly, read_rest, readable, tag_at, Noise, Options, Receiving,
-    Sending, A_WHILE, WATCHDOG,
+    Sending, A_WHILE, SILENCE, WATCHDOG,
 };
 use crate::identity::single;
 use crate::proxy::{Proxy, Tamper};
@@ -11,6 +11,7 @@ use codec::Codec;
 use relay::RelayError;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// Both relays with a proxy in between, and a main stream of which the destination has read `read`
 /// bytes.
@@ -23,12 +24,16 @@ struct Rig {
     sent: Vec<u8>,
 }
 
-fn rig(write: impl FnOnce(&[u8]) -> usize, links: u16) -> Rig {
+/// `hears`: both relays lose links that are silent for [`session::SILENCE`].
+fn rig(write: impl FnOnce(&[u8]) -> usize, links: u16, hears: bool) -> Rig {
     let sent = single(300).main;
-    let receiving = Receiving::new();
+    let (receiving, silence) = match hears {
+        true => (Receiving::that_hears(Duration::ZERO), session::SILENCE),
+        false => (Receiving::new(), SILENCE),
+    };
     let listener = receiving.qemu(None);
     let proxy = Proxy::new(receiving.address, Tamper::Nothing);
-    let options = Options { links, ..Options::default() };
+    let options = Options { links, silence, ..Options::default() };
     let sending = Sending::new(&receiving, proxy.address, options);
     let source = sending.connect();
     let len = write(&sent);
@@ -40,8 +45,8 @@ fn rig(write: impl FnOnce(&[u8]) -> usize, links: u16) -> Rig {
     Rig { proxy, sending, receiving, source, destination, sent }
 }
 
-fn before_the_tail(harm: impl FnOnce(&Proxy), links: u16) {
-    let rig = rig(|sent| sent.len() / 2, links);
+fn before_the_tail(harm: impl FnOnce(&Proxy), links: u16, hears: bool) {
+    let rig = rig(|sent| sent.len() / 2, links, hears);
     let peer = rig.proxy.address.to_string();
     harm(&rig.proxy);
     assert_eq!(read_rest(&rig.source), b"", "QEMU's socket is closed, so the source VM goes on");
@@ -56,19 +61,19 @@ fn before_the_tail(harm: impl FnOnce(&Proxy), links: u16) {
 fn a_link_cut_before_the_tail_frees_the_source() {
     bounded(|| {
         for links in [1, 4] {
-            before_the_tail(Proxy::cut, links);
+            before_the_tail(Proxy::cut, links, false);
         }
     });
 }
 
 #[test]
 fn a_network_that_drops_everything_before_the_tail_frees_the_source() {
-    bounded(|| before_the_tail(Proxy::freeze, 2));
+    bounded(|| before_the_tail(Proxy::freeze, 2, true));
 }
 
 /// After STILL_OPEN: the relay decides nothing for the user.
-fn after_still_open(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> usize) {
-    let rig = rig(written, 2);
+fn after_still_open(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> usize, hears: bool) {
+    let rig = rig(written, 2, hears);
     harm(&rig.proxy);
     let notice = rig.sending.notices.recv_timeout(WATCHDOG).expect("it is said");
     assert!(notice.contains("Look at the destination"), "{notice}");
@@ -85,17 +90,17 @@ fn after_still_open(harm: impl FnOnce(&Proxy), written: impl FnOnce(&[u8]) -> us
 
 #[test]
 fn a_link_cut_after_still_open_holds_the_source_in_doubt() {
-    bounded(|| after_still_open(Proxy::cut, <[u8]>::len));
+    bounded(|| after_still_open(Proxy::cut, <[u8]>::len, false));
 }
 
 #[test]
 fn a_link_cut_right_behind_the_tag_holds_the_source_in_doubt() {
-    bounded(|| after_still_open(Proxy::cut, |sent| tag_at(sent) + 1));
+    bounded(|| after_still_open(Proxy::cut, |sent| tag_at(sent) + 1, false));
 }
 
 #[test]
 fn a_network_that_drops_everything_after_still_open_holds_the_source_in_doubt() {
-    bounded(|| after_still_open(Proxy::freeze, <[u8]>::len));
+    bounded(|| after_still_open(Proxy::freeze, <[u8]>::len, true));
 }
 
 /// A frame tampered with ends the migration; the bytes delivered until then are right. Returns the

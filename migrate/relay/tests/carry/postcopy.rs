@@ -45,9 +45,13 @@ pub(crate) fn rig() -> Rig {
 }
 
 pub(crate) fn rig_with(receiving: Receiving) -> Rig {
+    rig_of(receiving, Options::default())
+}
+
+fn rig_of(receiving: Receiving, options: Options) -> Rig {
     let listener = receiving.qemu(None);
     let proxy = Proxy::new(receiving.address, Tamper::Nothing);
-    let sending = Sending::new(&receiving, proxy.address, Options::default());
+    let sending = Sending::new(&receiving, proxy.address, options);
     let source = sending.connect();
     Rig { proxy, sending, receiving, source, listener }
 }
@@ -151,7 +155,9 @@ fn a_link_cut_behind_the_packaged_state_holds_the_source_until_it_is_in_postcopy
 fn a_link_lost_in_postcopy_lets_both_ends_pause() {
     bounded(|| {
         for harm in [Proxy::cut, Proxy::freeze] {
-            let rig = rig();
+            let silence = session::SILENCE;
+            let hears = Receiving::that_hears(Duration::ZERO);
+            let rig = rig_of(hears, Options { silence, ..Options::default() });
             let mut main = announced(300);
             main.packaged(&[7; 70_000]).raw(&PING);
             main.section(Section::Part).page("pc.ram", 0, &[3; PAGE]);

@@ -6,7 +6,7 @@ use crate::cutter::{Cutter, Plan, Way};
 use crate::harness::{
     assert_same, bounded, bounded_by, destination_qemu, read_exactly, read_rest, readable,
     source_qemu, tag_at, until_in_doubt, Options, Reader, Receiving, Sending, Streams, A_WHILE,
-    SHUT_OK, WATCHDOG,
+    SHUT_OK, SILENCE, WATCHDOG,
 };
 use crate::identity::{multifd, single};
 use relay::{Destination, Host, RelayError, Server, ServerConfig, UnixAddress};
@@ -381,6 +381,7 @@ fn the_record_of_an_ended_session_does_not_change() {
             page_size: 4096,
             grants: GRANTS,
             resume: RESUME,
+            silence: SILENCE,
             delta_cache: 0,
             history: 0,
         };

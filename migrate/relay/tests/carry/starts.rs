@@ -4,10 +4,10 @@
 use crate::bad_peers::send_main;
 use crate::harness::{
     bounded, config, keep_alive, read_exactly, read_rest, readable, Options, Receiving, Sending,
-    PAGE, WATCHDOG,
+    PAGE, SILENCE, WATCHDOG,
 };
 use crate::identity::single;
-use crate::resume::hello;
+use crate::resume::{hello, AMPLE};
 use relay::{Host, RelayError, Server, ServerConfig, Source, UnixAddress};
 use rustix::event::{poll, PollFd, PollFlags};
 use session::{dial, FrameType, Grants, Header, Hello, Link, Session, SessionError, Verdict};
@@ -97,6 +97,7 @@ fn once(
         page_size: 4096,
         grants: Grants::default(),
         resume,
+        silence: SILENCE,
         delta_cache: 0,
         history: 0,
     };
@@ -226,7 +227,8 @@ impl Lost {
 #[test]
 fn a_receiver_for_one_migration_answers_for_one_that_was_lost() {
     bounded(|| {
-        let lost = Lost::new(Duration::from_millis(500));
+        // It answers for twice as long and 10 s.
+        let lost = Lost::new(AMPLE);
         lost.cut();
         // The receiver has given up.
         assert_eq!(read_rest(&lost.destination), b"");

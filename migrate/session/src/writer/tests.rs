@@ -147,7 +147,7 @@ fn a_link_without_frames_to_send_sends_heartbeats() {
     };
     // Many times the usual time: on a busy machine a heartbeat may be late, but a bug that
     // delays one delays it for ever.
-    theirs.set_read_timeout(Some(10 * crate::reader::SILENCE)).unwrap();
+    theirs.set_read_timeout(Some(10 * crate::session::SILENCE)).unwrap();
     let mut frame = [0; HEADER_BYTES];
     for _ in 0..2 {
         // The link of a peer that is silent is lost after 3 s.
