@@ -4,6 +4,8 @@
 mod commands;
 #[path = "host/disks.rs"]
 mod disks;
+#[path = "host/ports.rs"]
+mod ports;
 #[path = "host/rig.rs"]
 mod rig;
 #[path = "host/silent.rs"]

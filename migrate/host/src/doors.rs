@@ -297,6 +297,13 @@ impl Gate {
                     let Some(listener) = &self.listener else { return };
                     // Connections with another destination are another VM's.
                     let wanted = one.wanted;
+                    // A source opens its channels behind its main connection. What came before it
+                    // and has ended was left by a migration that was cancelled.
+                    let mut nth = 0..;
+                    self.waiting.retain(|other| {
+                        let came_before = nth.next() < Some(at);
+                        !(came_before && other.wanted == wanted && has_ended(&other.socket))
+                    });
                     let all = self.waiting.extract_if(.., |other| other.wanted == wanted);
                     let all = all.map(|one| one.socket).collect();
                     keeper.migration(&self.door, listener, all);
@@ -328,6 +335,12 @@ impl Gate {
             }
         }
     }
+}
+
+/// Whether the other end writes no more.
+fn has_ended(socket: &QemuSocket) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 fn look(socket: &QemuSocket) -> Look {

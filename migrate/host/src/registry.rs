@@ -22,12 +22,17 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The number of records of ended migrations that are stored.
 const HISTORY: usize = 100;
 /// The most time that a carrier may take to report the state of its migration.
 const FIRST_WORD: Duration = Duration::from_secs(2);
+/// Interval of attempts to reach a carrier that could not be reached.
+const AGAIN: Duration = Duration::from_millis(100);
+/// The most time that a carrier whose process exists may take to listen at its socket: its record
+/// comes first.
+const LISTENS: Duration = Duration::from_secs(10);
 /// The largest record that is read.
 const MAX_RECORD: u64 = 64 << 10;
 
@@ -53,7 +58,8 @@ impl fmt::Debug for Registry {
 
 #[derive(Debug)]
 struct Known {
-    channel: Arc<Channel>,
+    /// `None` while the carrier cannot be reached.
+    channel: Option<Arc<Channel>>,
     record: Record,
 }
 
@@ -90,6 +96,18 @@ fn read_record(path: &Path) -> Option<Record> {
     (size <= MAX_RECORD)
         .then(|| fs::read(path).ok())?
         .and_then(|text| serde_json::from_slice(&text).ok())
+}
+
+/// Whether a carrier that cannot be reached for this reason may have ended: nothing listens at its
+/// socket.
+fn is_absence(error: &io::Error) -> bool {
+    [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused].contains(&error.kind())
+}
+
+/// Whether the process of this number is a carrier: the number may be another process's by now.
+fn is_carrier(pid: u32) -> bool {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    command.split(|byte| *byte == 0).any(|word| word == b"carry")
 }
 
 /// The folder of the records below `run_dir`. It is made if it is missing, for this user alone.
@@ -138,14 +156,29 @@ impl Registry {
     /// # Errors
     /// The folder cannot be read, or the system refuses threads.
     pub fn find_again(self: &Arc<Self>) -> Result<Found, HostError> {
+        self.find_those(self.stored()?)
+    }
+
+    /// Finds the carriers of these records, which were read before.
+    fn find_those(self: &Arc<Self>, records: Vec<Record>) -> Result<Found, HostError> {
         let mut found = Found::default();
-        for record in self.stored()? {
+        for record in records {
             if record.phase == Phase::Ended {
                 continue;
             }
-            let Ok(channel) = Channel::connect(&socket_of(&self.folder, &record.id)) else {
-                self.bury(&record);
-                continue;
+            let channel = match Channel::connect(&socket_of(&self.folder, &record.id)) {
+                Ok(channel) => channel,
+                Err(error) if is_absence(&error) && !is_carrier(record.pid) => {
+                    self.bury_unless_ended(&record);
+                    continue;
+                }
+                // The carrier does not listen yet, or was stopped when as many services as may wait
+                // had come and gone. Its place is not free.
+                Err(_) => {
+                    found.running += 1;
+                    self.know(None, record)?;
+                    continue;
+                }
             };
             let patience = HostError::system("cannot wait for a carrier");
             channel.set_patience(Some(FIRST_WORD)).map_err(patience)?;
@@ -169,7 +202,7 @@ impl Registry {
                     record
                 }
                 _ => {
-                    self.bury(&record);
+                    self.bury_unless_ended(&record);
                     continue;
                 }
             };
@@ -188,30 +221,68 @@ impl Registry {
         channel: Channel,
         record: Record,
     ) -> Result<Arc<Channel>, HostError> {
-        let (id, channel) = (record.id.clone(), Arc::new(channel));
+        let channel = Arc::new(channel);
+        self.know(Some(channel.clone()), record).map(|()| channel)
+    }
+
+    /// Adds a carrier, and follows it; without a channel, it is first reached.
+    fn know(
+        self: &Arc<Self>,
+        channel: Option<Arc<Channel>>,
+        record: Record,
+    ) -> Result<(), HostError> {
+        let id = record.id.clone();
         let known = Known { channel: channel.clone(), record: record.clone() };
-        let orders = channel.clone();
         self.lock().insert(id.clone(), known);
         let (registry, followed) = (self.clone(), id.clone());
         let follow = move || {
             registry.watcher.changed(None, &record);
-            loop {
-                match channel.receive::<Record>() {
-                    Ok(Some((record, _))) => registry.update(&followed, record),
-                    // This version does not understand the message and ignores it. The end of the
-                    // carrier counts.
-                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
-                    Ok(None) | Err(_) => break,
-                }
+            if let Some(channel) = channel.or_else(|| registry.reach(&record)) {
+                registry.follow(&followed, &channel);
             }
             registry.gone(&followed);
         };
         let thread = std::thread::Builder::new().name("carrier".into()).spawn(follow);
-        thread.map(|_| orders).map_err(|error| {
+        thread.map(drop).map_err(|error| {
             // No thread would remove it, and its port would stay taken.
             self.lock().remove(&id);
             HostError::system("cannot start a thread")(error)
         })
+    }
+
+    /// Waits until a carrier can be reached; `None` if it has gone.
+    fn reach(&self, record: &Record) -> Option<Arc<Channel>> {
+        let (path, until) = (socket_of(&self.folder, &record.id), Instant::now() + LISTENS);
+        let channel = loop {
+            match Channel::connect(&path) {
+                Ok(channel) => break Arc::new(channel),
+                Err(error) if is_absence(&error) => {
+                    if !is_carrier(record.pid) || Instant::now() >= until {
+                        return None;
+                    }
+                }
+                // It is stopped, for as long as that takes.
+                Err(_) => {}
+            }
+            std::thread::sleep(AGAIN);
+        };
+        if let Some(known) = self.lock().get_mut(&record.id) {
+            known.channel = Some(channel.clone());
+        }
+        Some(channel)
+    }
+
+    /// Records what a carrier reports, until its channel ends.
+    fn follow(&self, id: &str, channel: &Channel) {
+        loop {
+            match channel.receive::<Record>() {
+                Ok(Some((record, _))) => self.update(id, record),
+                // This version does not understand the message and ignores it. The end of the
+                // carrier counts.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
+                Ok(None) | Err(_) => return,
+            }
+        }
     }
 
     /// Records what a carrier has reported about its migration.
@@ -241,6 +312,15 @@ impl Registry {
             _ => self.bury(&known.record),
         }
         self.prune();
+    }
+
+    /// Records the end of a carrier that is not there any more. It may have ended in order since its
+    /// record was read: its own record of the end stays.
+    fn bury_unless_ended(&self, found: &Record) {
+        let last = read_record(&self.folder.join(format!("{}.json", found.id)));
+        if last.is_none_or(|last| last.phase != Phase::Ended) {
+            self.bury(found);
+        }
     }
 
     /// Records the end of a carrier that could not do so itself.
@@ -285,7 +365,7 @@ impl Registry {
             let found = carriers
                 .values()
                 .find(|known| known.record.session.as_deref() == Some(session))
-                .map(|known| known.channel.clone());
+                .and_then(|known| known.channel.clone());
             found
         };
         match channel.map(|channel| channel.send(&Order::Link(peer.into()), Some(link.as_fd()))) {

@@ -23,6 +23,11 @@ pub trait Entrance: Send + Sync {
     fn readiness(&self) -> BorrowedFd<'_>;
     /// Whether QEMU's connections still arrive here.
     fn is_ours(&self) -> bool;
+    /// Whether another process accepts here once the session has ended, although the migration may
+    /// be in doubt for long.
+    fn returns(&self) -> bool {
+        false
+    }
     /// The address, for messages.
     fn address(&self) -> String;
 }

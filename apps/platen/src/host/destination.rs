@@ -2,7 +2,7 @@
 
 use super::carriage::{Carriage, Outcome};
 use anyhow::Context;
-use host::{of_process, unix_listeners, Awaits, Phase, Record, Status, What};
+use host::{of_process, tcp_listener, unix_listeners, Awaits, Phase, Record, Status, What};
 use relay::{
     Destination, DestinationEnd, Host, Promise, QemuAddress, QemuSocket, RelayError, Server,
     ServerConfig,
@@ -48,6 +48,7 @@ pub(super) fn run(
     };
     let receiver = Arc::new(Receiving {
         carriage,
+        listener: listener_at(&address).map_or_else(OnceLock::new, OnceLock::from),
         address,
         path,
         process: OnceLock::new(),
@@ -64,6 +65,8 @@ pub(super) fn run(
 struct Receiving {
     carriage: Carriage,
     address: QemuAddress,
+    /// The socket that listened there first.
+    listener: OnceLock<u64>,
     /// The unix socket of the destination QEMU.
     path: Option<PathBuf>,
     /// The process behind the first connection there.
@@ -74,6 +77,21 @@ struct Receiving {
 impl Receiving {
     fn is_for_a_disk(&self) -> bool {
         self.carriage.carrier.record().what == What::Disk
+    }
+
+    /// Refuses a socket that listens in the place of the one at the session's begin. After an outage
+    /// of the links the VM's QEMU may have ended, and libvirt gives its port to the next one.
+    fn is_of_this_vm(&self) -> Result<(), String> {
+        // If nothing listens, no connection is made.
+        let Some(now) = listener_at(&self.address) else { return Ok(()) };
+        if *self.listener.get_or_init(|| now) == now {
+            return Ok(());
+        }
+        Err(format!(
+            "another process listens at {} than at the begin of the session, and may have another \
+             VM: migrate again",
+            self.address
+        ))
     }
 }
 
@@ -88,6 +106,7 @@ impl Host for Receiving {
     }
 
     fn listen(&self, _: &Option<String>) -> Result<(), String> {
+        self.is_of_this_vm()?;
         // The QEMU takes the first connection for its VM's (W36).
         if self.is_for_a_disk() && Awaits::at(&self.address) == Awaits::Vm {
             return Err(format!(
@@ -100,6 +119,8 @@ impl Host for Receiving {
     }
 
     fn connected(&self, socket: &QemuSocket) -> Result<(), String> {
+        // It may have come between the look and the connection.
+        self.is_of_this_vm()?;
         let (QemuSocket::Unix(socket), Some(path)) = (socket, &self.path) else { return Ok(()) };
         // The second QEMU may have come between the first look and the connection.
         is_of_one_vm(path)?;
@@ -165,6 +186,17 @@ impl Host for Receiving {
 
     fn notice(&self, text: &str) {
         self.carriage.say(text);
+    }
+}
+
+/// The inode of the only socket that listens at this address; `None` also if the kernel does not tell.
+fn listener_at(address: &QemuAddress) -> Option<u64> {
+    match address {
+        QemuAddress::Tcp(address) => tcp_listener(*address),
+        QemuAddress::Unix(address) => match unix_listeners(address.path()).ok()?[..] {
+            [only] => Some(only),
+            _ => None,
+        },
     }
 }
 

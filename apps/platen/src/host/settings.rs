@@ -39,6 +39,9 @@ fn codec(config: &Config) -> anyhow::Result<Option<CodecSettings>> {
 pub(super) struct Settings {
     pub(super) config: Config,
     me: String,
+    /// Root and the users of `allow_users`. They are looked up once: a directory service (LDAP) that
+    /// does not answer must not hold up a migration.
+    users: Vec<u32>,
 }
 
 impl Settings {
@@ -54,18 +57,35 @@ impl Settings {
             .unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
         let me = config.find(&name).with_context(|| args.config.display().to_string())?;
         let me = me.name.clone();
-        Ok(Self { config, me })
+        Ok(Self::looked_up(config, me))
+    }
+
+    fn looked_up(config: Config, me: String) -> Self {
+        let named = config.allow_users.iter().filter_map(|name| {
+            let found = || User::from_name(name).ok().flatten();
+            name.parse().ok().or_else(|| found().map(|user| user.uid.as_raw()))
+        });
+        let mut users: Vec<_> = [0].into_iter().chain(named).collect();
+        users.sort_unstable();
+        users.dedup();
+        Self { config, me, users }
     }
 
     /// The settings that a service has passed to its carrier.
     pub(super) fn given(config: Config, me: String) -> anyhow::Result<Self> {
         config.find(&me)?;
-        Ok(Self { config, me })
+        Ok(Self::looked_up(config, me))
+    }
+
+    /// The configuration for a carrier: it has numbers of users, and looks up no name.
+    pub(super) fn for_carrier(&self) -> Config {
+        let allow_users = self.users.iter().map(u32::to_string).collect();
+        Config { allow_users, ..self.config.clone() }
     }
 
     /// This configuration with the changes that a running service can adopt.
     pub(super) fn with(&self, change: &Change) -> Self {
-        Self { config: change.config.clone(), me: self.me.clone() }
+        Self::looked_up(change.config.clone(), self.me.clone())
     }
 
     /// This host.
@@ -131,14 +151,7 @@ impl Settings {
 
     /// Root and the users of `allow_users`, as whom libvirt and QEMU run.
     pub(super) fn qemu_users(&self) -> Vec<u32> {
-        let named = self.config.allow_users.iter().filter_map(|name| {
-            let found = || User::from_name(name).ok().flatten();
-            name.parse().ok().or_else(|| found().map(|user| user.uid.as_raw()))
-        });
-        let mut users: Vec<_> = [0].into_iter().chain(named).collect();
-        users.sort_unstable();
-        users.dedup();
-        users
+        self.users.clone()
     }
 
     /// The users who may connect to a door.
@@ -301,6 +314,20 @@ mod tests {
             let error = settings.target(named).unwrap_err();
             assert!(error.contains("socket:1 to socket:2, and ports 200 to 209"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_carrier_looks_up_no_user() {
+        let text =
+            "allow_users = [\"daemon\", \"23456\", \"no-such-user\"]\n[[host]]\nname = \"a\"\n\
+                    door = \"127.80.0.1\"\nports = \"1-9\"\n";
+        let settings = Settings::given(Config::parse(text).unwrap(), "a".into()).unwrap();
+        let daemon = User::from_name("daemon").unwrap().unwrap().uid.as_raw();
+        assert_eq!(settings.qemu_users(), [0, daemon, 23456]);
+        let given = settings.for_carrier();
+        assert_eq!(given.allow_users, ["0", &daemon.to_string(), "23456"]);
+        let carrier = Settings::given(given, "a".into()).unwrap();
+        assert_eq!(carrier.qemu_users(), settings.qemu_users());
     }
 
     #[test]

@@ -64,10 +64,9 @@ pub(super) fn run(
         record.transferred = source.session().bytes_out.load(Ordering::Relaxed);
         record.ram = source.counters().ram.load(Ordering::Relaxed);
         record.ram_sent = source.counters().ram_seen(config.page_size);
-        let over = handle.is_over();
-        record.phase = if over { Phase::Ending } else { Phase::Active };
-        // The relay accepts nothing any more: a new connection is another migration's.
-        record.holds_port = !over;
+        record.phase = if handle.is_over() { Phase::Ending } else { Phase::Active };
+        // A connection that the relay does not accept any more is another migration's.
+        record.holds_port = handle.accepts();
     };
     let cpu = process_cpu();
     let report = || {

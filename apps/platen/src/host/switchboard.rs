@@ -123,7 +123,7 @@ impl Carriers {
         // A child that is not waited for would stay in the process table.
         let _ = std::thread::Builder::new().name("wait".into()).spawn(reap);
         let settings = self.settings();
-        let (config, me) = (settings.config.clone(), settings.me().name.clone());
+        let (config, me) = (settings.for_carrier(), settings.me().name.clone());
         let job = Job { config, me, record: record.clone(), task };
         for connection in connections {
             send(&ours, &Order::Connection, Some(connection.as_fd()))?;

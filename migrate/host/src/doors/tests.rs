@@ -132,6 +132,34 @@ fn all_connections_of_a_migration_are_handed_over_in_their_order() {
     turn(&mut doors, &mut keeper, |keeper| keeper.migrations.len() == 2);
 }
 
+/// A source opens its channels behind its main connection, so those that it has closed and that
+/// came before the main connection are of a migration that was cancelled.
+#[test]
+fn a_migration_gets_no_channel_that_a_cancelled_one_has_left() {
+    let (mut doors, mut keeper) = doors(20_010, &[me()]);
+    keeper.answers = vec![Some(Awaits::Vm)];
+    let connect = || TcpStream::connect((peer(), 20_010)).unwrap();
+    let channel = || {
+        let mut channel = connect();
+        channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
+        channel
+    };
+    let (left, open) = (channel(), channel());
+    someone_waits(&mut doors, &mut keeper, 0);
+    drop(left);
+    // Its end comes after its bytes.
+    turn(&mut doors, &mut keeper, |_| true);
+    std::thread::sleep(Duration::from_millis(100));
+    let (mut main, own) = (connect(), channel());
+    // A whole channel can be there at once.
+    own.shutdown(std::net::Shutdown::Write).unwrap();
+    main.write_all(b"QEVM\0\0\0\x03").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+    let there: Vec<_> =
+        keeper.migrations[0].1.iter().map(|socket| stream(socket).peer_addr().unwrap()).collect();
+    assert_eq!(there, [&open, &main, &own].map(|socket| socket.local_addr().unwrap()));
+}
+
 #[test]
 fn what_is_no_migration_is_told_apart_and_nothing_of_it_read() {
     let (mut doors, mut keeper) = doors(20_002, &[me()]);

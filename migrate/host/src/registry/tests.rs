@@ -155,6 +155,80 @@ fn a_carrier_that_is_stopped_holds_up_no_service() {
     wait(|| registry.running()[0].plain == 7);
 }
 
+/// A service reads all records before it looks for their carriers.
+#[test]
+fn a_carrier_that_ends_while_a_service_looks_for_it_keeps_its_outcome() {
+    let run = tempfile::tempdir().unwrap();
+    let registry = Registry::open(run.path(), silent()).unwrap();
+    let begin = record();
+    write_record(&registry.folder, &begin).unwrap();
+    let read_before = registry.stored().unwrap();
+    let (phase, status) = (Phase::Ended, Some(Status::Completed));
+    write_record(&registry.folder, &Record { phase, status, ..begin }).unwrap();
+    assert_eq!(registry.find_those(read_before).unwrap().running, 0);
+    assert_eq!(registry.history().unwrap()[0].status, Some(Status::Completed));
+}
+
+/// It was stopped, and as many services as may wait at it have come and gone.
+#[test]
+fn a_carrier_that_takes_no_further_service_is_not_taken_for_killed() {
+    let run = tempfile::tempdir().unwrap();
+    let registry = Registry::open(run.path(), silent()).unwrap();
+    let begin = record();
+    write_record(&registry.folder, &begin).unwrap();
+    let path = socket_of(&registry.folder, &begin.id);
+    let post = crate::channel::Post::listen(&path).unwrap();
+    let mut gone = 0;
+    while Channel::connect(&path).is_ok() {
+        gone += 1;
+        assert!(gone < 100, "any number may wait");
+    }
+    assert_eq!(registry.find_again().unwrap().running, 1);
+    assert!(registry.has(Role::Source, Some("b"), Place::Door(49152)), "its door is free");
+    assert!(registry.history().unwrap().is_empty());
+    // It goes on, and is heard.
+    (0..gone).for_each(|_| drop(post.accept().unwrap()));
+    let carrier = post.accept().unwrap();
+    carrier.send(&Record { plain: 7, ..begin }, None).unwrap();
+    wait(|| registry.running()[0].plain == 7);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let link = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    registry.hand_on(&"5".repeat(32), link, "10.0.0.1:1").unwrap();
+    drop(carrier);
+    wait(|| registry.running().is_empty());
+}
+
+/// The service that started it was killed, and the next one looks before it listens.
+#[test]
+fn a_carrier_that_does_not_listen_yet_is_not_taken_for_killed() {
+    let run = tempfile::tempdir().unwrap();
+    let registry = Registry::open(run.path(), silent()).unwrap();
+    // It has a carrier's command line.
+    let mut process = std::process::Command::new("sh");
+    let process = process.args(["-c", "read word", "carry"]).stdin(std::process::Stdio::piped());
+    let mut process = process.spawn().unwrap();
+    let begin = Record { pid: process.id(), ..record() };
+    wait(|| is_carrier(begin.pid));
+    write_record(&registry.folder, &begin).unwrap();
+    assert_eq!(registry.find_again().unwrap().running, 1);
+    assert!(registry.has(Role::Source, Some("b"), Place::Door(49152)), "its door is free");
+    let post = crate::channel::Post::listen(&socket_of(&registry.folder, &begin.id)).unwrap();
+    let carrier = post.accept().unwrap();
+    carrier.send(&Record { plain: 7, ..begin.clone() }, None).unwrap();
+    wait(|| registry.running()[0].plain == 7);
+    drop((carrier, post));
+    wait(|| registry.running().is_empty());
+    // One that ends before it listens is recorded as killed.
+    let late = Record { id: new_id(), ..begin };
+    write_record(&registry.folder, &late).unwrap();
+    assert_eq!(registry.find_again().unwrap().running, 1);
+    process.kill().unwrap();
+    process.wait().unwrap();
+    wait(|| registry.running().is_empty() && registry.history().unwrap().len() == 2);
+    let history = registry.history().unwrap();
+    assert!(history[1].cause.as_ref().unwrap().contains("killed"), "{history:?}");
+}
+
 #[test]
 fn the_last_hundred_are_stored() {
     let run = tempfile::tempdir().unwrap();

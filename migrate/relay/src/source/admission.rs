@@ -29,10 +29,10 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::fr
 /// preempt channel: every other kind writes at once.
 const SILENT: Duration = Duration::from_millis(100);
 
-/// Accepts QEMU's connections until the migration is over.
+/// Accepts QEMU's connections until the migration is over, or the entrance is another process's.
 pub(super) fn accept(shared: &Arc<Shared>, entrance: &dyn Entrance) {
     let mut refused_since = None;
-    while !shared.over.load(Ordering::Acquire) {
+    while shared.accepts() {
         match shared.accept_waiting() {
             Ok(()) => {
                 refused_since = None;

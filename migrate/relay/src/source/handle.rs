@@ -66,6 +66,12 @@ impl SourceHandle {
         self.0.over.load(Ordering::Acquire)
     }
 
+    /// Whether the relay still accepts connections. Once this is false, another process may accept at
+    /// its entrance ([`Entrance::returns`](crate::Entrance::returns)).
+    pub fn accepts(&self) -> bool {
+        self.0.accepts()
+    }
+
     /// Whether the destination may be starting the VM now, or has it: a cancel could then make two
     /// copies run.
     pub fn in_doubt(&self) -> bool {

@@ -37,6 +37,19 @@ impl Shared {
         self.lock_connections().streams.iter().any(|stream| stream.kind.is_main())
     }
 
+    /// Whether the relay accepts connections. Once this is false, it accepts none any more.
+    pub(in crate::source) fn accepts(&self) -> bool {
+        let connections = self.lock_connections();
+        self.may_accept(&connections)
+    }
+
+    /// As [`accepts`](Self::accepts). With the lock, no other thread is about to accept.
+    fn may_accept(&self, _: &MutexGuard<'_, Connections>) -> bool {
+        let returns = || self.entrance.get().is_some_and(|entrance| entrance.returns());
+        let is_back = || self.session.failure().is_some() && returns();
+        !self.over.load(Ordering::Acquire) && !is_back()
+    }
+
     /// Accepts every waiting connection. The lock is held across `accept`: a connection that QEMU
     /// made before the call is in `connections` after it.
     ///
@@ -46,7 +59,7 @@ impl Shared {
         let Some(entrance) = self.entrance.get() else { return Ok(()) };
         loop {
             let mut connections = self.lock_connections();
-            if self.over.load(Ordering::Acquire) {
+            if !self.may_accept(&connections) {
                 return Ok(());
             }
             let socket = match entrance.accept() {
