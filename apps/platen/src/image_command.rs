@@ -221,12 +221,12 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
         if args.mapped_ram {
             mapped_ram(&image, &file, how.threads)
                 .with_context(|| format!("image {}", args.image.display()))?;
-            return Ok(());
+            return synced(&file);
         }
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&head).context("cannot write the stream")?;
         plain(&image, &mut out, how).with_context(|| format!("image {}", args.image.display()))?;
-        Ok(())
+        synced(out.get_ref())
     };
     if args.stream == Path::new("-") {
         ensure!(
@@ -251,4 +251,13 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
             // A partial stream is useless.
             let _ = std::fs::remove_file(&args.stream);
         })
+}
+
+/// Makes a file durable: some file systems notice only then that they had no room for all of it,
+/// and its reader takes what is missing for zeros. Other outputs, such as a pipe, have no disk.
+fn synced(file: &File) -> anyhow::Result<()> {
+    match file.sync_all() {
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => Ok(()),
+        synced => synced.context("cannot write the stream"),
+    }
 }

@@ -20,7 +20,9 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Arguments of `platen save`.
@@ -186,9 +188,9 @@ impl Saving<'_> {
         };
         let state = State { facts: facts.to_string().into_bytes(), ..recorded.state };
         match self.args.then {
-            _ if snapshot => self.finish_snapshot(intake, &state),
-            Then::Continue => self.go_on(intake, &state),
-            Then::Pause | Then::Quit => self.leave(intake, &state),
+            _ if snapshot => self.finish_snapshot(intake, state),
+            Then::Continue => self.go_on(intake, state),
+            Then::Pause | Then::Quit => self.leave(intake, state),
         }
     }
 
@@ -244,12 +246,12 @@ impl Saving<'_> {
     fn finish_snapshot(
         &mut self,
         mut intake: Intake,
-        state: &State,
+        state: State,
     ) -> anyhow::Result<(Summary, &'static str)> {
         let made = self.left().and_then(|()| {
             intake.dismiss_keeper();
             self.stopped = self.qmp.query_migrate()?.downtime;
-            Ok(intake.take_writer()?.finish(state)?.link()?)
+            Ok(self.finish(intake.take_writer()?, state)?.link()?)
         });
         match made {
             Ok(summary) => Ok((summary, "running")),
@@ -258,14 +260,14 @@ impl Saving<'_> {
     }
 
     /// Lets the VM continue, then finishes the image.
-    fn go_on(&mut self, intake: Intake, state: &State) -> anyhow::Result<(Summary, &'static str)> {
+    fn go_on(&mut self, intake: Intake, state: State) -> anyhow::Result<(Summary, &'static str)> {
         // After a cancel QEMU itself starts the VM again, even if this process ends now.
         let cancelled = self.qmp.migrate_cancel();
         let more = intake.close()?;
         let settled = cancelled.map_err(Into::into).and_then(|()| self.settle(false));
         settled?;
         let writer = intake_writer(more)?;
-        let summary = writer.finish(state)?.link()?;
+        let summary = self.finish(writer, state)?.link()?;
         Ok((summary, if self.was_running { "running" } else { "paused" }))
     }
 
@@ -273,9 +275,9 @@ impl Saving<'_> {
     fn leave(
         &mut self,
         mut intake: Intake,
-        state: &State,
+        state: State,
     ) -> anyhow::Result<(Summary, &'static str)> {
-        let finished = intake.take_writer()?.finish(state).map_err(anyhow::Error::from);
+        let finished = intake.take_writer().and_then(|writer| self.finish(writer, state));
         let made = finished.and_then(|finished: Finished| {
             intake.is_over()?;
             Ok(finished.link()?)
@@ -286,6 +288,13 @@ impl Saving<'_> {
         };
         let left = intake.say_loaded().and_then(|()| self.left());
         if let Err(error) = left {
+            if self.qmp.query_status().is_err() {
+                // This image may be all that is left of the VM.
+                return Err(error.context(
+                    "QEMU does not answer: if it has ended, its VM is in the image; if the VM runs there, the image is \
+                     out of date, so remove it",
+                ));
+            }
             // The VM will run on and write to its disks, so the image would not match them.
             let _ = std::fs::remove_file(&self.args.image);
             return Err(self.undo(intake, error));
@@ -297,9 +306,34 @@ impl Saving<'_> {
         Ok((summary, "paused"))
     }
 
+    /// Writes the rest of the image, on a thread of its own: a disk may hang, the VM may be stopped
+    /// meanwhile, and an interrupt has to make it continue.
+    fn finish(&self, writer: Writer, state: State) -> anyhow::Result<Finished> {
+        let (sender, outcome) = channel();
+        let work = move || {
+            // Nobody waits for it after an interrupt, and it leaves no file then.
+            let _ = sender.send(writer.finish(&state));
+        };
+        let thread = thread::Builder::new().name("finish".into()).spawn(work);
+        thread.context("cannot start a thread")?;
+        loop {
+            match outcome.recv_timeout(ASK) {
+                Ok(finished) => return Ok(finished?),
+                Err(RecvTimeoutError::Timeout) => {
+                    ensure!(!self.interrupted.load(Ordering::Acquire), "interrupted");
+                }
+                Err(RecvTimeoutError::Disconnected) => bail!("the thread that writes has ended"),
+            }
+        }
+    }
+
     /// Ends the save, and makes QEMU continue its VM. A snapshot is not cancelled: that could leave
     /// a thread of QEMU waiting for ever (see `stream_keeper`).
     fn undo(&mut self, mut intake: Intake, error: anyhow::Error) -> anyhow::Error {
+        if !self.args.snapshot {
+            // First: QEMU then starts the VM again, whatever keeps the intake from its end.
+            let _ = self.qmp.migrate_cancel();
+        }
         intake.end();
         match self.settle(!self.args.snapshot) {
             Ok(()) => error,
@@ -320,7 +354,7 @@ impl Saving<'_> {
                 }
                 status => ensure!(Instant::now() < until, "QEMU's migration stays '{status}'"),
             }
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
     }
 
@@ -348,7 +382,7 @@ impl Saving<'_> {
                 info.status(),
                 vm.status
             );
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
     }
 }

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 /// Time limit for a QEMU that sends nothing, on a host that hangs.
 const SILENCE: Duration = Duration::from_secs(600);
+/// Time limit for the thread to end. It may wait for a disk that hangs.
+const ENDS: Duration = Duration::from_secs(5);
 /// Time limit for QEMU to close its socket after a cancel.
 const CLOSES: Duration = Duration::from_secs(120);
 
@@ -60,6 +62,8 @@ impl Intake {
                 Some(keeper) => accept_from(keeper, &ended),
                 None => accept(&listener, &ended),
             };
+            // If the save ends while this thread waits for a disk that hangs, the keeper reads on.
+            drop(reads_on);
             let ending = if snapshot { Ending::Closed } else { Ending::Described };
             let outcome = stream.and_then(|stream| {
                 let reader = Patient { stream: &stream, stop: &ended };
@@ -68,7 +72,6 @@ impl Intake {
                 ensure!(answered, "QEMU saves without a return path");
                 Ok((recorded, writer, stream))
             });
-            drop(reads_on);
             let _ = sender.send(outcome);
         };
         let thread = thread::Builder::new().name("intake".into()).spawn(body);
@@ -164,13 +167,14 @@ impl Intake {
         self.stop.store(true, Ordering::Release);
         self.stream = None;
         self.writer = None;
-        if let Some(thread) = self.thread.take() {
-            // The thread checks `stop` every LOOK. Its outcome, dropped below, owns stream and
-            // writer.
-            let _ = thread.join();
-            while self.outcomes.try_recv().is_ok() {}
-        }
         self.keeper = None;
+        if let Some(thread) = self.thread.take() {
+            // The thread checks `stop` every LOOK, unless it waits for a disk. Its outcome, dropped
+            // here, owns stream and writer.
+            if self.outcomes.recv_timeout(ENDS).err() != Some(RecvTimeoutError::Timeout) {
+                let _ = thread.join();
+            }
+        }
     }
 }
 

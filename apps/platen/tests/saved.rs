@@ -27,6 +27,8 @@ mod codecs;
 mod disk;
 #[path = "saved/hot.rs"]
 mod hot;
+#[path = "saved/hung.rs"]
+mod hung;
 #[path = "saved/killed.rs"]
 mod killed;
 #[path = "saved/libvirt.rs"]

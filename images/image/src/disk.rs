@@ -75,7 +75,7 @@ fn step(
 #[cfg(test)]
 pub(crate) mod steps {
     use super::Step;
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::io;
     use std::path::{Path, PathBuf};
 
@@ -84,11 +84,19 @@ pub(crate) mod steps {
 
     thread_local! {
         static LOG: RefCell<Option<(usize, Vec<Entry>)>> = const { RefCell::new(None) };
+        static FAILS_ONCE: Cell<bool> = const { Cell::new(false) };
     }
 
     /// Logs this thread's steps from now on. From step `dies` on, each of them fails.
     pub(crate) fn begin(dies: usize) {
         LOG.with(|log| *log.borrow_mut() = Some((dies, Vec::new())));
+        FAILS_ONCE.set(false);
+    }
+
+    /// Logs this thread's steps from now on. Step `fails` fails, and no other.
+    pub(crate) fn begin_with_failure(fails: usize) {
+        begin(fails);
+        FAILS_ONCE.set(true);
     }
 
     /// Ends the log and returns it: the steps that were done.
@@ -106,7 +114,10 @@ pub(crate) mod steps {
             let mut log = log.borrow_mut();
             let Some((left, entries)) = &mut *log else { return Ok(()) };
             if *left == 0 {
-                return Err(io::Error::other("killed by the test"));
+                if FAILS_ONCE.get() {
+                    *left = usize::MAX;
+                }
+                return Err(io::Error::other("made to fail by the test"));
             }
             *left -= 1;
             entries.push((kind, inode, path.map(Path::to_owned)));

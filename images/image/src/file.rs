@@ -14,6 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::disk;
+use crate::store::is_at;
 
 /// A file that is being written and has no name yet; rule I1.
 #[derive(Debug)]
@@ -96,7 +97,7 @@ impl NewFile {
     }
 
     /// Gives the file, which is durable, the name `path` in its folder, durably. Fails if the name
-    /// exists.
+    /// exists. After an error the file has no name.
     pub(crate) fn link(mut self, path: &Path) -> io::Result<()> {
         match self.partial.take() {
             None => self.link_open(path)?,
@@ -109,12 +110,20 @@ impl NewFile {
                             disk::link(&self.file, &partial, AtFlags::empty(), path)
                         }
                         _ => Err(error),
+                    })
+                    // A server of NFS that has lost its first answer says this of our own link.
+                    .or_else(|error| match is_at(&self.file, path) {
+                        true if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                        _ => Err(error),
                     });
                 let _ = std::fs::remove_file(&partial);
                 named?;
             }
         }
-        disk::sync_folder(&self.folder)
+        disk::sync_folder(&self.folder).inspect_err(|_| {
+            // The caller lets the VM run on: an image at this name would be out of date.
+            let _ = disk::unlink(path);
+        })
     }
 
     /// Gives the file, which is durable, the name `path` in its folder, durably, in the place of
@@ -261,5 +270,23 @@ mod tests {
         std::fs::set_permissions(&listed, Permissions::from_mode(0o650)).unwrap();
         take(&last, &listed);
         assert_eq!((mode(&last), list_of(&last)), (0o650, list_of(&listed)));
+    }
+
+    /// As a server of NFS answers a link that it has made already.
+    #[test]
+    fn a_name_that_the_file_has_already_is_no_error_and_that_of_another_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (partial, path) = (folder.path().join(".partial"), folder.path().join("image"));
+        let new = || {
+            let file = File::create(&partial).unwrap();
+            NewFile { file, folder: folder.path().to_owned(), partial: Some(partial.clone()) }
+        };
+        let first = new();
+        std::fs::hard_link(&partial, &path).unwrap();
+        first.link(&path).unwrap();
+        assert!(path.exists() && !partial.exists());
+        let error = new().link(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert!(path.exists() && !partial.exists());
     }
 }

@@ -23,7 +23,12 @@ pub(crate) struct PageMap {
     chunks: Vec<Option<Box<[u64]>>>,
     /// Words of same-filled pages; an entry with [`WORD`] holds an index of them.
     words: Vec<[u8; 8]>,
+    /// Number of words at which those of superseded pages are dropped.
+    most_words: usize,
 }
+
+/// Least number of words at which those of superseded pages are dropped.
+const LEAST_WORDS: usize = 1 << 16;
 
 /// Flag of an entry that holds the number of a slot.
 const SLOT: u64 = 1 << 63;
@@ -35,7 +40,8 @@ const ZERO: u64 = 1;
 impl PageMap {
     pub(crate) fn new(pages: u64) -> Self {
         let chunks = usize::try_from(pages.div_ceil(CHUNK as u64)).unwrap_or(usize::MAX);
-        Self { pages, chunks: vec![None; chunks], words: Vec::new() }
+        let words = Vec::new();
+        Self { pages, chunks: vec![None; chunks], words, most_words: LEAST_WORDS }
     }
 
     pub(crate) fn pages(&self) -> u64 {
@@ -51,6 +57,9 @@ impl PageMap {
             Content::Filled(word) => {
                 // Neighbouring pages mostly have the same word.
                 if self.words.last() != Some(&word) {
+                    if self.words.len() >= self.most_words {
+                        self.drop_words();
+                    }
                     self.words.push(word);
                 }
                 WORD | (self.words.len() as u64 - 1)
@@ -59,6 +68,23 @@ impl PageMap {
         let chunk = self.chunks[chunk].get_or_insert_with(|| vec![0; CHUNK].into());
         let before = std::mem::replace(&mut chunk[at], entry);
         self.content(before)
+    }
+
+    /// Drops the words that no page has. A page may be sent any number of times.
+    fn drop_words(&mut self) {
+        let mut kept: Vec<[u8; 8]> = Vec::new();
+        for entry in self.chunks.iter_mut().flatten().flat_map(|chunk| chunk.iter_mut()) {
+            if *entry & SLOT == 0 && *entry & WORD != 0 {
+                let word = self.words[usize::try_from(*entry & !WORD).expect("an index")];
+                if kept.last() != Some(&word) {
+                    kept.push(word);
+                }
+                *entry = WORD | (kept.len() as u64 - 1);
+            }
+        }
+        self.words = kept;
+        // Twice as many, so that the search costs each page the same, however many there are.
+        self.most_words = (2 * self.words.len()).max(LEAST_WORDS);
     }
 
     fn place(page: u64) -> (usize, usize) {
@@ -132,5 +158,22 @@ mod tests {
             map.extents(|slot| slot),
             [extent(0, 9_998, Content::Zero), extent(9_998, 2, Content::Filled([3; 8]))]
         );
+    }
+
+    /// A live save may send a page any number of times.
+    #[test]
+    fn words_of_superseded_pages_take_no_memory() {
+        let mut map = PageMap::new(10_000);
+        let word = |nth: u64| (nth | 1 << 40).to_le_bytes();
+        for nth in 0..1_000_000 {
+            map.set(nth % 5_000, Content::Filled(word(nth)));
+        }
+        assert!(map.words.len() < 100_000, "{} words", map.words.len());
+        for (nth, extent) in (995_000..1_000_000).zip(map.extents(|slot| slot)) {
+            let page = nth % 5_000;
+            let expected = Extent { first: page, pages: 1, content: Content::Filled(word(nth)) };
+            assert_eq!(extent, expected);
+        }
+        assert_eq!(map.unsent(), 5_000);
     }
 }

@@ -34,6 +34,8 @@ pub enum Reader {
 
 /// Maximum number of same-filled pages in a section: about as many bytes as a unit has.
 const FILLED_PAGES: u64 = 32;
+/// Length at which a section ends, bytes. A store may keep one page for all pages of RAM.
+const SECTION: usize = 1 << 20;
 /// Maximum number of zero pages in a section.
 const ZERO_PAGES: u64 = 16384;
 
@@ -75,6 +77,12 @@ pub fn plain(
             let name = image.index().blocks[run.block].name.as_str();
             let slot = usize::try_from(run.slot % image.shape().unit_pages()).expect("in a unit");
             for (page, nth) in (run.page..run.page + run.pages).zip(slot..) {
+                if buffer.len() >= SECTION {
+                    wire::end_of_section(&mut buffer, state.ram_section);
+                    out.put(&mut buffer)?;
+                    wire::part(&mut buffer, state.ram_section);
+                    last = None;
+                }
                 let bytes = &unit.bytes()[nth * page_size..(nth + 1) * page_size];
                 let named = (last != Some(run.block)).then_some(name);
                 wire::page(&mut buffer, page * page_size as u64, named, bytes);

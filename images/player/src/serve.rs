@@ -49,6 +49,11 @@ pub(crate) struct Server {
     buffer: Vec<u8>,
     /// Position of the search for same-filled pages: block, extent, page.
     filled: (usize, usize, u64),
+    /// A unit, and the run and the page in it before which no page of the unit is pending.
+    searched: (u64, usize, u64),
+    /// Pages that were looked at to find pending ones.
+    #[cfg(test)]
+    looked: u64,
     /// The time from which `Counts::asked` counts.
     pub(crate) since: Instant,
     pub(crate) counts: Counts,
@@ -69,6 +74,9 @@ impl Server {
             last: None,
             buffer: Vec::new(),
             filled: (0, 0, 0),
+            searched: (0, 0, 0),
+            #[cfg(test)]
+            looked: 0,
             since: Instant::now(),
             counts: Counts::default(),
             image: Arc::clone(image),
@@ -200,14 +208,28 @@ impl Server {
     ) -> Result<bool, PlayError> {
         let mut chosen = [(0, 0, 0); BATCH];
         let mut count = 0;
-        for run in self.cache.runs().of(unit) {
-            for nth in 0..run.pages {
-                if count < BATCH && self.pending.is_set(run.block, run.page + nth) {
-                    chosen[count] = (run.block, run.page + nth, run.slot + nth);
-                    count += 1;
-                }
+        // One slot may be that of all pages of RAM: a search from the first one for each batch
+        // would take hours.
+        let (mut at, mut nth) = match self.searched {
+            (searched, at, nth) if searched == unit => (at, nth),
+            _ => (0, 0),
+        };
+        while let (Some(run), true) = (self.cache.runs().of(unit).get(at), count < BATCH) {
+            if nth == run.pages {
+                (at, nth) = (at + 1, 0);
+                continue;
             }
+            #[cfg(test)]
+            {
+                self.looked += 1;
+            }
+            if self.pending.is_set(run.block, run.page + nth) {
+                chosen[count] = (run.block, run.page + nth, run.slot + nth);
+                count += 1;
+            }
+            nth += 1;
         }
+        self.searched = (unit, at, nth);
         if count == 0 {
             return Ok(false);
         }
@@ -352,4 +374,47 @@ fn page_of<'a>(image: &Image, slot: u64, plain: &'a [u8]) -> &'a [u8] {
     let size = image.shape().page_size();
     let nth = usize::try_from(slot % image.shape().unit_pages()).expect("below a unit's pages");
     &plain[nth * size..(nth + 1) * size]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use image::{Options, RamBlock, State, Store, Writer};
+
+    use super::*;
+
+    /// A guest may fill its RAM with one page, which a store keeps once.
+    #[test]
+    fn a_unit_with_pages_of_all_of_ram_is_searched_once() {
+        const PAGES: u64 = 20_000;
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::create(folder.path()).unwrap();
+        let mut writer = Writer::create_in(&store, "i", None, Options::default()).unwrap();
+        let block = RamBlock { name: "ram".into(), len: PAGES * 4096, host_page: 0 };
+        writer.blocks(4096, &[block]).unwrap();
+        let bytes: Vec<u8> = (0..512_u64).flat_map(|at| (at * at).to_le_bytes()).collect();
+        (0..PAGES).for_each(|page| writer.page(0, page, &bytes).unwrap());
+        writer.finish(&State::default()).unwrap().link().unwrap();
+        let image = Arc::new(Image::open(&folder.path().join("i")).unwrap());
+        assert_eq!(image.index().units.len(), 1);
+
+        let (here, mut there) = UnixStream::pair().unwrap();
+        let reader = thread::spawn(move || std::io::copy(&mut there, &mut std::io::sink()));
+        let mut socket = Socket::new(here).unwrap();
+        let cache = UnitCache::new(&image, 1, 0).unwrap();
+        let mut server = Server::new(&cache);
+        let unit = cache.unit(0, &mut Units::new()).unwrap();
+        let mut sent = 0;
+        while server.push(&unit, &mut socket).unwrap() {
+            sent += 1;
+        }
+        assert_eq!((server.counts.pages, sent), (PAGES, PAGES.div_ceil(BATCH as u64)));
+        assert!((0..PAGES).all(|page| !server.pending.is_set(0, page)));
+        assert!(server.looked <= 2 * PAGES, "{} looks at {PAGES} pages", server.looked);
+        drop(socket);
+        let read = reader.join().unwrap().unwrap();
+        assert!(read > PAGES * 4096);
+    }
 }

@@ -112,15 +112,25 @@ impl Socket {
     }
 
     /// Writes all of `bytes`, and reads whenever the socket is full: a QEMU that waits for room in
-    /// its return path reads nothing.
-    pub(crate) fn send(&mut self, mut bytes: &[u8]) -> Result<(), PlayError> {
+    /// its return path reads nothing. A QEMU that is stopped is waited for.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), PlayError> {
+        self.send_while(bytes, None)
+    }
+
+    /// As [`Self::send`], as long as `wait` permits.
+    pub(crate) fn send_within(&mut self, bytes: &[u8], wait: &Wait) -> Result<(), PlayError> {
+        self.send_while(bytes, Some(wait))
+    }
+
+    fn send_while(&mut self, mut bytes: &[u8], wait: Option<&Wait>) -> Result<(), PlayError> {
         self.written += bytes.len() as u64;
         while !bytes.is_empty() {
             match self.stream.write(bytes) {
                 Ok(len) => bytes = &bytes[len..],
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.poll(PollFlags::IN | PollFlags::OUT, None)?;
+                    let left = wait.map(Wait::left).transpose()?;
+                    self.poll(PollFlags::IN | PollFlags::OUT, left)?;
                     self.read()?;
                 }
                 Err(error) => return Err(PlayError::write(error)),
@@ -153,5 +163,14 @@ mod tests {
         let over = Wait { what: "PONG 1", until: Instant::now() };
         let said = socket.next(&over).unwrap_err().to_string();
         assert!(said.contains("has not sent PONG 1 for 600 s"), "{said}");
+    }
+
+    #[test]
+    fn a_reader_that_reads_nothing_is_waited_for_until_the_time_is_over() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        let mut socket = Socket::new(here).unwrap();
+        let wait = Wait { what: "an answer", until: Instant::now() + Duration::from_millis(50) };
+        let error = socket.send_within(&vec![0; 16 << 20], &wait).unwrap_err();
+        assert!(matches!(error, PlayError::Silent { what: "an answer", .. }), "{error}");
     }
 }

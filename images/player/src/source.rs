@@ -19,6 +19,8 @@ use crate::{wire, PlayError};
 const LOOK: Duration = Duration::from_micros(300);
 /// Size of the log of decoded units of a player that does not share it, bytes.
 const ALONE: usize = 4 << 20;
+/// The message that ends the wait for the devices.
+const DEVICES: &str = "PONG 3, which follows its devices,";
 /// Longest single wait for a message while QEMU loads devices.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -133,9 +135,11 @@ impl Player {
         let mut out = beginning(&playing.player.image);
         out.append(&mut playing.player.hot);
         put_devices(&mut out, &playing.player.image);
-        playing.socket.send(&out)?;
+        let devices = Wait::begin(DEVICES);
+        // Until the guest runs, nothing is lost by an end, and a QEMU that hangs shows by it.
+        playing.socket.send_within(&out, &devices)?;
         playing.player.server.since = Instant::now();
-        playing.run(on)
+        playing.run(&devices, on)
     }
 
     /// Continues a restore whose player has died. The QEMU at the other end of `socket` is in
@@ -156,7 +160,7 @@ impl Player {
         }
         on(Event::Running);
         playing.running = Some(playing.begin.elapsed());
-        playing.run(on)
+        playing.run(&Wait::begin(DEVICES), on)
     }
 }
 
@@ -226,8 +230,8 @@ impl Playing {
         }
     }
 
-    fn run(mut self, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
-        let devices = Wait::begin("PONG 3, which follows its devices,");
+    /// Sends the pages. `devices` is the wait for the devices, if they are not loaded yet.
+    fn run(mut self, devices: &Wait, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
         // The time from which the next background unit may be sent.
         let mut due = Instant::now();
         loop {

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-use image::RamBlock;
+use image::{Image, Options, RamBlock, Store, Writer};
 use player::{plain, PlainOptions, PlayError, Reader};
 use recorder::{record, Ending, Sink};
 use stream::synth::{Configuration, MainStream, Section};
@@ -152,4 +153,45 @@ fn a_reader_that_goes_away_ends_it() {
     for writes in 0..5 {
         assert!(matches!(plain(&image, &mut Full(writes), HOW), Err(PlayError::Closed)));
     }
+}
+
+/// A guest may fill its RAM with one page, which a store keeps once.
+#[test]
+fn one_page_that_is_all_of_ram_is_written_in_pieces() {
+    struct Longest(usize, Vec<u8>);
+
+    impl std::io::Write for Longest {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.max(bytes.len());
+            self.1.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    const PAGES: u64 = 5000;
+    let folder = tempfile::tempdir().unwrap();
+    let saved = saved(&folder.path().join("image"), &save());
+    let store = Store::create(&folder.path().join("store")).unwrap();
+    let mut writer = Writer::create_in(&store, "i", None, Options::default()).unwrap();
+    let block = |name: &str| RamBlock { name: name.into(), len: PAGES * 4096, host_page: 0 };
+    let blocks = [block("one"), block("two")];
+    writer.blocks(PAGE, &blocks).unwrap();
+    for number in 0..2 {
+        (0..PAGES).for_each(|at| writer.page(number, at, &page(3)).unwrap());
+    }
+    writer.finish(saved.state()).unwrap().link().unwrap();
+    let image = Arc::new(Image::open(&folder.path().join("store/i")).unwrap());
+    assert_eq!(image.index().units.len(), 1);
+    let mut written = Longest(0, Vec::new());
+    plain(&image, &mut written, HOW).unwrap();
+    assert!(written.0 <= 2 << 20, "{} bytes at once", written.0);
+    let mut memory = Memory::default();
+    record(&written.1[..], &mut memory, Ending::Closed).unwrap();
+    assert_eq!(memory.blocks, blocks);
+    assert_eq!(memory.pages.len() as u64, 2 * PAGES);
+    assert!(memory.pages.values().all(|bytes| *bytes == page(3)));
 }

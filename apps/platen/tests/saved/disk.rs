@@ -106,3 +106,51 @@ fn a_vm_waits_for_what_the_disk_does_not_return_and_goes_on_later() {
     }
     panic!("the disk failed before the VM ran, in every attempt");
 }
+
+/// Runs `work` on a thread for which, and for whose processes, no file can be made durable, as on a
+/// disk or a server that notices late that it has no room.
+fn with_full_disk_at_fsync<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let rules = [(libc::SYS_fsync, Vec::new())];
+    let edquot = SeccompAction::Errno(u32::try_from(libc::EDQUOT).unwrap());
+    let here = std::env::consts::ARCH.try_into().unwrap();
+    let rules = rules.into_iter().collect();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, edquot, here).unwrap();
+    let filter: BpfProgram = filter.try_into().unwrap();
+    let filtered = || {
+        apply_filter(&filter).unwrap();
+        work()
+    };
+    thread::scope(|scope| scope.spawn(filtered).join().unwrap())
+}
+
+/// A file that lacks pages would load as a VM with zeros in their place.
+#[test]
+fn a_disk_that_is_full_at_the_end_is_noticed_and_no_file_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    let file = folder.join("file").display().to_string();
+    for flag in [&["--mapped-ram"][..], &[]] {
+        let words = [&["image", "export", &image, &file][..], flag].concat();
+        let (output, _) = with_full_disk_at_fsync(|| platen(folder, &words));
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains("quota"), "{flag:?}: {text}");
+        assert!(!Path::new(&file).exists(), "{flag:?}");
+        works(folder, &words);
+        fs::remove_file(&file).unwrap();
+    }
+    // The output is a file here.
+    let mut export = Command::new(env!("CARGO_BIN_EXE_platen"));
+    export.args(["image", "export", &image, "-"]).stdout(File::create(&file).unwrap());
+    assert!(!with_full_disk_at_fsync(|| export.status().unwrap()).success());
+    for then in ["continue", "pause", "quit"] {
+        let words = ["save", &file, "--qmp", &source.address(), "--then", then];
+        fs::remove_file(&file).unwrap_or_default();
+        let (output, report) = with_full_disk_at_fsync(|| platen(folder, &words));
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains("no image was made"), "{then}: {text}");
+        assert_eq!(report["status"], "failed", "{then}");
+        assert!(!Path::new(&file).exists(), "{then}");
+        comes_to(&source, &["running"]);
+    }
+}

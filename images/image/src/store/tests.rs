@@ -363,3 +363,27 @@ fn a_new_store_is_durable_before_it_can_be_used() {
     let parent = at(Step::SyncFolder, folder.path()).expect("the name of the folder itself");
     assert!(parent < named, "{log:?}");
 }
+
+/// The caller goes on as if there were no image, and the VM runs on: a file at the name would be an
+/// image of a VM that has run since.
+#[test]
+fn a_file_whose_name_cannot_be_made_durable_has_no_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let image = || {
+        let mut writer = Writer::create(&path, options()).unwrap();
+        writer.blocks(PAGE, &[RamBlock { name: "ram".into(), len: 8192, host_page: 0 }]).unwrap();
+        writer.page(0, 0, &page(1)).unwrap();
+        writer.finish(&State::default()).unwrap()
+    };
+    let finished = image();
+    // The link succeeds, and the disk fails at the folder.
+    steps::begin_with_failure(1);
+    let error = finished.link().unwrap_err();
+    let log = steps::end();
+    assert!(matches!(log[..], [(Step::Link, ..), (Step::Unlink, ..)]), "{log:?}");
+    assert!(error.to_string().contains("name"), "{error}");
+    assert!(!path.exists(), "{error}, and there is an image");
+    image().link().unwrap();
+    assert_eq!(verify(&path).findings, Vec::new());
+}

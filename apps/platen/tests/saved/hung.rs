@@ -1,0 +1,102 @@
+//! A server of files that does not answer.
+
+#![expect(unsafe_code, reason = "a filter of system calls that keeps them waiting")]
+
+use super::*;
+
+use rustix::event::{poll, PollFd, PollFlags};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// The kernel's descriptor of calls that wait: they go on once it is closed.
+struct Hung {
+    listener: OwnedFd,
+}
+
+/// Runs `work` on a thread for which, and for whose processes, each write of many bytes waits for
+/// ever, as on a server of files that does not answer.
+fn with_hung_disk<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Hung) {
+    const MANY: u64 = 3000;
+    /// `SECCOMP_RET_USER_NOTIF`, in the place of the errno below.
+    const NOTIFY: u32 = 0x7fc0_0000;
+    const EXAMPLE: u32 = 0x123;
+    let many = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ge, MANY).unwrap();
+    let rules = [(libc::SYS_write, vec![SeccompRule::new(vec![many]).unwrap()])];
+    let here = std::env::consts::ARCH.try_into().unwrap();
+    let rules = rules.into_iter().collect();
+    let action = SeccompAction::Errno(EXAMPLE);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, action, here).unwrap();
+    let mut filter: BpfProgram = filter.try_into().unwrap();
+    for instruction in &mut filter {
+        if instruction.k == 0x5_0000 | EXAMPLE {
+            instruction.k = NOTIFY;
+        }
+    }
+    let filtered = || {
+        let len = u16::try_from(filter.len()).unwrap();
+        let program = libc::sock_fprog { len, filter: filter.as_mut_ptr().cast() };
+        // SAFETY: the kernel copies the program, whose length is that of the list.
+        let listener = unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+                std::ptr::from_ref(&program),
+            )
+        };
+        let listener = i32::try_from(listener).unwrap();
+        assert!(listener >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the kernel has just made this descriptor for this thread.
+        let listener = unsafe { OwnedFd::from_raw_fd(listener) };
+        (work(), Hung { listener })
+    };
+    thread::scope(|scope| scope.spawn(filtered).join().unwrap())
+}
+
+/// The VM is stopped while it is saved. An interrupt makes it continue, whatever the disk does.
+#[test]
+fn an_interrupt_lets_the_vm_go_on_although_the_disk_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    let cases = [
+        &["--stop", "--then", "quit"][..],
+        &["--live", "--then", "quit"],
+        &["--live", "--then", "continue"],
+        // QEMU keeps the VM from its memory until the pages are read.
+        &["--snapshot"],
+    ];
+    for (nth, how) in cases.into_iter().enumerate() {
+        let image = folder.join(format!("image{nth}"));
+        let mut save = Command::new(env!("CARGO_BIN_EXE_platen"));
+        save.arg("save").arg(&image).args(["--qmp", &source.address()]).args(how);
+        save.args(["--compress-threads", "1"]).stderr(Stdio::null());
+        let (mut save, hung) = with_hung_disk(|| save.spawn().unwrap());
+        let mut waits = [PollFd::new(&hung.listener, PollFlags::IN)];
+        poll(&mut waits, Some(&LONG.try_into().unwrap())).unwrap();
+        assert!(waits[0].revents().contains(PollFlags::IN), "{how:?} does not write to the disk");
+        let pid = rustix::process::Pid::from_child(&save);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let mut monitor = Qmp::connect(&second_monitor(&source.socket), LONG).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let over = monitor.query_migrate().unwrap().is_over();
+            if over && monitor.query_status().unwrap().running {
+                break;
+            }
+            let said = monitor.execute("query-migrate", None).unwrap();
+            if Instant::now() > deadline {
+                save.kill().unwrap();
+                panic!("{how:?}: the VM does not go on: {said}");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        drop(hung);
+        assert!(!save.wait().unwrap().success());
+        assert!(!image.exists(), "{how:?}");
+    }
+}
