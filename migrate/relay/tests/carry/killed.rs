@@ -99,7 +99,7 @@ fn a_source_whose_whole_postcopy_waits_takes_nothing_from_the_destination() {
             let rig = rig_with(Receiving::with(&[None], grants));
             let mut main = announced(3);
             let destination = rig.carry(None, &main.take());
-            let mut sent = until_stuck(&rig.source, &mut main);
+            let mut sent = until_stuck(&rig, &mut main);
             set_socket_send_buffer_size(&rig.source, 200 << 10).unwrap();
             main.packaged(&vec![7; state]).raw(&PING);
             let last = [main.take(), section(&mut main, 3), end(&mut main)].concat();
@@ -154,7 +154,7 @@ fn a_source_whose_packaged_state_waits_may_have_cancelled() {
             let rig = rig_with(Receiving::with(&[None], grants));
             let mut main = announced(3);
             let destination = rig.carry(None, &main.take());
-            let before = until_stuck(&rig.source, &mut main);
+            let before = until_stuck(&rig, &mut main);
             set_socket_send_buffer_size(&rig.source, 200 << 10).unwrap();
             let state = vec![7; 90_000];
             match is_acknowledged {
