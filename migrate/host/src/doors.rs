@@ -297,8 +297,8 @@ impl Gate {
                     let Some(listener) = &self.listener else { return };
                     // Connections with another destination are another VM's.
                     let wanted = one.wanted;
-                    // A source opens its channels behind its main connection. What came before it
-                    // and has ended was left by a migration that was cancelled.
+                    // A source opens its channels behind its main connection. A channel that came
+                    // before it and has ended was left by a migration that was cancelled.
                     let mut nth = 0..;
                     self.waiting.retain(|other| {
                         let came_before = nth.next() < Some(at);

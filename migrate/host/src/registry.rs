@@ -314,8 +314,8 @@ impl Registry {
         self.prune();
     }
 
-    /// Records the end of a carrier that is not there any more. It may have ended in order since its
-    /// record was read: its own record of the end stays.
+    /// Records the end of a carrier that is not there any more. It may have ended in order since
+    /// its record was read: its own record of the end stays.
     fn bury_unless_ended(&self, found: &Record) {
         let last = read_record(&self.folder.join(format!("{}.json", found.id)));
         if last.is_none_or(|last| last.phase != Phase::Ended) {

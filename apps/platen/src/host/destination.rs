@@ -79,8 +79,8 @@ impl Receiving {
         self.carriage.carrier.record().what == What::Disk
     }
 
-    /// Refuses a socket that listens in the place of the one at the session's begin. After an outage
-    /// of the links the VM's QEMU may have ended, and libvirt gives its port to the next one.
+    /// Refuses a socket that listens in the place of the one at the session's begin. After an
+    /// outage of the links the VM's QEMU may have ended, and libvirt gives its port to the next.
     fn is_of_this_vm(&self) -> Result<(), String> {
         // If nothing listens, no connection is made.
         let Some(now) = listener_at(&self.address) else { return Ok(()) };
@@ -189,7 +189,8 @@ impl Host for Receiving {
     }
 }
 
-/// The inode of the only socket that listens at this address; `None` also if the kernel does not tell.
+/// The inode of the only socket that listens at this address; `None` also if the kernel does not
+/// tell.
 fn listener_at(address: &QemuAddress) -> Option<u64> {
     match address {
         QemuAddress::Tcp(address) => tcp_listener(*address),

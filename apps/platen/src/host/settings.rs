@@ -39,8 +39,8 @@ fn codec(config: &Config) -> anyhow::Result<Option<CodecSettings>> {
 pub(super) struct Settings {
     pub(super) config: Config,
     me: String,
-    /// Root and the users of `allow_users`. They are looked up once: a directory service (LDAP) that
-    /// does not answer must not hold up a migration.
+    /// Root and the users of `allow_users`. They are looked up once: a directory service (LDAP)
+    /// that does not answer must not hold up a migration.
     users: Vec<u32>,
 }
 

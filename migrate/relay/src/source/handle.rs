@@ -66,8 +66,8 @@ impl SourceHandle {
         self.0.over.load(Ordering::Acquire)
     }
 
-    /// Whether the relay still accepts connections. Once this is false, another process may accept at
-    /// its entrance ([`Entrance::returns`](crate::Entrance::returns)).
+    /// Whether the relay still accepts connections. Once this is false, another process may accept
+    /// at its entrance ([`Entrance::returns`](crate::Entrance::returns)).
     pub fn accepts(&self) -> bool {
         self.0.accepts()
     }
