@@ -14,7 +14,6 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::disk;
-use crate::store::is_at;
 
 /// A file that is being written and has no name yet; rule I1.
 #[derive(Debug)]
@@ -163,6 +162,12 @@ pub fn make_private(file: &File) -> io::Result<()> {
         Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// Whether `path` still names the open file.
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
+    (open.dev(), open.ino()) == (named.dev(), named.ino())
 }
 
 /// The folder that `path` lies in.

@@ -10,10 +10,9 @@ use codec::checksum;
 use rustix::fs::OFlags;
 use varint::{unzigzag, zigzag};
 
-use crate::file::{parent_of, NewFile};
+use crate::file::{is_at, parent_of, NewFile};
 use crate::index::{put, Cursor};
 use crate::part::read_at;
-use crate::store::is_at;
 use crate::{Damage, Image, ImageFile, WriteError};
 
 const MAGIC: &[u8; 8] = b"PLATENHT";

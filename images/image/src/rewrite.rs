@@ -7,10 +7,10 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{flock, FlockOperation};
 
-use crate::file::NewFile;
+use crate::file::{is_at, NewFile};
 use crate::pack::PACKS;
 use crate::sharing::pack_id;
-use crate::store::{is_at, Store};
+use crate::store::Store;
 use crate::{Content, Damage, Image, Options, RamBlock, Units, WriteError, Writer};
 
 impl Store {

@@ -15,7 +15,6 @@ mod tests;
 
 use std::fs::{create_dir, read_dir, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -280,12 +279,6 @@ pub fn remove_image(path: &Path) -> Result<(), WriteError> {
         disk::sync_folder(parent_of(path))
     });
     removed.map_err(|source| WriteError::Io { what: "remove", path: path.to_owned(), source })
-}
-
-/// Whether `path` still names the open file.
-pub(crate) fn is_at(file: &File, path: &Path) -> bool {
-    let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
-    (open.dev(), open.ino()) == (named.dev(), named.ino())
 }
 
 fn is_reserved(name: &str) -> bool {

@@ -38,9 +38,9 @@ fn with_hung_disk<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Hung) {
     let filtered = || {
         let len = u16::try_from(filter.len()).unwrap();
         let program = libc::sock_fprog { len, filter: filter.as_mut_ptr().cast() };
+        rustix::thread::set_no_new_privs(true).unwrap();
         // SAFETY: the kernel copies the program, whose length is that of the list.
         let listener = unsafe {
-            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
             libc::syscall(
                 libc::SYS_seccomp,
                 libc::SECCOMP_SET_MODE_FILTER,
