@@ -34,6 +34,7 @@ fn asked_about() -> (Arc<Server>, Hello) {
         delta_cache: 0,
         history: 0,
         resume: RESUME,
+        silence: session::SILENCE,
     };
     let server = Server::new(config, Arc::new(Quiet)).unwrap();
     let hello = Hello::of_one_link(4096).unwrap();
