@@ -59,7 +59,7 @@ pub trait Switchboard: Send + Sync + 'static {
     /// Gives a connection that begins with a pass to the process that holds the session.
     ///
     /// # Errors
-    /// The connection, when no process holds the session.
+    /// The connection, when no process holds the session, or the process takes no link now.
     fn hand_on(&self, session: &str, socket: TcpStream, peer: &str) -> Result<(), TcpStream>;
     /// Starts a process for the session.
     ///
@@ -175,6 +175,11 @@ impl Front {
         if let Some(pass) = look_at_pass(&own, deadline) {
             match self.switchboard.hand_on(&pass.session, own, peer) {
                 Ok(()) => return Ok(()),
+                // The source tries again. An answer would end its migration.
+                Err(_) if self.switchboard.holds(&pass.session) => {
+                    let detail = "the process of its session takes no link now".into();
+                    return Err(SessionError::Hello { peer: peer.into(), detail });
+                }
                 Err(socket) => own = socket,
             }
             // No process has the session: the answer to the hello says so.

@@ -27,6 +27,8 @@ type Links = Sender<(TcpStream, String)>;
 struct Board {
     acceptor: Acceptor,
     qemu: SocketAddr,
+    /// No server takes a link.
+    is_busy: AtomicBool,
     sessions: Mutex<HashMap<String, Links>>,
     notices: Mutex<Vec<String>>,
     ended: Mutex<Sender<Ended>>,
@@ -39,11 +41,11 @@ impl Switchboard for Board {
 
     fn hand_on(&self, session: &str, socket: TcpStream, peer: &str) -> Result<(), TcpStream> {
         match self.sessions.lock().unwrap().get(session) {
-            Some(links) => {
+            Some(links) if !self.is_busy.load(Ordering::Acquire) => {
                 links.send((socket, peer.into())).unwrap();
                 Ok(())
             }
-            None => Err(socket),
+            _ => Err(socket),
         }
     }
 
@@ -98,6 +100,7 @@ impl Site {
         let board = Arc::new(Board {
             acceptor: acceptor.clone(),
             qemu: qemu.local_addr().unwrap(),
+            is_busy: AtomicBool::new(false),
             sessions: Mutex::default(),
             notices: Mutex::default(),
             ended: Mutex::new(ended),
@@ -240,5 +243,24 @@ fn a_session_whose_link_does_not_return_ends() {
         let (_, end) = site.ended.recv_timeout(WATCHDOG).unwrap();
         let error = end.unwrap_err().to_string();
         assert!(error.contains("has not opened its first link again"), "{error}");
+    });
+}
+
+/// A source that learns that its session is gone ends its migration.
+#[test]
+fn a_session_whose_process_takes_no_link_now_is_not_said_to_be_gone() {
+    bounded(|| {
+        let site = Site::new();
+        let asked = Hello { name: Some("door:49152".into()), again: true, ..hello() };
+        let connector = site.connector();
+        let peer = site.address.to_string();
+        let (_, welcome) = dial(&peer, Some(&connector), &asked).unwrap();
+        let link = Hello { token: Some(welcome.token), pass: true, ..asked };
+        site.board.is_busy.store(true, Ordering::Release);
+        let error = site.dial(&link);
+        let ends = matches!(error, SessionError::Refused { .. } | SessionError::Over { .. });
+        assert!(!ends, "{error}");
+        site.board.is_busy.store(false, Ordering::Release);
+        dial(&peer, Some(&connector), &link).unwrap();
     });
 }
