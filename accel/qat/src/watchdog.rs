@@ -13,7 +13,7 @@
 use crate::calls::{self, Calls, Look};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use witness::{Evidence, Proc, Threads, Witness};
+use thread_stat::{Proc, Process, ThreadStat, Threads};
 
 /// The time between two looks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ pub struct Hang {
 struct Suspicion {
     calls: Arc<Calls>,
     look: Look,
-    evidence: Option<Evidence>,
+    stat: Option<ThreadStat>,
     looks: u64,
 }
 
@@ -70,7 +70,7 @@ impl Watchdog {
         &mut self,
         now: Instant,
         engines: Vec<Arc<Calls>>,
-        witness: &mut dyn Witness,
+        process: &mut dyn Process,
     ) -> Option<Hang> {
         let since = self.last.replace(now);
         let counts = since.is_some_and(|last| now.saturating_duration_since(last) < LATE);
@@ -82,32 +82,32 @@ impl Watchdog {
             let known =
                 before.iter().find(|known| Arc::ptr_eq(&known.calls, &calls) && known.look == look);
             let Some(known) = known else {
-                self.suspicions.push(Suspicion { calls, look, evidence: None, looks: 0 });
+                self.suspicions.push(Suspicion { calls, look, stat: None, looks: 0 });
                 continue;
             };
-            let evidence = witness.thread(look.thread);
+            let stat = process.thread(look.thread);
             let has_counted = counts
-                && match (evidence, known.evidence) {
+                && match (stat, known.stat) {
                     // The kernel tells nothing here: only the looks are left.
                     (None, _) => true,
-                    // The first evidence has nothing to be compared with.
+                    // The first one has nothing to be compared with.
                     (Some(_), None) => false,
                     (Some(now), Some(before)) if now.starved_since(&before) => false,
                     (Some(now), Some(_)) if now.state == b't' => false,
                     (Some(now), Some(before)) if now.ran != before.ran => true,
-                    _ => !*starved.get_or_insert_with(|| self.threads.look(&mut *witness)),
+                    _ => !*starved.get_or_insert_with(|| self.threads.look(&mut *process)),
                 };
             let looks = known.looks + u64::from(has_counted);
             if looks >= LOOKS && hung.is_none() {
                 let (call, thread) = (look.call.name(), look.thread);
                 hung = Some(Hang { call, seconds: looks, thread });
             }
-            self.suspicions.push(Suspicion { calls, look, evidence, looks });
+            self.suspicions.push(Suspicion { calls, look, stat, looks });
         }
-        if self.suspicions.iter().all(|suspicion| suspicion.evidence.is_none()) {
+        if self.suspicions.iter().all(|suspicion| suspicion.stat.is_none()) {
             self.threads.clear();
         } else if starved.is_none() {
-            self.threads.look(witness);
+            self.threads.look(process);
         }
         hung
     }

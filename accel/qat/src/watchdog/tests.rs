@@ -11,10 +11,10 @@ struct Scene {
 }
 
 #[derive(Default)]
-struct Kernel(HashMap<u32, Evidence>);
+struct Kernel(HashMap<u32, ThreadStat>);
 
-impl Witness for Kernel {
-    fn thread(&mut self, thread: u32) -> Option<Evidence> {
+impl Process for Kernel {
+    fn thread(&mut self, thread: u32) -> Option<ThreadStat> {
         self.0.get(&thread).copied()
     }
 
@@ -29,7 +29,7 @@ const OTHER: u32 = 1;
 impl Scene {
     /// The thread in the call sleeps, the other one too.
     fn new() -> Self {
-        let asleep = Evidence { state: b'S', ran: Duration::ZERO, times: 0 };
+        let asleep = ThreadStat { state: b'S', ran: Duration::ZERO, times: 0 };
         let own = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         Self {
             watchdog: Watchdog::default(),
@@ -39,7 +39,7 @@ impl Scene {
         }
     }
 
-    fn own(&mut self) -> &mut Evidence {
+    fn own(&mut self) -> &mut ThreadStat {
         self.kernel.0.iter_mut().find(|(thread, _)| **thread != OTHER).unwrap().1
     }
 

@@ -19,7 +19,7 @@
 use std::time::{Duration, Instant};
 
 use pulse::{Look, Slot, State};
-use witness::{Evidence, Threads, Witness};
+use thread_stat::{Process, ThreadStat, Threads};
 
 /// The time between two looks.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
@@ -44,7 +44,7 @@ const SLOW: u32 = 60;
 #[derive(Clone, Copy, Debug)]
 struct Suspicion {
     look: Look,
-    evidence: Option<Evidence>,
+    stat: Option<ThreadStat>,
     /// Looks that found the same step of the same request, and the thread not starved.
     looks: u32,
     /// Those of `looks` that found no thread of the server starved.
@@ -55,7 +55,7 @@ struct Suspicion {
 
 impl Suspicion {
     fn none(look: Look) -> Self {
-        Self { look, evidence: None, looks: 0, slow: 0, asleep: 0, ran: Duration::ZERO }
+        Self { look, stat: None, looks: 0, slow: 0, asleep: 0, ran: Duration::ZERO }
     }
 }
 
@@ -92,7 +92,7 @@ impl Watchdog {
         now: Instant,
         slots: &[Slot],
         state: Option<u8>,
-        witness: &mut dyn Witness,
+        process: &mut dyn Process,
     ) -> Option<Hang> {
         let since = self.last.replace(now);
         let counts = since.is_some_and(|last| now.saturating_duration_since(last) < LATE);
@@ -113,9 +113,9 @@ impl Watchdog {
             self.slots = slots.iter().map(|slot| Suspicion::none(slot.look())).collect();
             return None;
         }
-        let suspected = self.slots.iter().any(|suspicion| suspicion.evidence.is_some());
+        let suspected = self.slots.iter().any(|suspicion| suspicion.stat.is_some());
         // Whether a thread of the server has waited for a CPU in vain since the last look.
-        let starved = suspected && self.threads.look(witness);
+        let starved = suspected && self.threads.look(process);
         if !suspected {
             self.threads.clear();
         }
@@ -126,14 +126,14 @@ impl Watchdog {
                 *suspicion = Suspicion::none(look);
                 continue;
             }
-            let Some(evidence) = witness.thread(look.thread) else { continue };
-            let Some(before) = suspicion.evidence.replace(evidence) else { continue };
-            if counts && !evidence.starved_since(&before) {
+            let Some(stat) = process.thread(look.thread) else { continue };
+            let Some(before) = suspicion.stat.replace(stat) else { continue };
+            if counts && !stat.starved_since(&before) {
                 suspicion.looks += 1;
                 // It may poll for what the starved thread is to do.
                 suspicion.slow += u32::from(!starved);
-                suspicion.ran += evidence.ran.saturating_sub(before.ran);
-                let same = evidence.state != b'R' && evidence.times == before.times;
+                suspicion.ran += stat.ran.saturating_sub(before.ran);
+                let same = stat.state != b'R' && stat.times == before.times;
                 suspicion.asleep = if same { suspicion.asleep + 1 } else { 0 };
             }
             hung = hung.or_else(|| Some((number, suspicion.verdict()?)));

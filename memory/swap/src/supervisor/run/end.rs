@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use witness::Proc;
+use thread_stat::Proc;
 
 use super::{Supervisor, GONE};
 use crate::supervisor::child::{Server, Task};

@@ -6,10 +6,10 @@ const PROCESS: u32 = 10;
 
 /// A kernel with made-up facts.
 #[derive(Default)]
-struct Told(BTreeMap<u32, Evidence>);
+struct Told(BTreeMap<u32, ThreadStat>);
 
-impl Witness for Told {
-    fn thread(&mut self, thread: u32) -> Option<Evidence> {
+impl Process for Told {
+    fn thread(&mut self, thread: u32) -> Option<ThreadStat> {
         self.0.get(&thread).copied()
     }
     fn threads(&mut self) -> Vec<u32> {
@@ -32,7 +32,7 @@ impl Scene {
         pulse.slot(3).begin();
         let thread = pulse.slot(3).look().thread;
         let mut told = Told::default();
-        let asleep = Evidence { state: b'S', ran: Duration::ZERO, times: 1 };
+        let asleep = ThreadStat { state: b'S', ran: Duration::ZERO, times: 1 };
         told.0.extend([(PROCESS, asleep), (thread, asleep)]);
         Self { told, pulse, watchdog: Watchdog::default(), now: Instant::now(), thread }
     }
@@ -52,7 +52,7 @@ impl Scene {
         })
     }
 
-    fn seen(&mut self, thread: u32) -> &mut Evidence {
+    fn seen(&mut self, thread: u32) -> &mut ThreadStat {
         self.told.0.get_mut(&thread).unwrap()
     }
 }
@@ -108,7 +108,7 @@ fn a_thread_that_spins_hangs_and_one_that_gets_no_cpu_does_not() {
 #[test]
 fn a_thread_that_may_wait_for_a_starved_thread_gets_time() {
     let mut scene = Scene::new();
-    let starved = Evidence { state: b'R', ran: Duration::ZERO, times: 4 };
+    let starved = ThreadStat { state: b'R', ran: Duration::ZERO, times: 4 };
     scene.told.0.insert(99, starved);
     assert_eq!(scene.until_hung(50, |_| ()), None);
     // It gets a CPU, and wakes no other thread.
@@ -120,7 +120,7 @@ fn a_thread_that_may_wait_for_a_starved_thread_gets_time() {
 #[test]
 fn a_thread_that_polls_while_another_thread_is_starved_gets_time() {
     let mut scene = Scene::new();
-    let starved = Evidence { state: b'R', ran: Duration::ZERO, times: 4 };
+    let starved = ThreadStat { state: b'R', ran: Duration::ZERO, times: 4 };
     scene.told.0.insert(99, starved);
     let poll = |scene: &mut Scene| {
         let thread = scene.thread;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// The kernel's facts about a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Evidence {
+pub struct ThreadStat {
     /// The letter of the thread's state.
     pub state: u8,
     /// The CPU time that the thread has used.
@@ -19,7 +19,7 @@ pub struct Evidence {
     pub times: u64,
 }
 
-impl Evidence {
+impl ThreadStat {
     /// Whether the thread waits for a CPU, and has not had one since `before`.
     pub fn starved_since(&self, before: &Self) -> bool {
         self.state == b'R' && (self.ran, self.times) == (before.ran, before.times)
@@ -27,9 +27,9 @@ impl Evidence {
 }
 
 /// The source of facts about a process: the kernel, or a test.
-pub trait Witness {
+pub trait Process {
     /// The facts about a thread; `None` if it has ended, or the kernel does not tell.
-    fn thread(&mut self, thread: u32) -> Option<Evidence>;
+    fn thread(&mut self, thread: u32) -> Option<ThreadStat>;
 
     /// The numbers of all threads of the process.
     fn threads(&mut self) -> Vec<u32>;
@@ -37,20 +37,20 @@ pub trait Witness {
 
 /// All threads of a process, as they were at the last look.
 #[derive(Debug, Default)]
-pub struct Threads(Vec<(u32, Evidence)>);
+pub struct Threads(Vec<(u32, ThreadStat)>);
 
 impl Threads {
     /// Looks at all threads; returns whether one of them has waited for a CPU in vain since the
     /// last look.
-    pub fn look(&mut self, witness: &mut dyn Witness) -> bool {
-        let all: Vec<_> = witness
+    pub fn look(&mut self, process: &mut dyn Process) -> bool {
+        let all: Vec<_> = process
             .threads()
             .into_iter()
-            .filter_map(|thread| Some((thread, witness.thread(thread)?)))
+            .filter_map(|thread| Some((thread, process.thread(thread)?)))
             .collect();
-        let starved = all.iter().any(|(thread, evidence)| {
+        let starved = all.iter().any(|(thread, stat)| {
             let before = self.0.iter().find(|(other, _)| other == thread);
-            before.is_some_and(|(_, before)| evidence.starved_since(before))
+            before.is_some_and(|(_, before)| stat.starved_since(before))
         });
         self.0 = all;
         starved
@@ -85,14 +85,14 @@ impl Proc {
     }
 }
 
-impl Witness for Proc {
-    fn thread(&mut self, thread: u32) -> Option<Evidence> {
+impl Process for Proc {
+    fn thread(&mut self, thread: u32) -> Option<ThreadStat> {
         let folder = format!("{}/{thread}", self.folder());
         let mut bytes = [0; 1024];
         let stat = read(&format!("{folder}/stat"), &mut bytes)?;
         let mut bytes = [0; 128];
         let times = read(&format!("{folder}/schedstat"), &mut bytes).unwrap_or_default();
-        evidence(stat, times)
+        parse(stat, times)
     }
 
     fn threads(&mut self) -> Vec<u32> {
@@ -103,7 +103,7 @@ impl Witness for Proc {
 }
 
 /// The facts in the texts of a thread's `stat` and `schedstat`; the second may be empty.
-fn evidence(stat: &str, times: &str) -> Option<Evidence> {
+fn parse(stat: &str, times: &str) -> Option<ThreadStat> {
     // The name may contain brackets and blanks.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     let state = *fields.next()?.as_bytes().first()?;
@@ -111,7 +111,7 @@ fn evidence(stat: &str, times: &str) -> Option<Evidence> {
     let ticks = fields.next()? + fields.next()?;
     let mut fields = times.split_whitespace().map_while(|field| field.parse().ok());
     let ran = fields.next().map_or(Duration::from_millis(ticks * 10), Duration::from_nanos);
-    Some(Evidence { state, ran, times: fields.nth(1).unwrap_or(0) })
+    Some(ThreadStat { state, ran, times: fields.nth(1).unwrap_or(0) })
 }
 
 fn read<'a>(path: &str, bytes: &'a mut [u8]) -> Option<&'a str> {

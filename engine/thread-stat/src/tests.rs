@@ -50,31 +50,32 @@ fn the_kernel_distinguishes_a_sleeping_thread_from_a_running_one() {
 fn facts_are_parsed_whatever_the_thread_s_name_is() {
     let stat = |name: &str| format!("7 ({name}) S 1 7 7 0 -1 4194560 9 0 0 0 3 2 0 0 20 0 1 0 5\n");
     for name in ["platen", "a) R 1", ") ", "a b", ""] {
-        let found = evidence(&stat(name), "123456789 5 42\n");
-        let expected = Evidence { state: b'S', ran: Duration::from_nanos(123_456_789), times: 42 };
+        let found = parse(&stat(name), "123456789 5 42\n");
+        let expected =
+            ThreadStat { state: b'S', ran: Duration::from_nanos(123_456_789), times: 42 };
         assert_eq!(found, Some(expected), "{name:?}");
         // Without schedstat, in ticks.
-        let expected = Evidence { state: b'S', ran: Duration::from_millis(50), times: 0 };
-        assert_eq!(evidence(&stat(name), ""), Some(expected), "{name:?}");
+        let expected = ThreadStat { state: b'S', ran: Duration::from_millis(50), times: 0 };
+        assert_eq!(parse(&stat(name), ""), Some(expected), "{name:?}");
     }
-    assert_eq!(evidence("", ""), None);
-    assert_eq!(evidence("7 (a) S 1 7", ""), None);
+    assert_eq!(parse("", ""), None);
+    assert_eq!(parse("7 (a) S 1 7", ""), None);
 }
 
 #[test]
 fn a_thread_is_starved_if_it_is_runnable_and_has_not_run_since_the_last_look() {
-    struct Told(Vec<(u32, Evidence)>);
-    impl Witness for Told {
-        fn thread(&mut self, thread: u32) -> Option<Evidence> {
-            self.0.iter().find(|(other, _)| *other == thread).map(|(_, evidence)| *evidence)
+    struct Told(Vec<(u32, ThreadStat)>);
+    impl Process for Told {
+        fn thread(&mut self, thread: u32) -> Option<ThreadStat> {
+            self.0.iter().find(|(other, _)| *other == thread).map(|(_, stat)| *stat)
         }
         fn threads(&mut self) -> Vec<u32> {
             // One has ended since.
             self.0.iter().map(|(thread, _)| *thread).chain([99]).collect()
         }
     }
-    let waits = Evidence { state: b'R', ran: Duration::from_secs(1), times: 4 };
-    let sleeps = Evidence { state: b'S', ..waits };
+    let waits = ThreadStat { state: b'R', ran: Duration::from_secs(1), times: 4 };
+    let sleeps = ThreadStat { state: b'S', ..waits };
     let mut threads = Threads::default();
     let mut told = Told(vec![(1, sleeps), (2, waits)]);
     assert!(!threads.look(&mut told), "there was no look before");
