@@ -62,6 +62,7 @@ mod restore_source;
 mod restore_supervisor;
 mod restore_vm;
 mod save;
+mod save_channels;
 mod save_check;
 mod save_intake;
 mod saved_vm;
@@ -165,7 +166,7 @@ enum Command {
     KeepSettings(settings_keeper::KeepSettingsArgs),
     /// Helper process of `save` that reads QEMU's stream to the end
     #[command(hide = true)]
-    KeepStream,
+    KeepStream(stream_keeper::KeepStreamArgs),
 }
 
 /// Makes a write beyond the file size limit (`ulimit -f`) return an error. The signal would end the
@@ -211,7 +212,7 @@ fn run() -> ExitCode {
         Command::Image(args) => return finish(image_command::run(&args)),
         Command::Filter(args) => filter_command::run(&args),
         Command::KeepSettings(args) => settings_keeper::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::KeepStream => stream_keeper::run().map(|()| ExitCode::SUCCESS),
+        Command::KeepStream(args) => stream_keeper::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Play(args) => return finish(restore_player::run(&args)),
         Command::Device(args) => {
             device::use_small_one(&args);

@@ -1,12 +1,13 @@
 //! `platen save`: makes a QEMU migrate into an image.
 
+use crate::args::Channels;
 use crate::compression::CompressionArgs;
 use crate::interrupt;
 use crate::monitor::open_monitor;
 use crate::report::summary as summary_of;
 use crate::save_check;
-use crate::save_intake::Intake;
-use crate::saved_vm::{bytes, write_json, PLAIN};
+use crate::save_intake::{Intake, Kind, MORE};
+use crate::saved_vm::{bytes, write_json};
 use crate::say::say;
 use crate::settings::Before;
 use crate::store_command::{begin_image, say_shared};
@@ -45,6 +46,14 @@ pub(crate) struct SaveArgs {
     /// background-snapshot): each page is saved once, before the VM changes it
     #[arg(long, conflicts_with_all = ["live", "stop"])]
     snapshot: bool,
+    /// Number of QEMU's multifd channels, 0 to 255; 0 is a single stream. auto is 0
+    #[arg(
+        long,
+        default_value = "auto",
+        visible_alias = "multifd-channels",
+        conflicts_with = "snapshot"
+    )]
+    channels: Channels,
     /// Seconds after which a VM that dirties pages faster than they are saved is stopped, 0 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
     live_limit: u64,
@@ -163,18 +172,32 @@ impl Saving<'_> {
     ) -> anyhow::Result<(Summary, &'static str)> {
         let facts = self.facts()?;
         let snapshot = self.args.snapshot;
+        let channels = self.args.channels.count();
         if snapshot {
             settings.set(self.qmp, &save_check::snapshot_capabilities()).context(
                 "this VM cannot be saved by --snapshot (background-snapshot): use --live or --stop",
             )?;
         } else {
-            settings.set(self.qmp, &PLAIN)?;
+            settings.set(self.qmp, &save_check::capabilities(channels))?;
         }
         settings.set_parameter(self.qmp, "max-bandwidth", json!(0))?;
         if self.args.stop {
             settings.set_parameter(self.qmp, "downtime-limit", json!(STOP_NOW))?;
         }
-        let mut intake = Intake::listen(writer, snapshot)?;
+        if channels > 0 {
+            settings.set_parameter(self.qmp, "multifd-channels", json!(channels))?;
+            settings.set_parameter(self.qmp, "multifd-compression", json!("none"))?;
+        }
+        let kind = match channels {
+            _ if snapshot => Kind::Snapshot,
+            0 => Kind::Stream,
+            _ => Kind::Multifd(channels),
+        };
+        let mut intake = Intake::listen(writer, kind)?;
+        if channels > 0 {
+            // Another process has QEMU's connections, too.
+            settings.cancel_at_death()?;
+        }
         if let Err(refused) = self.qmp.migrate(intake.uri()) {
             if matches!(refused, QmpError::Refused { .. }) {
                 intake.call_off();
@@ -287,6 +310,9 @@ impl Saving<'_> {
             Err(error) => return Err(self.undo(intake, error)),
         };
         let left = intake.say_loaded().and_then(|()| self.left());
+        if left.is_ok() {
+            intake.wait_for_channels();
+        }
         if let Err(error) = left {
             if self.qmp.query_status().is_err() {
                 // This image may be all that is left of the VM.
@@ -328,14 +354,24 @@ impl Saving<'_> {
     }
 
     /// Ends the save, and makes QEMU continue its VM. A snapshot is not cancelled: that could leave
-    /// a thread of QEMU waiting for ever (see `stream_keeper`).
+    /// a thread of QEMU waiting for ever (see `stream_keeper`). Multifd channels stay open until
+    /// QEMU's migration is over, for the same reason.
     fn undo(&mut self, mut intake: Intake, error: anyhow::Error) -> anyhow::Error {
         if !self.args.snapshot {
             // First: QEMU then starts the VM again, whatever keeps the intake from its end.
             let _ = self.qmp.migrate_cancel();
         }
-        intake.end();
-        match self.settle(!self.args.snapshot) {
+        let by_channels = self.args.channels.count() > 0;
+        if !by_channels {
+            intake.end();
+        }
+        intake.stop_recording();
+        let settled = self.settle(!self.args.snapshot);
+        if by_channels {
+            let _ = self.qmp.wait_released();
+            intake.end();
+        }
+        match settled {
             Ok(()) => error,
             Err(stuck) => error.context(format!("{stuck:#}")),
         }
@@ -388,9 +424,6 @@ impl Saving<'_> {
 }
 
 fn intake_writer((writer, more): (Writer, bool)) -> anyhow::Result<Writer> {
-    ensure!(
-        !more,
-        "QEMU sent more behind what looked like the end of its device state: save again"
-    );
+    ensure!(!more, "{MORE}");
     Ok(writer)
 }

@@ -2,7 +2,7 @@
 
 use crate::monitor::refuse_in_progress;
 use crate::saved_vm::PLAIN;
-use crate::settings::capabilities;
+use crate::settings;
 use anyhow::{bail, ensure};
 use qmp::{Qmp, RunStatus};
 
@@ -13,7 +13,7 @@ pub(crate) fn vm(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
     if !vm.running && !["paused", "suspended", "shutdown"].contains(&vm.status.as_str()) {
         bail!("the VM is '{}', and QEMU migrates no such VM: let it go on first (cont)", vm.status);
     }
-    let on = capabilities(qmp)?;
+    let on = settings::capabilities(qmp)?;
     for name in ["x-colo", "x-ignore-shared", "dirty-bitmaps"] {
         if on.get(name) == Some(&true) {
             bail!("this QEMU has {name} on, which an image cannot hold: turn it off (migrate-set-capabilities)");
@@ -38,6 +38,13 @@ pub(crate) fn snapshot(continues: bool, vm: &RunStatus) -> anyhow::Result<()> {
         vm.status
     );
     Ok(())
+}
+
+/// Capability settings for a migration with that many multifd channels, where QEMU has the
+/// capability.
+pub(crate) fn capabilities(channels: u8) -> Vec<(&'static str, bool)> {
+    let plain = PLAIN.into_iter();
+    plain.map(|(name, on)| (name, if name == "multifd" { channels > 0 } else { on })).collect()
 }
 
 /// Capability settings for a snapshot, where QEMU has the capability. QEMU permits

@@ -1,10 +1,11 @@
-//! The socket that a QEMU migrates to, and the thread that records its stream.
+//! The socket that a QEMU migrates to, and the threads that record its stream.
 
 use crate::network::private_dir;
+use crate::save_channels::{accept, receive, Outcome, Patience, Patient, LOOK};
 use crate::stream_keeper::StreamKeeper;
 use anyhow::{bail, ensure, Context};
 use image::Writer;
-use recorder::{record, Ending, Recorded};
+use recorder::{record, Ending, Multifd, Recorded};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,19 +14,28 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Interval at which the thread checks whether it has to end.
-const LOOK: Duration = Duration::from_millis(100);
-/// Time limit for a QEMU that sends nothing, on a host that hangs.
-const SILENCE: Duration = Duration::from_secs(600);
-/// Time limit for the thread to end. It may wait for a disk that hangs.
+/// Time limit for the threads to end. They may wait for a disk that hangs.
 const ENDS: Duration = Duration::from_secs(5);
-/// Time limit for QEMU to close its socket after a cancel.
+/// Time limit for QEMU to close its sockets after a cancel.
 const CLOSES: Duration = Duration::from_secs(120);
+
+/// The error of a stream that goes on behind its end.
+pub(crate) const MORE: &str =
+    "QEMU sent more behind what looked like the end of its device state: save again";
 
 /// SHUT 0 on the return path: the destination has loaded the VM.
 const LOADED: [u8; 8] = [0, 1, 0, 4, 0, 0, 0, 0];
 
-type Outcome = anyhow::Result<(Recorded, Writer, UnixStream)>;
+/// The connections of a migration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// One stream with a return path.
+    Stream,
+    /// One stream without a return path, which is read to its end in any case.
+    Snapshot,
+    /// A main channel with a return path, and that many multifd channels.
+    Multifd(u8),
+}
 
 /// The receiving end of one save.
 pub(crate) struct Intake {
@@ -34,8 +44,11 @@ pub(crate) struct Intake {
     _dir: tempfile::TempDir,
     stop: Arc<AtomicBool>,
     outcomes: mpsc::Receiver<Outcome>,
+    /// The thread that records, and ends after the threads of all connections.
     thread: Option<JoinHandle<()>>,
-    /// The helper that reads the stream of a snapshot.
+    /// The recording of a save by multifd.
+    multifd: Option<Arc<Multifd<Writer>>>,
+    /// The helper that reads the connections of a snapshot or of multifd if this process dies.
     keeper: Option<Arc<StreamKeeper>>,
     /// Set when the stream is recorded; `stream` is set then, too.
     writer: Option<Writer>,
@@ -43,9 +56,8 @@ pub(crate) struct Intake {
 }
 
 impl Intake {
-    /// Listens in a private directory, and records the stream of the first client. The stream of a
-    /// `snapshot` has no return path, and is read to its end in any case.
-    pub(crate) fn listen(mut writer: Writer, snapshot: bool) -> anyhow::Result<Self> {
+    /// Listens in a private directory, and records the migration of the first client.
+    pub(crate) fn listen(writer: Writer, kind: Kind) -> anyhow::Result<Self> {
         let dir = private_dir()?;
         let path = dir.path().join("save.sock");
         let listener = UnixListener::bind(&path)
@@ -55,28 +67,40 @@ impl Intake {
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, outcomes) = mpsc::channel();
         let ended = Arc::clone(&stop);
-        let keeper = snapshot.then(|| StreamKeeper::start(&listener).map(Arc::new)).transpose()?;
-        let reads_on = keeper.clone();
-        let body = move || {
-            let stream = match &reads_on {
-                Some(keeper) => accept_from(keeper, &ended),
-                None => accept(&listener, &ended),
-            };
-            // If the save ends while this thread waits for a disk that hangs, the keeper reads on.
-            drop(reads_on);
-            let ending = if snapshot { Ending::Closed } else { Ending::Described };
-            let outcome = stream.and_then(|stream| {
-                let reader = Patient { stream: &stream, stop: &ended };
-                let recorded = record(reader, &mut writer, ending)?;
-                let answered = recorded.return_path || snapshot;
-                ensure!(answered, "QEMU saves without a return path");
-                Ok((recorded, writer, stream))
-            });
-            let _ = sender.send(outcome);
+        let (mut keeper, mut multifd) = (None, None);
+        let body: Box<dyn FnOnce() + Send> = match kind {
+            Kind::Stream => Box::new(move || {
+                let patience = Patience::new(ended);
+                let stream = accept(&listener, &patience).context("cannot accept a connection");
+                let outcome = stream.and_then(|stream| record_stream(stream, writer, &patience));
+                let _ = sender.send(outcome);
+            }),
+            Kind::Snapshot => {
+                let reads_on = Arc::new(StreamKeeper::start(&listener, 0)?);
+                keeper = Some(Arc::clone(&reads_on));
+                Box::new(move || {
+                    let patience = Patience::new(ended);
+                    let stream = accept_from(&reads_on, &patience);
+                    // If the save ends while this thread waits for a disk that hangs, the keeper
+                    // reads on.
+                    drop(reads_on);
+                    let outcome =
+                        stream.and_then(|stream| record_snapshot(stream, writer, &patience));
+                    let _ = sender.send(outcome);
+                })
+            }
+            Kind::Multifd(channels) => {
+                let reads_on = Arc::new(StreamKeeper::start(&listener, channels)?);
+                keeper = Some(Arc::clone(&reads_on));
+                let recording = Arc::new(Multifd::new(channels, writer));
+                multifd = Some(Arc::clone(&recording));
+                Box::new(move || receive(&reads_on, channels, recording, ended, &sender))
+            }
         };
         let thread = thread::Builder::new().name("intake".into()).spawn(body);
         let thread = Some(thread.context("cannot start a thread")?);
-        Ok(Self { uri, _dir: dir, stop, outcomes, thread, keeper, writer: None, stream: None })
+        let (writer, stream) = (None, None);
+        Ok(Self { uri, _dir: dir, stop, outcomes, thread, keeper, multifd, writer, stream })
     }
 
     /// The URI for QEMU's `migrate`.
@@ -102,6 +126,11 @@ impl Intake {
         self.writer.take().context("nothing is recorded")
     }
 
+    /// Whether a multifd channel had pages behind the recorded stream.
+    fn has_late_pages(&self) -> bool {
+        self.multifd.as_ref().is_some_and(|multifd| multifd.has_late_pages())
+    }
+
     /// Fails if QEMU has sent bytes after the recorded stream, or has closed its socket.
     pub(crate) fn is_over(&self) -> anyhow::Result<()> {
         let stream = self.stream.as_ref().context("nothing is recorded")?;
@@ -109,11 +138,12 @@ impl Intake {
         let more = (&*stream).read(&mut [0]);
         stream.set_nonblocking(false).context("QEMU's socket")?;
         match more {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                ensure!(!self.has_late_pages(), "{MORE}");
+                Ok(())
+            }
             Ok(0) => bail!("QEMU closed its socket before it was answered: the save was cancelled"),
-            Ok(_) => bail!(
-                "QEMU sent more behind what looked like the end of its device state: save again"
-            ),
+            Ok(_) => bail!("{MORE}"),
             Err(error) => Err(error).context("cannot read QEMU's stream"),
         }
     }
@@ -124,7 +154,7 @@ impl Intake {
         stream.write_all(&LOADED).context("cannot answer QEMU")
     }
 
-    /// Waits until QEMU, which has been told to cancel, closes the socket. Returns the writer, and
+    /// Waits until QEMU, which has been told to cancel, closes its sockets. Returns the writer, and
     /// whether more bytes arrived.
     pub(crate) fn close(mut self) -> anyhow::Result<(Writer, bool)> {
         let writer = self.take_writer()?;
@@ -142,10 +172,32 @@ impl Intake {
                 Err(_) => break,
             }
         }
-        Ok((writer, more))
+        drop(stream);
+        self.wait_for_channels();
+        Ok((writer, more || self.has_late_pages()))
     }
 
-    /// Ends a snapshot: QEMU has sent everything.
+    /// Waits until QEMU, whose migration is over, has closed its multifd channels.
+    pub(crate) fn wait_for_channels(&mut self) {
+        if self.multifd.is_none() {
+            return;
+        }
+        let until = Instant::now() + CLOSES;
+        let thread = self.thread.as_ref();
+        while thread.is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.end();
+    }
+
+    /// Records no more. QEMU's connections stay open, and are read, until [`Intake::end`].
+    pub(crate) fn stop_recording(&self) {
+        if let Some(multifd) = &self.multifd {
+            multifd.abandon(io::Error::new(ErrorKind::ConnectionAborted, "the save was ended"));
+        }
+    }
+
+    /// Ends the helper: QEMU has sent everything.
     pub(crate) fn dismiss_keeper(&mut self) {
         if let Some(keeper) = self.keeper.take().and_then(Arc::into_inner) {
             keeper.dismiss();
@@ -161,78 +213,50 @@ impl Intake {
         self.dismiss_keeper();
     }
 
-    /// Ends the connection and the thread. QEMU's migration then fails, and its VM continues. The
-    /// migration of a snapshot does not fail: its keeper reads on.
+    /// Ends the connections and the threads. QEMU's migration then fails, and its VM continues. The
+    /// migration of a snapshot does not fail: its keeper reads on. That of multifd is over before.
     pub(crate) fn end(&mut self) {
         self.stop.store(true, Ordering::Release);
+        self.stop_recording();
         self.stream = None;
         self.writer = None;
-        self.keeper = None;
+        if self.multifd.is_none() {
+            self.keeper = None;
+        }
         if let Some(thread) = self.thread.take() {
-            // The thread checks `stop` every LOOK, unless it waits for a disk. Its outcome, dropped
-            // here, owns stream and writer.
-            if self.outcomes.recv_timeout(ENDS).err() != Some(RecvTimeoutError::Timeout) {
+            // The threads check `stop` every LOOK, unless they wait for a disk.
+            let until = Instant::now() + ENDS;
+            while !thread.is_finished() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
                 let _ = thread.join();
             }
+            // Their outcomes own stream and writer.
+            while self.outcomes.try_recv().is_ok() {}
         }
+        self.dismiss_keeper();
     }
 }
 
 /// Takes QEMU's connection from the helper that has accepted it.
-fn accept_from(keeper: &StreamKeeper, stop: &AtomicBool) -> anyhow::Result<UnixStream> {
+fn accept_from(keeper: &StreamKeeper, patience: &Patience) -> anyhow::Result<UnixStream> {
     loop {
         if let Some(stream) = keeper.accepted(LOOK)? {
             stream.set_read_timeout(Some(LOOK)).context("QEMU's socket")?;
             return Ok(stream);
         }
-        ensure!(!stop.load(Ordering::Acquire), "QEMU did not connect");
+        ensure!(!patience.is_over(), "QEMU did not connect");
     }
 }
 
-fn accept(listener: &UnixListener, stop: &AtomicBool) -> anyhow::Result<UnixStream> {
-    loop {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                stream.set_nonblocking(false).context("QEMU's socket")?;
-                stream.set_read_timeout(Some(LOOK)).context("QEMU's socket")?;
-                return Ok(stream);
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                ensure!(!stop.load(Ordering::Acquire), "QEMU did not connect");
-                thread::sleep(Duration::from_millis(2));
-            }
-            Err(error) => return Err(error).context("cannot accept QEMU's connection"),
-        }
-    }
+fn record_stream(stream: UnixStream, mut writer: Writer, patience: &Patience) -> Outcome {
+    let recorded = record(Patient::new(&stream, patience), &mut writer, Ending::Described)?;
+    ensure!(recorded.return_path, "QEMU saves without a return path");
+    Ok((recorded, writer, stream))
 }
 
-/// A reader that fails once `stop` is set, or if QEMU sends nothing for [`SILENCE`].
-struct Patient<'a> {
-    stream: &'a UnixStream,
-    stop: &'a AtomicBool,
-}
-
-impl Read for Patient<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let until = Instant::now() + SILENCE;
-        loop {
-            match self.stream.read(out) {
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
-                {
-                    if self.stop.load(Ordering::Acquire) {
-                        return Err(io::Error::new(
-                            ErrorKind::ConnectionAborted,
-                            "the save was ended",
-                        ));
-                    }
-                    if Instant::now() > until {
-                        let text = format!("QEMU sent nothing for {} s", SILENCE.as_secs());
-                        return Err(io::Error::new(ErrorKind::TimedOut, text));
-                    }
-                }
-                result => return result,
-            }
-        }
-    }
+fn record_snapshot(stream: UnixStream, mut writer: Writer, patience: &Patience) -> Outcome {
+    let recorded = record(Patient::new(&stream, patience), &mut writer, Ending::Closed)?;
+    Ok((recorded, writer, stream))
 }

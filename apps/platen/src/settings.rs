@@ -103,6 +103,12 @@ impl Before {
         self.tell()
     }
 
+    /// Tells the keeper that it has to cancel QEMU's migration if this process dies.
+    pub(crate) fn cancel_at_death(&mut self) -> anyhow::Result<()> {
+        self.former.cancel = true;
+        self.tell()
+    }
+
     /// Sends the keeper the former settings. It has to have them before they change.
     fn tell(&mut self) -> anyhow::Result<()> {
         self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.tell(&self.former))

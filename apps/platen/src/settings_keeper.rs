@@ -1,5 +1,6 @@
 //! The helper process of `save`, `migrate` and `rehearse` that restores QEMU's migration settings
-//! if the command is killed. It also cancels a rehearsal whose VM waits to be handed over.
+//! if the command is killed. It also cancels a rehearsal whose VM waits to be handed over, and a
+//! save by multifd, whose connections another helper keeps open.
 //!
 //! The command sends the helper the former settings through a pipe before it changes any. If the
 //! pipe ends without the line [`DONE`], the command has died. The helper then connects to the
@@ -49,6 +50,9 @@ pub(crate) struct Former {
     /// Whether QEMU's migration is a rehearsal.
     #[serde(default)]
     pub(crate) rehearsal: bool,
+    /// Whether QEMU does not notice the death of the command, so that its migration is cancelled.
+    #[serde(default)]
+    pub(crate) cancel: bool,
 }
 
 impl Former {
@@ -218,6 +222,14 @@ fn waits_for_rehearsal(info: &MigrationInfo, died: Instant) -> bool {
     info.status() == "pre-switchover" && age.is_some_and(|age| age >= died.elapsed())
 }
 
+/// Whether the migration that is in progress began before the command died. QEMU reports no age
+/// while it sets a migration up; another client can only begin one once that of the command is
+/// over, and then the settings are restored.
+fn is_of_command(info: &MigrationInfo, died: Instant) -> bool {
+    let age = info.total_time.map(Duration::from_millis);
+    age.is_none_or(|age| age >= died.elapsed())
+}
+
 /// How long a cancel may take before it counts as lost.
 pub(crate) const LOST_CANCEL: Duration = Duration::from_secs(2);
 
@@ -268,6 +280,15 @@ fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::R
             if let Err(error) = wake_lost_cancel(&mut qmp) {
                 return later(error);
             }
+        }
+    }
+    if former.cancel
+        && !info.is_over()
+        && !["none", "cancelling"].contains(&status)
+        && is_of_command(&info, died)
+    {
+        if let Err(error) = qmp.migrate_cancel() {
+            return later(error);
         }
     }
     if !info.is_over() && status != "none" {

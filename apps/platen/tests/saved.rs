@@ -35,6 +35,8 @@ mod killed;
 mod libvirt;
 #[path = "saved/mapped.rs"]
 mod mapped;
+#[path = "saved/multifd.rs"]
+mod multifd;
 #[path = "saved/refusals.rs"]
 mod refusals;
 #[path = "saved/remote.rs"]

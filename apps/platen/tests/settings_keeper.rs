@@ -15,6 +15,10 @@ const FORMER: &str = r#"{"capabilities":[["multifd",true]],"parameters":{"downti
 const REHEARSAL: &str =
     r#"{"capabilities":[],"parameters":{"downtime-limit":300},"rehearsal":true}"#;
 
+/// The settings before a save by multifd channels.
+const BY_CHANNELS: &str =
+    r#"{"capabilities":[],"parameters":{"downtime-limit":300},"cancel":true}"#;
+
 /// Commands that a person has to give at the monitor instead.
 const COMMANDS: &str = concat!(
     r#"{"arguments":{"capabilities":[{"capability":"multifd","state":true}]},"execute":"migrate-set-capabilities"}"#,
@@ -178,6 +182,36 @@ fn a_rehearsal_that_waits_to_hand_the_vm_over_is_cancelled() {
     client.hear("query-migrate", json!({ "status": "cancelled" }));
     restores_parameters(client);
     assert!(helper.wait_with_output().unwrap().status.success());
+}
+
+/// Another helper keeps the channels of this migration open, so QEMU does not notice that the
+/// command has died. The migration of another client, which began later, is left alone.
+#[test]
+fn a_save_by_channels_is_cancelled_and_no_later_migration() {
+    for info in [
+        json!({ "status": "setup" }),
+        json!({ "status": "active", "total-time": 3_600_000 }),
+        json!({ "status": "device", "total-time": 3_600_000 }),
+    ] {
+        let (_folder, monitor, listener) = made_monitor();
+        let helper = orphan_with(&monitor, BY_CHANNELS, &[]);
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", info);
+        client.hear("migrate_cancel", json!({}));
+        client.hangs_up();
+        for info in [
+            json!({ "status": "cancelling", "total-time": 3_600_000 }),
+            json!({ "status": "active", "total-time": 0 }),
+        ] {
+            let mut client = Client::accept(&listener);
+            client.hear("query-migrate", info);
+            client.hangs_up();
+        }
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", json!({ "status": "cancelled" }));
+        restores_parameters(client);
+        assert!(helper.wait_with_output().unwrap().status.success());
+    }
 }
 
 /// QEMU 7.2 loses a cancel between STOP and pre-switchover, and would wait for ever.

@@ -1,5 +1,6 @@
 //! The error of a recording.
 
+use std::convert::Infallible;
 use std::io;
 
 /// The reason that a stream was not recorded.
@@ -51,7 +52,31 @@ pub enum RecordError<E> {
         /// The tokeniser's count.
         theirs: u64,
     },
+    /// A multifd channel was not recorded.
+    #[error("multifd channel {channel}")]
+    Channel {
+        /// Number of the channel.
+        channel: u8,
+        /// The channel's error. Offsets are those of the channel.
+        source: Box<RecordError<Infallible>>,
+    },
     /// The sink failed.
     #[error(transparent)]
     Sink(E),
+}
+
+impl<E> RecordError<E> {
+    /// The error of a multifd channel. An error of the sink is no error of the channel.
+    pub(crate) fn of_channel(self, channel: u8) -> Self {
+        let source = match self {
+            Self::Io { at, source } => RecordError::Io { at, source },
+            Self::Ends { at, during } => RecordError::Ends { at, during },
+            Self::Unknown { at, what } => RecordError::Unknown { at, what },
+            Self::NoFile => RecordError::NoFile,
+            Self::Refused { what } => RecordError::Refused { what },
+            Self::Disagree { what, ours, theirs } => RecordError::Disagree { what, ours, theirs },
+            Self::Channel { .. } | Self::Sink(_) => return self,
+        };
+        Self::Channel { channel, source: Box::new(source) }
+    }
 }

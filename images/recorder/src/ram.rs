@@ -6,6 +6,7 @@ use image::RamBlock;
 
 use crate::mapped::{self, Region};
 use crate::source::{refused, unknown, Source};
+use crate::target::Target;
 use crate::{RecordError, Sink};
 
 // Flags in the low bits of a record's address word (`RAM_SAVE_FLAG_*`).
@@ -32,8 +33,23 @@ pub(crate) struct Ram {
     regions: Option<Vec<Region>>,
     /// The block of the last page record; a record with [`CONTINUE`] does not repeat its name.
     current: Option<usize>,
+    /// The record that is a barrier between main channel and multifd channels.
+    barrier: Option<Barrier>,
+    /// Barriers read.
+    pub(crate) barriers: u64,
+    /// Whether the last section of RAM ended with a barrier, without a page behind it.
+    pub(crate) at_barrier: bool,
     pub(crate) pages: u64,
     pub(crate) zeros: u64,
+}
+
+/// The record with which QEMU marks barriers. The first section has one or the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Barrier {
+    /// QEMU 8.1 and later: [`FLUSH`].
+    Flush,
+    /// QEMU up to 8.0, and its machine types: the end of each section.
+    EndOfSection,
 }
 
 impl Ram {
@@ -44,6 +60,9 @@ impl Ram {
             blocks: Vec::new(),
             regions: mapped_ram.then(Vec::new),
             current: None,
+            barrier: None,
+            barriers: 0,
+            at_barrier: false,
             pages: 0,
             zeros: 0,
         }
@@ -78,19 +97,23 @@ impl Ram {
     }
 
     /// Reads the body of a section, up to and including [`EOS`].
-    pub(crate) fn body<R: Read, S: Sink>(
+    pub(crate) fn body<R: Read, T: Target>(
         &mut self,
         source: &mut Source<R>,
-        sink: &mut S,
-    ) -> Result<(), RecordError<S::Error>> {
+        sink: &mut T,
+    ) -> Result<(), RecordError<T::Error>> {
         let mask = self.page_size as u64 - 1;
+        self.at_barrier = false;
         loop {
             let at = source.at();
             let word = source.u64()?;
             let (flags, address) = (word & mask, word & !mask);
             match flags {
-                EOS if address == 0 => return Ok(()),
-                FLUSH if address == 0 => continue,
+                EOS if address == 0 => return self.may_be_barrier(Barrier::EndOfSection, at, sink),
+                FLUSH if address == 0 => {
+                    self.may_be_barrier(Barrier::Flush, at, sink)?;
+                    continue;
+                }
                 MEM_SIZE if self.blocks.is_empty() => {
                     self.table(source, address)?;
                     sink.blocks(self.page_size, &self.blocks).map_err(RecordError::Sink)?;
@@ -132,6 +155,7 @@ impl Ram {
                 ));
             }
             let page = address / self.page_size as u64;
+            self.at_barrier = false;
             if kind == PAGE {
                 let bytes = source.take(self.page_size)?;
                 sink.page(block, page, bytes).map_err(RecordError::Sink)?;
@@ -145,6 +169,29 @@ impl Ram {
                 self.zeros += 1;
             }
         }
+    }
+
+    /// Passes the barrier that `kind`, read at offset `at`, is in a multifd migration.
+    fn may_be_barrier<T: Target>(
+        &mut self,
+        kind: Barrier,
+        at: u64,
+        target: &mut T,
+    ) -> Result<(), RecordError<T::Error>> {
+        if !target.is_multifd() {
+            return Ok(());
+        }
+        match (*self.barrier.get_or_insert(kind), kind) {
+            (Barrier::Flush, Barrier::EndOfSection) => return Ok(()),
+            (Barrier::EndOfSection, Barrier::Flush) => {
+                return Err(unknown(at, "two kinds of barriers for multifd"));
+            }
+            _ => {}
+        }
+        target.barrier(at)?;
+        self.barriers += 1;
+        self.at_barrier = true;
+        Ok(())
     }
 
     /// Reads the block table for `total` bytes of RAM.

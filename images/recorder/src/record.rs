@@ -9,6 +9,7 @@ use crate::ram::Ram;
 use crate::section::{footer, head};
 use crate::source::{refused, unknown, Source};
 use crate::tail::{Collector, FOOTER};
+use crate::target::{Alone, Target};
 use crate::{RecordError, Sink};
 
 /// The mark of a stream's end.
@@ -70,7 +71,7 @@ pub fn record<R: Read, S: Sink>(
     sink: &mut S,
     ending: Ending,
 ) -> Result<Recorded, RecordError<S::Error>> {
-    Ok(parse(&mut Source::new(reader), sink, ending)?.0)
+    Ok(parse(&mut Source::new(reader), &mut Alone(sink), ending)?.0)
 }
 
 /// Records the stream that begins at the file's position and ends at its end: a plain stream, or a
@@ -84,17 +85,17 @@ pub fn record_file<F: Read + Seek, S: Sink>(
     sink: &mut S,
 ) -> Result<Recorded, RecordError<S::Error>> {
     let mut source = Source::of_file(file)?;
-    let (mut recorded, ram) = parse(&mut source, sink, Ending::Closed)?;
+    let (mut recorded, ram) = parse(&mut source, &mut Alone(&mut *sink), Ending::Closed)?;
     recorded.pages += ram.mapped_pages(&mut source.into_reader(), sink)?;
     Ok(recorded)
 }
 
 /// Parses a stream. The pages of a mapped-ram file are still to be read.
-fn parse<R: Read, S: Sink>(
+pub(crate) fn parse<R: Read, T: Target>(
     source: &mut Source<R>,
-    sink: &mut S,
+    sink: &mut T,
     ending: Ending,
-) -> Result<(Recorded, Ram), RecordError<S::Error>> {
+) -> Result<(Recorded, Ram), RecordError<T::Error>> {
     let first = source.at();
     let Configuration { page_size, kept, mapped_ram } = configuration::read(source)?;
     let mut this = Recording {
@@ -112,7 +113,7 @@ fn parse<R: Read, S: Sink>(
         return Err(unknown(source.at(), "RAM without a block table"));
     }
     if !mapped_ram {
-        agree(source, &this.ram)?;
+        agree(source, &this.ram, sink.is_multifd())?;
     }
     source.during = "in its device state";
     let mut tail = Collector::default();
@@ -157,11 +158,11 @@ struct Recording {
 
 impl Recording {
     /// Reads one element before the device state; false where the device state begins.
-    fn element<R: Read, S: Sink>(
+    fn element<R: Read, T: Target>(
         &mut self,
         source: &mut Source<R>,
-        sink: &mut S,
-    ) -> Result<bool, RecordError<S::Error>> {
+        sink: &mut T,
+    ) -> Result<bool, RecordError<T::Error>> {
         source.during = "between sections";
         let at = source.at();
         match source.peek(1)?[0] {
@@ -197,6 +198,9 @@ impl Recording {
                 self.ram.body(source, sink)?;
                 footer(source, section)?;
                 self.ended = tag == END;
+                if self.ended && sink.is_multifd() && !self.ram.at_barrier {
+                    return Err(unknown(at, "an end of RAM without a barrier for multifd"));
+                }
             }
             // A background-snapshot has no end of RAM: device state follows the last page.
             FULL if self.ended || self.ram.is_complete() => return Ok(false),
@@ -276,13 +280,16 @@ fn too_much_state<E>() -> RecordError<E> {
 }
 
 /// Compares the counts of the grammar and of the tokeniser.
-fn agree<R: Read, E>(source: &Source<R>, ram: &Ram) -> Result<(), RecordError<E>> {
+fn agree<R: Read, E>(source: &Source<R>, ram: &Ram, multifd: bool) -> Result<(), RecordError<E>> {
     let facts = source.judge();
+    // Without multifd, the end of a section is a barrier only for the tokeniser.
+    let barriers = if multifd { facts.barriers } else { 0 };
     for (what, ours, theirs) in [
         ("pages", ram.pages, facts.normal),
         ("zero pages", ram.zeros, facts.duplicate),
         ("deltas", 0, facts.xbzrle + facts.compressed_records),
         ("gaps", 0, facts.resyncs),
+        ("barriers", ram.barriers, barriers),
     ] {
         if ours != theirs {
             return Err(RecordError::Disagree { what, ours, theirs });

@@ -6,8 +6,10 @@ use stream::{Facts, Kind, Token, Tokeniser};
 
 use crate::RecordError;
 
-/// Length of the window. QEMU writes about 130 KB at a time.
+/// Length of the window of a main channel. QEMU writes about 130 KB at a time.
 const WINDOW: usize = 1 << 20;
+/// Length of the window of a multifd channel: the pages of one packet, and some headers.
+const CHANNEL_WINDOW: usize = (512 + 8) << 10;
 
 /// Moves a reader to an offset, or to its end if the end is before it. Returns the new position.
 type Jump<R> = fn(&mut R, u64) -> io::Result<u64>;
@@ -33,14 +35,26 @@ pub(crate) struct Source<R> {
 
 impl<R: Read> Source<R> {
     pub(crate) fn new(reader: R) -> Self {
+        Self::with(reader, Tokeniser::new(Kind::Main, 4096), WINDOW)
+    }
+
+    /// Creates a source over a multifd channel whose first packet, `init`, was read.
+    pub(crate) fn of_channel(reader: R, init: &[u8], page_size: usize) -> Self {
+        let mut this = Self::with(reader, Tokeniser::new(Kind::Multifd, page_size), CHANNEL_WINDOW);
+        this.judge.feed(init, &mut this.tokens);
+        this.at = init.len() as u64;
+        this
+    }
+
+    fn with(reader: R, judge: Tokeniser, window: usize) -> Self {
         Self {
             reader,
             jump: None,
-            window: vec![0; WINDOW].into_boxed_slice(),
+            window: vec![0; window].into_boxed_slice(),
             begin: 0,
             end: 0,
             at: 0,
-            judge: Tokeniser::new(Kind::Main, 4096),
+            judge,
             judged: true,
             tokens: Vec::new(),
             during: "in its header",
@@ -155,6 +169,11 @@ impl<R: Read> Source<R> {
         self.at += (self.end - begin) as u64;
         self.begin = self.end;
         Ok(Some(&self.window[begin..self.end]))
+    }
+
+    /// Whether the stream has ended at the next byte.
+    pub(crate) fn has_ended<E>(&mut self) -> Result<bool, RecordError<E>> {
+        Ok(self.begin == self.end && !self.fill()?)
     }
 
     /// Reads once from the reader; false at the end.

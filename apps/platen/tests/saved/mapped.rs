@@ -6,21 +6,32 @@ use super::*;
 /// The RAM of these VMs: more than the blocks whose zero pages an export marks as stored.
 const RAM: u64 = 100 << 20;
 
-/// Starts a VM of QEMU 10; `None` where it is missing.
-fn start(folder: &Path, name: &str, extra: &[&str]) -> Option<Qemu> {
+/// The QEMU of this major version that `scripts/fetch-qemu` has fetched; `None` where it is
+/// missing.
+pub(super) fn fetched(version: u32) -> Option<String> {
     let qemu = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../target/qemu10/qemu-system-x86_64")
+        .join(format!("../../target/qemu{version}/qemu-system-x86_64"))
         .canonicalize()
         .inspect_err(|error| {
-            println!("skipped: scripts/fetch-qemu 10 has fetched no QEMU: {error}")
+            println!("skipped: scripts/fetch-qemu {version} has fetched no QEMU: {error}")
         })
         .ok()?;
-    Qemu::start_of(qemu.to_str().unwrap(), folder, name, &[&MACHINE[..], extra].concat())
+    Some(qemu.to_str().unwrap().to_owned())
+}
+
+/// Starts a VM of QEMU 10; `None` where it is missing.
+fn start(folder: &Path, name: &str, extra: &[&str]) -> Option<Qemu> {
+    Qemu::start_of(&fetched(10)?, folder, name, &[&MACHINE[..], extra].concat())
+}
+
+/// Starts a VM of QEMU 10 as [`start_busy_of`] does; `None` where it is missing.
+fn start_busy(folder: &Path) -> Option<Qemu> {
+    start_busy_of(&fetched(10)?, folder)
 }
 
 /// Starts a VM whose guest writes to 111 pages from 0x20000 on for ever, in each second round zero.
 /// It has pages of each kind from 64 MiB on.
-fn start_busy(folder: &Path) -> Option<Qemu> {
+pub(super) fn start_busy_of(program: &str, folder: &Path) -> Option<Qemu> {
     // mov bx, 0x2000; next: mov es, bx; inc ax; mov cx, ax; and cx, 1; neg cx; and cx, ax;
     // mov es:[0], cx; add bx, 0x100; cmp bx, 0x8f00; jb next; jmp to the beginning
     let code = b"\xbb\x00\x20\x8e\xc3\x40\x89\xc1\x83\xe1\x01\xf7\xd9\x21\xc1\x26\x89\x0e\0\0\
@@ -39,7 +50,7 @@ fn start_busy(folder: &Path) -> Option<Qemu> {
     let data = format!("loader,file={data},addr=0x4000000,force-raw=on");
     let machine = machine(folder);
     let flags: Vec<&str> = machine.iter().map(String::as_str).chain(["-device", &data]).collect();
-    let qemu = start(folder, "busy", &flags)?;
+    let qemu = Qemu::start_of(program, folder, "busy", &[&MACHINE[..], &flags].concat())?;
     let deadline = Instant::now() + LONG;
     while memory(folder, &qemu, 0x8e000, 4096).iter().all(|&byte| byte == 0) {
         assert!(Instant::now() < deadline, "the guest does not run");

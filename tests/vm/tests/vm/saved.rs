@@ -54,12 +54,20 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ] {
         let spec = VmSpec::tiny(qemu, machine);
         type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
-        let kinds: [(&str, Run); 7] = [
+        let kinds: [(&str, Run); 9] = [
             ("qemu_killed_while_it_loads", qemu_killed),
             ("snapshot_holds_one_moment", snapshot),
             ("snapshot_killed_leaves_the_vm", snapshot_killed),
-            ("goes_on_with_its_settings", goes_on),
-            ("save_killed_leaves_the_vm_and_no_image", save_killed),
+            ("goes_on_with_its_settings", |stage, spec| {
+                goes_on(stage, spec, &[&["--live"], &["--stop", "--codec", "lz4"]])
+            }),
+            ("by_channels_goes_on_with_its_settings", |stage, spec| {
+                goes_on(stage, spec, &[&["--channels", "4"], &["--stop", "--channels", "2"]])
+            }),
+            ("save_killed_leaves_the_vm_and_no_image", |stage, spec| save_killed(stage, spec, &[])),
+            ("by_channels_save_killed_leaves_the_vm_and_no_image", |stage, spec| {
+                save_killed(stage, spec, &["--channels", "4"])
+            }),
             ("save_of_a_full_disk_leaves_the_vm", disk_full),
             ("what_does_not_fit_is_refused", refused),
         ];
@@ -343,8 +351,8 @@ fn settings(vm: &mut Vm) -> Result<Value> {
 
 /// A VM continues after a save, with its previous settings, and the image holds its state at one
 /// moment.
-fn goes_on(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
-    for flags in [&["--live"][..], &["--stop", "--codec", "lz4"]] {
+fn goes_on(stage: &mut Stage, spec: &VmSpec, saves: &[&[&str]]) -> Result<()> {
+    for flags in saves {
         let mut vm = stage.vm_of(spec)?;
         vm.let_migrate()?;
         vm.monitor.set_capabilities(&[("multifd", true), ("xbzrle", false)])?;
@@ -413,13 +421,13 @@ fn snapshot_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
 
 /// A save is slowed down, so that it stays in progress, and killed. Its VM continues, and QEMU gets
 /// its former settings back.
-fn save_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+fn save_killed(stage: &mut Stage, spec: &VmSpec, flags: &[&str]) -> Result<()> {
     let mut vm = stage.vm_of(spec)?;
     vm.guest.dirty(LOAD.0, LOAD.1, 16)?;
     vm.monitor.set_capabilities(&[("multifd", true), ("xbzrle", false)])?;
     let before = settings(&mut vm)?;
     let image = stage.lab.scratch("image");
-    let mut save = start_save(stage, &vm, &image, &[])?;
+    let mut save = start_save(stage, &vm, &image, flags)?;
     vm.wait_active(&mut save.process)?;
     vm.hold_migration(1)?;
     save.process.signal(Signal::KILL)?;
@@ -439,7 +447,7 @@ fn save_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
 }
 
 fn disk_full(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
-    for flags in [&["--live"][..], &["--snapshot"]] {
+    for flags in [&["--live"][..], &["--snapshot"], &["--channels", "4"]] {
         full(stage, spec, flags)?;
     }
     Ok(())
