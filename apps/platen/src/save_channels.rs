@@ -195,7 +195,9 @@ impl Receiving<'_> {
         let mut first = [0; MAIN.len()];
         match reader.read_exact(&mut first) {
             Ok(()) if first == MAIN && !self.has_outcome.swap(true, Ordering::AcqRel) => {
+                let mut lost = Lost(Some(outcomes));
                 let outcome = self.multifd.main(first.chain(reader), Ending::Described);
+                lost.0 = None;
                 let outcome =
                     outcome.map_err(anyhow::Error::from).and_then(|(recorded, writer)| {
                         ensure!(recorded.return_path, "QEMU saves without a return path");
@@ -229,6 +231,17 @@ impl Receiving<'_> {
                     ) => {}
                 Err(_) => return,
             }
+        }
+    }
+}
+
+/// Sends an outcome if the thread of the main channel panics.
+struct Lost<'a>(Option<&'a Sender<Outcome>>);
+
+impl Drop for Lost<'_> {
+    fn drop(&mut self) {
+        if let Some(outcomes) = self.0 {
+            let _ = outcomes.send(Err(anyhow!("the thread that records has ended")));
         }
     }
 }

@@ -165,7 +165,7 @@ impl<S: Sink> Multifd<S> {
         if state.phase != Phase::Recording {
             return Err(ended(recorded.bytes));
         }
-        for (number, lane) in (0..).zip(&state.lanes) {
+        for (number, lane) in (0..=u8::MAX).zip(&state.lanes) {
             let lane = lane.unwrap_or_default();
             if lane.syncs != state.barriers || lane.open {
                 let what = "pages or a SYNC behind the end of RAM";
@@ -261,7 +261,7 @@ impl<S: Sink> Target for Shared<'_, S> {
                 return Err(ended(at));
             }
             let mut missing = false;
-            for (channel, lane) in (0..).zip(&state.lanes) {
+            for (channel, lane) in (0..=u8::MAX).zip(&state.lanes) {
                 let Lane { syncs, ended, bytes, .. } = lane.unwrap_or_default();
                 if ended && syncs < barrier {
                     let during = "before the SYNC for which the main channel waits";

@@ -120,6 +120,7 @@ fn every_page_of_a_made_migration_arrives_by_any_number_of_channels() {
         (Style::Qemu90, 2, 4096),
         (Style::Qemu92, 8, 4096),
         (Style::Qemu92, 2, 65536),
+        (Style::Qemu92, 255, 4096),
     ] {
         let pages = pages(1000, size);
         let (main, lanes) = made(style, size, channels, &pages);

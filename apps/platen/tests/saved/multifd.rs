@@ -33,7 +33,7 @@ fn a_vm_that_writes_is_saved_by_several_channels_with_every_byte() {
         set_others(&source);
         let before = settings(&source);
         for (nth, (channels, flags)) in
-            [("1", &[][..]), ("4", &["--codec", "lz4"]), ("4", &["--stop"]), ("16", &[])]
+            [("1", &[][..]), ("4", &["--codec", "lz4"]), ("4", &["--stop"]), ("255", &[])]
                 .into_iter()
                 .enumerate()
         {
