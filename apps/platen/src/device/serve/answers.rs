@@ -123,8 +123,10 @@ impl Answers {
         let transports = self.others.iter().cloned().chain(nbd).collect();
         let refused = self.refused.get().map(String::as_str);
         let policy = self.policy.get();
+        // Before the device is asked: one that starts in between then counts as started.
+        let unaccelerated = self.unaccelerated.get();
         let mut status = Status::of(&self.name, &self.device, transports, policy, refused);
-        status.unaccelerated = self.unaccelerated.get();
+        status.unaccelerated = unaccelerated.filter(|_| status.accelerator.is_none());
         status.platen.generation -= u64::from(self.supervised);
         status.removed = self.files.missing().map(|path| path.display().to_string()).collect();
         status
