@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::sync::{Arc, PoisonError};
 
-use crate::multifd::{Lane, Leaving, Multifd, Phase};
+use crate::multifd::{ChannelRecord, Leaving, Multifd, Phase};
 use crate::packet::{Init, Packet, Table, INIT_LEN};
 use crate::source::{unknown, Source};
 use crate::{RecordError, Sink};
@@ -58,7 +58,7 @@ impl<S: Sink> Multifd<S> {
                 return Ok(());
             }
             if source.has_ended()? {
-                self.lane(number, |lane| (lane.ended, lane.bytes) = (true, source.at()));
+                self.record(number, |record| (record.ended, record.bytes) = (true, source.at()));
                 return Ok(());
             }
             source.during = "in a packet";
@@ -76,10 +76,10 @@ impl<S: Sink> Multifd<S> {
         if *state.uuid.get_or_insert(uuid) != uuid {
             return Err(unknown(8, format!("channel {channel} is of another VM")));
         }
-        let channels = state.lanes.len();
-        let what = match state.lanes.get_mut(usize::from(channel)) {
-            Some(lane @ None) => {
-                *lane = Some(Lane::default());
+        let channels = state.records.len();
+        let what = match state.records.get_mut(usize::from(channel)) {
+            Some(record @ None) => {
+                *record = Some(ChannelRecord::default());
                 return Ok(channel);
             }
             Some(_) => format!("channel {channel} is there already"),
@@ -102,9 +102,9 @@ impl<S: Sink> Multifd<S> {
         }
     }
 
-    fn lane(&self, number: u8, change: impl FnOnce(&mut Lane)) {
-        if let Some(Some(lane)) = self.state().lanes.get_mut(usize::from(number)) {
-            change(lane);
+    fn record(&self, number: u8, change: impl FnOnce(&mut ChannelRecord)) {
+        if let Some(Some(record)) = self.state().records.get_mut(usize::from(number)) {
+            change(record);
         }
         self.changed.notify_all();
     }
@@ -132,13 +132,13 @@ impl<S: Sink> Multifd<S> {
         }
         let facts = source.judge();
         let judged = (facts.normal, facts.duplicate, facts.opaque);
-        self.lane(number, |lane| {
-            lane.pages += normal.len() as u64;
-            lane.zeros += zeros.len() as u64;
-            (lane.bytes, lane.judged) = (source.at(), judged);
+        self.record(number, |record| {
+            record.pages += normal.len() as u64;
+            record.zeros += zeros.len() as u64;
+            (record.bytes, record.judged) = (source.at(), judged);
             if packet.sync {
-                lane.syncs += 1;
-                lane.open = false;
+                record.syncs += 1;
+                record.open = false;
             }
         });
         if packet.sync {
@@ -151,8 +151,8 @@ impl<S: Sink> Multifd<S> {
     fn is_late(&self, number: u8) -> bool {
         let mut state = self.state();
         if state.phase == Phase::Recording {
-            if let Some(Some(lane)) = state.lanes.get_mut(usize::from(number)) {
-                lane.open = true;
+            if let Some(Some(record)) = state.records.get_mut(usize::from(number)) {
+                record.open = true;
             }
             return false;
         }
@@ -170,7 +170,7 @@ impl<S: Sink> Multifd<S> {
     fn wait_for_barrier(&self, number: u8) -> Next {
         let mut state = self.state();
         loop {
-            let syncs = state.lanes[usize::from(number)].map_or(0, |lane| lane.syncs);
+            let syncs = state.records[usize::from(number)].map_or(0, |record| record.syncs);
             if syncs <= state.barriers {
                 return Next::Packet;
             }

@@ -36,7 +36,7 @@ pub(crate) struct State<E> {
     /// Barriers that the main channel has passed.
     pub(crate) barriers: u64,
     /// The channels by number; `None` before their first packet.
-    pub(crate) lanes: Vec<Option<Lane>>,
+    pub(crate) records: Vec<Option<ChannelRecord>>,
     /// The VM's UUID in the first packets.
     pub(crate) uuid: Option<[u8; 16]>,
     /// Whether something followed the last barrier.
@@ -52,7 +52,7 @@ pub(crate) enum Phase {
 
 /// The record of one channel.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Lane {
+pub(crate) struct ChannelRecord {
     pub(crate) syncs: u64,
     /// Whether pages have followed the last SYNC.
     pub(crate) open: bool,
@@ -78,7 +78,7 @@ impl<S: Sink> Multifd<S> {
             error: None,
             table: None,
             barriers: 0,
-            lanes: vec![None; usize::from(channels)],
+            records: vec![None; usize::from(channels)],
             uuid: None,
             late: false,
         };
@@ -165,24 +165,24 @@ impl<S: Sink> Multifd<S> {
         if state.phase != Phase::Recording {
             return Err(ended(recorded.bytes));
         }
-        for (number, lane) in (0..=u8::MAX).zip(&state.lanes) {
-            let lane = lane.unwrap_or_default();
-            if lane.syncs != state.barriers || lane.open {
+        for (number, record) in (0..=u8::MAX).zip(&state.records) {
+            let record = record.unwrap_or_default();
+            if record.syncs != state.barriers || record.open {
                 let what = "pages or a SYNC behind the end of RAM";
-                return Err(unknown(lane.bytes, what).of_channel(number));
+                return Err(unknown(record.bytes, what).of_channel(number));
             }
             for (what, ours, theirs) in [
-                ("pages", lane.pages, lane.judged.0),
-                ("zero pages", lane.zeros, lane.judged.1),
-                ("gaps", 0, u64::from(lane.judged.2)),
+                ("pages", record.pages, record.judged.0),
+                ("zero pages", record.zeros, record.judged.1),
+                ("gaps", 0, u64::from(record.judged.2)),
             ] {
                 if ours != theirs {
                     return Err(RecordError::Disagree { what, ours, theirs }.of_channel(number));
                 }
             }
-            recorded.pages += lane.pages;
-            recorded.zeros += lane.zeros;
-            recorded.bytes += lane.bytes;
+            recorded.pages += record.pages;
+            recorded.zeros += record.zeros;
+            recorded.bytes += record.bytes;
         }
         state.phase = Phase::Recorded;
         drop(state);
@@ -261,8 +261,8 @@ impl<S: Sink> Target for Shared<'_, S> {
                 return Err(ended(at));
             }
             let mut missing = false;
-            for (channel, lane) in (0..=u8::MAX).zip(&state.lanes) {
-                let Lane { syncs, ended, bytes, .. } = lane.unwrap_or_default();
+            for (channel, record) in (0..=u8::MAX).zip(&state.records) {
+                let ChannelRecord { syncs, ended, bytes, .. } = record.unwrap_or_default();
                 if ended && syncs < barrier {
                     let during = "before the SYNC for which the main channel waits";
                     return Err(RecordError::Ends { at: bytes, during }.of_channel(channel));
