@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")"
 
-TARGETS="tokenise unpack delta_apply codec_decode history_decode wire_frame hello return_path store_ops store_attach nbd_parse backing_header qmp_replies memory_map swap_nbd policy_settings image_open save_open record_stream libvirt_head libvirt_answers mapped_ram remote_image restore_back filter_streams"
+TARGETS="tokenise unpack delta_apply codec_decode history_decode wire_frame hello return_path store_ops store_attach nbd_parse backing_header qmp_replies memory_map swap_nbd policy_settings image_open save_open record_stream record_multifd libvirt_head libvirt_answers mapped_ram remote_image restore_back filter_streams"
 seconds=${1:-5}
 [ $# -gt 0 ] && shift
 [ $# -gt 0 ] && TARGETS="$*"

@@ -44,6 +44,12 @@ pub(crate) fn all() -> Result<Vec<(&'static str, Vec<u8>)>, Box<dyn Error>> {
     for bytes in streams()? {
         add_of_stream(&bytes, &mut all)?;
     }
+    for style in [Style::Qemu72, Style::Qemu90, Style::Qemu92] {
+        let (main, channels) = multifd_streams(style, PAGE, 2, (0..5u8).map(|i| vec![i; PAGE]));
+        let lengths = [&main, &channels[0]].map(|bytes| u16::try_from(bytes.len()));
+        let lengths = [lengths[0]?.to_be_bytes(), lengths[1]?.to_be_bytes()].concat();
+        all.push(("record_multifd", [lengths, main, channels.concat()].concat()));
+    }
     Ok(all)
 }
 

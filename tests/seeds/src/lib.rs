@@ -98,6 +98,7 @@ targets! {
     nbd_parse "../../../fuzz/fuzz_targets/nbd_parse.rs"
     policy_settings "../../../fuzz/fuzz_targets/policy_settings.rs"
     qmp_replies "../../../fuzz/fuzz_targets/qmp_replies.rs"
+    record_multifd "../../../fuzz/fuzz_targets/record_multifd.rs"
     record_stream "../../../fuzz/fuzz_targets/record_stream.rs"
     remote_image "../../../fuzz/fuzz_targets/remote_image.rs"
     restore_back "../../../fuzz/fuzz_targets/restore_back.rs"
