@@ -317,8 +317,8 @@ impl Saving<'_> {
             if self.qmp.query_status().is_err() {
                 // This image may be all that is left of the VM.
                 return Err(error.context(
-                    "QEMU does not answer: if it has ended, its VM is in the image; if the VM runs there, the image is \
-                     out of date, so remove it",
+                    "QEMU does not answer: if it has ended, its VM is in the image; if the VM runs \
+                     there, the image is out of date, so remove it",
                 ));
             }
             // The VM will run on and write to its disks, so the image would not match them.
