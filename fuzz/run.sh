@@ -1,8 +1,8 @@
 #!/bin/sh
 # fuzz/run.sh [SECONDS [TARGET...]]: builds the fuzz targets on the pinned stable toolchain, seeds
-# their corpora and runs each for SECONDS (default 5). Fails on the first crash, leak or hang; the
-# input is then in fuzz/artifacts/TARGET. Needs a C++ compiler (libFuzzer). Corpora grow in
-# fuzz/corpus and are kept between runs.
+# their corpora and runs each for SECONDS (default 5), as many at once as there are CPUs. Fails after
+# all have run if one has crashed, leaked or hung; the input is then in fuzz/artifacts/TARGET. Needs
+# a C++ compiler (libFuzzer). Corpora grow in fuzz/corpus and are kept between runs.
 set -eu
 cd "$(dirname "$0")"
 
@@ -28,15 +28,21 @@ seeds=$CARGO_TARGET_DIR/seeds
 rm -rf "$seeds"
 "$built/seeds" "$seeds"
 
-for target in $TARGETS; do
-    mkdir -p "corpus/$target" "artifacts/$target"
-    echo "== $target: $seconds s"
-    "$built/$target" "corpus/$target" "$seeds/$target" \
-        -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=2048 \
-        -artifact_prefix="artifacts/$target/" -print_final_stats=1 2>"artifacts/$target.log" || {
-        tail -40 "artifacts/$target.log"
-        echo "$target failed; inputs are in fuzz/artifacts/$target" >&2
-        exit 1
-    }
-    grep -E 'number_of_executed_units|average_exec|DONE|cov:' "artifacts/$target.log" | tail -4
-done
+export seconds built seeds
+# Each prints at once what it has to say: lines of two targets must not mix.
+# shellcheck disable=SC2016 # $1 is the inner shell's.
+run_one='
+mkdir -p "corpus/$1" "artifacts/$1"
+if ! "$built/$1" "corpus/$1" "$seeds/$1" \
+    -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=2048 \
+    -artifact_prefix="artifacts/$1/" -print_final_stats=1 2>"artifacts/$1.log"; then
+    echo "== $1
+$(tail -40 "artifacts/$1.log")
+$1 failed; inputs are in fuzz/artifacts/$1"
+    exit 1
+fi
+echo "== $1: $seconds s
+$(grep -E "number_of_executed_units|average_exec|DONE|cov:" "artifacts/$1.log" | tail -4)"
+'
+# shellcheck disable=SC2086 # $TARGETS is words.
+printf '%s\n' $TARGETS | xargs -P "$(nproc)" -n 1 sh -c "$run_one" run

@@ -17,6 +17,9 @@
 
 mod cargo;
 mod circles;
+mod crates;
+mod fetched;
+mod guests;
 mod job;
 mod outcome;
 mod parts;

@@ -1,12 +1,13 @@
 //! The tests of swap in guests, one after the other.
 //!
 //! ```text
-//! cargo test --release -p vm-tests --test swap -- [FILTER...] [--quick] [--shard=N/M] [--list]
+//! cargo test --release -p vm-tests --test swap -- [FILTER...] [--list] [--quick]
+//!     [--shard=N/M [--claims=FOLDER]]
 //! ```
 //!
 //! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
-//! of `make test`; with `--shard=N/M`, if it is in the N-th of M parts of these. Needs the files
-//! that `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack, and the binary of the same
+//! of `make test`. Programs with the same folder of claims share the scenarios out among themselves
+//! (`vm_tests::Shard`). Needs the files that `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack, and the binary of the same
 //! profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` is the length of the soak (60; 10 by NBD; 3
 //! with `--quick`), `PLATEN_SWAP_BEYOND=MIB` what the program has beyond the guest's memory (100;
 //! 20 with `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's memory (256; 192 with `--quick`),
@@ -25,7 +26,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use vm_tests::swap::Stage;
-use vm_tests::{cleanup, platen, swap};
+use vm_tests::{cleanup, platen, swap, Shard};
 
 /// A test: a claim, and the code that checks it.
 pub(crate) struct Scenario {
@@ -149,14 +150,17 @@ fn main() -> ExitCode {
         eprintln!("swap: no scenario has '{filter}' in its name (--list)");
         return ExitCode::FAILURE;
     }
-    let Some((shard, shards)) = shard(&flags) else {
-        eprintln!("swap: --shard takes N/M, N from 1 to M");
-        return ExitCode::FAILURE;
+    let shard = match shard(&flags) {
+        Ok(shard) => shard,
+        Err(error) => {
+            eprintln!("swap: {error}");
+            return ExitCode::FAILURE;
+        }
     };
-    let chosen: Vec<&Scenario> =
-        SCENARIOS.iter().filter(wanted).skip(shard - 1).step_by(shards).collect();
+    let chosen: Vec<&Scenario> = SCENARIOS.iter().filter(wanted).collect();
     if flags.iter().any(|flag| flag == "--list") {
-        chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
+        let order = shard.order(chosen.len());
+        order.iter().for_each(|number| println!("{}: test", chosen[*number].name));
         return ExitCode::SUCCESS;
     }
     if let Some(why) = swap::missing() {
@@ -170,10 +174,10 @@ fn main() -> ExitCode {
             std::env::set_var(name, value);
         }
     }
-    match run(&chosen) {
+    match run(&chosen, &shard) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(failed) => {
-            println!("{failed} of {} scenarios failed", chosen.len());
+            println!("{failed} scenarios failed");
             ExitCode::FAILURE
         }
         Err(error) => {
@@ -183,22 +187,29 @@ fn main() -> ExitCode {
     }
 }
 
-/// Number and count of the shard among these flags, which is all without one.
-fn shard(flags: &[String]) -> Option<(usize, usize)> {
-    let Some(given) = flags.iter().find_map(|flag| flag.strip_prefix("--shard=")) else {
-        return Some((1, 1));
-    };
-    let (number, count) = given.split_once('/')?;
-    let (number, count) = (number.parse().ok()?, count.parse().ok()?);
-    (1..=count).contains(&number).then_some((number, count))
+/// The shard of these flags, which is all without one.
+fn shard(flags: &[String]) -> anyhow::Result<Shard> {
+    let mut shard = Shard::default();
+    for flag in flags {
+        match flag.split_once('=') {
+            Some(("--shard", words)) => shard.set(words)?,
+            Some(("--claims", folder)) => shard.share(folder),
+            _ => {}
+        }
+    }
+    Ok(shard)
 }
 
-fn run(chosen: &[&Scenario]) -> anyhow::Result<usize> {
+fn run(chosen: &[&Scenario], shard: &Shard) -> anyhow::Result<usize> {
     cleanup::install()?;
     println!("binary under test: {}", platen::binary()?.display());
     let stage = Stage::new()?;
     let mut failed = 0;
-    for scenario in chosen {
+    for number in shard.order(chosen.len()) {
+        if !shard.claim(number)? {
+            continue;
+        }
+        let scenario = chosen[number];
         let begin = Instant::now();
         let result = (scenario.run)(&stage);
         let took = begin.elapsed().as_secs_f64();

@@ -1,13 +1,11 @@
-//! The choice of scenarios: all, those with a name, the quick choice, one shard.
+//! The choice of scenarios: all, those with a name, the quick choice, measurements, one shard.
 //!
 //! The quick choice is that of `make test`: every promise of SPECIFICATION.md that needs a whole
 //! VM, at its simplest. Of the matrix of failures it has each pair of phase and QEMU version, each
 //! pair of victim and version, and each outcome.
-//!
-//! A shard has scenarios that follow each other, because those share VMs: to boot one under TCG
-//! takes as much CPU as two scenarios.
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Result};
+use vm_tests::Shard;
 
 use crate::Scenario;
 
@@ -70,8 +68,9 @@ pub(crate) struct Choice {
     /// Only list them.
     pub(crate) list: bool,
     quick: bool,
-    /// Number and count, from 1.
-    shard: Option<(usize, usize)>,
+    /// Only those that measure, or none of them.
+    measurements: Option<bool>,
+    pub(crate) shard: Shard,
     names: Vec<String>,
 }
 
@@ -80,20 +79,22 @@ impl Choice {
     /// (`--nocapture` and the like) are ignored.
     pub(crate) fn new(words: impl Iterator<Item = String>) -> Result<Self> {
         let mut choice = Self::default();
-        let mut words = words;
-        while let Some(word) = words.next() {
-            match word.as_str() {
-                "--list" => choice.list = true,
-                "--quick" => choice.quick = true,
-                "--shard" => choice.shard = Some(shard(words.next())?),
-                flag if flag.starts_with('-') => {}
+        for word in words {
+            match word.split_once('=').unwrap_or((&word, "")) {
+                ("--list", _) => choice.list = true,
+                ("--quick", _) => choice.quick = true,
+                ("--only-measurements", _) => choice.measurements = Some(true),
+                ("--without-measurements", _) => choice.measurements = Some(false),
+                ("--shard", shard) => choice.shard.set(shard)?,
+                ("--claims", folder) => choice.shard.share(folder),
+                (flag, _) if flag.starts_with('-') => {}
                 _ => choice.names.push(word),
             }
         }
         Ok(choice)
     }
 
-    /// The chosen scenarios.
+    /// The chosen scenarios, of all shards.
     ///
     /// # Errors
     /// If the quick choice names a scenario that does not exist.
@@ -106,24 +107,10 @@ impl Choice {
             self.names.is_empty() || self.names.iter().any(|name| s.name.contains(name))
         };
         let is_quick = |s: &Scenario| s.quick || QUICK.contains(&s.name.as_str());
-        let (nth, count) = self.shard.unwrap_or((1, 1));
-        let mut chosen: Vec<Scenario> = all
-            .into_iter()
-            .filter(|scenario| named(scenario) && (!self.quick || is_quick(scenario)))
-            .collect();
-        let (begin, end) = (chosen.len() * (nth - 1) / count, chosen.len() * nth / count);
-        chosen.truncate(end);
-        Ok(chosen.split_off(begin))
-    }
-}
-
-/// Parses `2/3`: number and count.
-fn shard(word: Option<String>) -> Result<(usize, usize)> {
-    let word = word.context("--shard NUMBER/COUNT")?;
-    let numbers =
-        word.split_once('/').and_then(|(n, of)| Some((n.parse().ok()?, of.parse().ok()?)));
-    match numbers {
-        Some((nth, count)) if (1..=count).contains(&nth) => Ok((nth, count)),
-        _ => bail!("--shard {word}: NUMBER/COUNT, NUMBER from 1 to COUNT"),
+        let wanted = |s: &Scenario| self.measurements.is_none_or(|only| only == s.measures);
+        let chosen = all.into_iter().filter(|scenario| {
+            named(scenario) && wanted(scenario) && (!self.quick || is_quick(scenario))
+        });
+        Ok(chosen.collect())
     }
 }

@@ -20,13 +20,13 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         Scenario::new("a_guest_that_does_not_converge_is_reported", reported),
         Scenario::new("a_migration_is_cancelled_at_its_deadline", too_long),
         Scenario::new("settings_are_put_back_when_migrate_is_killed", killed),
-        Scenario::new("a_bandwidth_limit_holds_0_channels", |stage| {
+        Scenario::measurement("a_bandwidth_limit_holds_0_channels", |stage| {
             limited(stage, &["--channels", "0"])
         }),
-        Scenario::new("a_bandwidth_limit_holds_2_channels", |stage| {
+        Scenario::measurement("a_bandwidth_limit_holds_2_channels", |stage| {
             limited(stage, &["--channels", "2"])
         }),
-        Scenario::new("a_bandwidth_limit_holds_in_postcopy", |stage| {
+        Scenario::measurement("a_bandwidth_limit_holds_in_postcopy", |stage| {
             limited(stage, &["--postcopy", "after", "3"])
         }),
     ];

@@ -18,16 +18,19 @@ use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     vec![
-        Scenario::new("a_path_whose_latency_changes_both_ways_is_filled_again_in_5_s", |stage| {
-            let [to_long, back] = [path(LONG), path(Duration::ZERO)];
-            follows(stage, &[path(Duration::ZERO), to_long, back])
-        }),
-        Scenario::new("a_session_beside_a_bulk_flow_has_its_share_in_5_s", |stage| {
+        Scenario::measurement(
+            "a_path_whose_latency_changes_both_ways_is_filled_again_in_5_s",
+            |stage| {
+                let [to_long, back] = [path(LONG), path(Duration::ZERO)];
+                follows(stage, &[path(Duration::ZERO), to_long, back])
+            },
+        ),
+        Scenario::measurement("a_session_beside_a_bulk_flow_has_its_share_in_5_s", |stage| {
             let beside = |round_trip| Path { bulk: true, ..path(round_trip) };
             let course = [path(Duration::ZERO), beside(Duration::ZERO), beside(LONG), path(LONG)];
             follows(stage, &course)
         }),
-        Scenario::new("a_session_resumed_over_another_path_fills_it_in_5_s", |stage| {
+        Scenario::measurement("a_session_resumed_over_another_path_fills_it_in_5_s", |stage| {
             let resumed = |round_trip| Path { resumed: true, ..path(round_trip) };
             follows(stage, &[path(Duration::ZERO), resumed(LONG), resumed(Duration::ZERO)])
         }),

@@ -1,11 +1,13 @@
-//! The whole-VM tests, run in sequence, because they measure time and CPU on a small machine.
+//! The whole-VM tests, one after the other.
 //!
 //! ```text
-//! cargo test --release -p vm-tests --test vm -- [FILTER...] [--list]
+//! cargo test --release -p vm-tests --test vm -- [FILTER...] [--list] [--quick]
+//!     [--only-measurements | --without-measurements] [--shard=N/M [--claims=FOLDER]]
 //! ```
 //!
-//! A scenario runs if its name contains one of the filters. Needs the files of `scripts/setup` and
-//! the release binary. `PLATEN_VM_LOOPBACK=1` does without namespaces.
+//! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
+//! of `make test`. Programs with the same folder of claims share the scenarios out among themselves
+//! (`vm_tests::Shard`). Needs the files of `scripts/setup` and the binary of the same profile. `PLATEN_VM_LOOPBACK=1` does without namespaces.
 
 mod accelerator;
 mod advise;
@@ -52,6 +54,8 @@ pub(crate) struct Scenario {
     needs_platen: bool,
     /// Whether it is in the quick choice, which [`choice`] also lists by name.
     quick: bool,
+    /// Whether it measures time or CPU, so that others beside it would spoil it.
+    measures: bool,
     run: Box<Run>,
 }
 
@@ -62,7 +66,13 @@ impl Scenario {
         name: impl Into<String>,
         run: impl Fn(&mut Stage) -> anyhow::Result<()> + 'static,
     ) -> Self {
-        Self { name: name.into(), needs_platen: true, quick: false, run: Box::new(run) }
+        Self {
+            name: name.into(),
+            needs_platen: true,
+            quick: false,
+            measures: false,
+            run: Box::new(run),
+        }
     }
 
     /// A scenario about the guest or QEMU alone.
@@ -71,6 +81,14 @@ impl Scenario {
         run: impl Fn(&mut Stage) -> anyhow::Result<()> + 'static,
     ) -> Self {
         Self { needs_platen: false, ..Self::new(name, run) }
+    }
+
+    /// A scenario that measures.
+    pub(crate) fn measurement(
+        name: impl Into<String>,
+        run: impl Fn(&mut Stage) -> anyhow::Result<()> + 'static,
+    ) -> Self {
+        Self { measures: true, ..Self::new(name, run) }
     }
 }
 
@@ -116,9 +134,10 @@ fn run() -> anyhow::Result<u32> {
     ];
     let choice = choice::Choice::new(std::env::args().skip(1))?;
     let chosen = choice.of(all.into_iter().flatten().collect())?;
+    let order = choice.shard.order(chosen.len());
     if choice.list {
-        for scenario in &chosen {
-            println!("{}: test", scenario.name);
+        for scenario in &order {
+            println!("{}: test", chosen[*scenario].name);
         }
         return Ok(0);
     }
@@ -128,9 +147,13 @@ fn run() -> anyhow::Result<u32> {
         println!("binary under test: {}", platen::binary()?.display());
     }
     let mut stage = Stage::new()?;
-    println!("running {} scenarios ({})", chosen.len(), stage.lab.net.describe());
+    println!("up to {} scenarios ({})", order.len(), stage.lab.net.describe());
     let (mut passed, mut failed, mut skipped) = (0u32, Vec::new(), 0u32);
-    for scenario in &chosen {
+    for number in order {
+        if !choice.shard.claim(number)? {
+            continue;
+        }
+        let scenario = &chosen[number];
         let (begin, wall) = (Instant::now(), SystemTime::now());
         let result = stage.prepare().and_then(|()| (scenario.run)(&mut stage));
         let took = begin.elapsed().as_secs_f64();

@@ -16,9 +16,9 @@ use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut all = vec![
-        Scenario::new("rehearsal_forecasts_what_migrations_then_do", forecasts),
-        Scenario::new("rehearsal_is_near_what_migrations_take", near),
-        Scenario::new("rehearsal_measures_the_link_to_a_peer", measures),
+        Scenario::measurement("rehearsal_forecasts_what_migrations_then_do", forecasts),
+        Scenario::measurement("rehearsal_is_near_what_migrations_take", near),
+        Scenario::measurement("rehearsal_measures_the_link_to_a_peer", measures),
     ];
     for (version, spec) in versions() {
         type Run = fn(&mut Stage, &VmSpec) -> Result<()>;

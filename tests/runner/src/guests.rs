@@ -1,0 +1,188 @@
+//! The jobs of tests with guests: whole VMs, guests that swap, hosts under libvirt.
+
+use std::os::unix::fs::MetadataExt;
+
+use anyhow::{bail, Context, Result};
+
+use crate::cargo::{self, Program};
+use crate::fetched::{is_set, SKIP_LIBVIRT, SKIP_PACKAGES, SKIP_SWAP};
+use crate::job::{Done, Job, Track};
+use crate::outcome::{Format, Outcome};
+
+/// The parts of a proof with guests. They run side by side, because they wait most of their time.
+pub(crate) const PARTS: [&str; 3] = ["vm", "libvirt", "swap"];
+
+/// The number of programs that run the whole-VM tests at once. Each boots the VMs that its
+/// scenarios share, so more of them cost more CPU. Fewer would wait too much of their time, above
+/// all for timeouts.
+const VM_SHARDS: usize = 3;
+
+/// The number of programs that run the swap guests at once.
+const SWAP_SHARDS: usize = 2;
+
+/// The newer kernel of the guests that swap, and the scenarios that `make proof` repeats with it: a
+/// ublk disk grows only there.
+const NEWER_LINUX: &str = "target/linux7";
+const WITH_NEWER_LINUX: [&str; 3] =
+    ["a ublk disk keeps", "swap by ublk: eaten memory", "a ublk disk that is swapped to grows"];
+
+/// The newer systems with libvirt: the job's name, and the folder.
+const NEWER_LIBVIRT: [(&str, &str); 2] =
+    [("libvirt 11.3", "target/libvirt-trixie"), ("libvirt 12", "target/libvirt-forky")];
+
+/// The scenarios of libvirt 9.0 that `make proof` repeats with the newer ones: migrations. Those of
+/// saved VMs recover postcopy, at which libvirtd 11.3 crashes.
+const WITH_NEWER_LIBVIRT: [&str; 8] = [
+    "libvirt_migrates_",
+    "libvirt_aborts_",
+    "libvirt_saves_",
+    "services_killed_",
+    "a_service_",
+    "a_killed_",
+    "a_link_",
+    "a_disk_",
+];
+
+/// Tracks, and the folder of what their programs have claimed, which goes with this value.
+#[derive(Debug, Default)]
+pub(crate) struct Guests {
+    pub(crate) tracks: Vec<Track>,
+    /// Parts that do not run.
+    pub(crate) left_out: Vec<Done>,
+    /// What runs alone, after the tracks, because it measures.
+    pub(crate) alone: Vec<Track>,
+    claims: Vec<tempfile::TempDir>,
+}
+
+/// The choice of `make test`. The hosts under libvirt come last, when fewer tests run beside them:
+/// their QEMU loses a guest's writes under TCG (tests/libvirt/src/domain.rs), the more the busier
+/// the machine is.
+///
+/// # Errors
+/// If a program of scenarios was not built, or no folder can be made.
+pub(crate) fn quick(programs: &[Program]) -> Result<Guests> {
+    let mut guests = Guests::default();
+    guests.shards(programs, "vm", VM_SHARDS, &["--quick"])?;
+    // A guest that swaps goes on swapping while a test waits for it: what these guests do takes
+    // three times the CPU time when others get as much of the CPUs.
+    for track in &mut guests.tracks {
+        track.jobs = std::mem::take(&mut track.jobs).into_iter().map(Job::nice).collect();
+    }
+    if guests.runs("swap") {
+        guests.shards(programs, "swap", SWAP_SHARDS, &["--quick"])?;
+    }
+    if guests.runs("libvirt") {
+        let job = harness(programs, "libvirt", "libvirt", &["--quick"])?;
+        match guests.tracks.last_mut() {
+            Some(track) => track.jobs.push(job),
+            None => guests.tracks.push(vec![job].into()),
+        }
+    }
+    Ok(guests)
+}
+
+/// Everything that these parts have. Scenarios that measure run alone, after the others.
+///
+/// # Errors
+/// If a program of scenarios was not built, or no folder can be made.
+pub(crate) fn all(programs: &[Program], parts: &[&str]) -> Result<Guests> {
+    let mut guests = Guests::default();
+    if parts.contains(&"vm") {
+        guests.shards(programs, "vm", VM_SHARDS, &["--without-measurements"])?;
+        let measures = harness(programs, "vm", "vm, measurements", &["--only-measurements"])?;
+        guests.alone.push(vec![measures].into());
+    }
+    if parts.contains(&"libvirt") && guests.runs("libvirt") {
+        let mut jobs = vec![harness(programs, "libvirt", "libvirt", &[])?];
+        for (name, folder) in NEWER_LIBVIRT {
+            let job = harness(programs, "libvirt", name, &WITH_NEWER_LIBVIRT)?;
+            jobs.push(job.env("PLATEN_LIBVIRT", folder));
+        }
+        guests.tracks.push(jobs.into());
+    }
+    if parts.contains(&"swap") && guests.runs("swap") {
+        guests.shards(programs, "swap", SWAP_SHARDS, &[])?;
+        let newer = harness(programs, "swap", "swap, Linux 7", &WITH_NEWER_LINUX)?;
+        let newer = newer.env("PLATEN_SWAP_LINUX", NEWER_LINUX);
+        guests.tracks.last_mut().context("no shard")?.jobs.push(newer);
+    }
+    Ok(guests)
+}
+
+impl Guests {
+    /// One track for each of `count` programs that share out the scenarios of a part.
+    fn shards(
+        &mut self,
+        programs: &[Program],
+        part: &'static str,
+        count: usize,
+        arguments: &[&str],
+    ) -> Result<()> {
+        let claims = tempfile::Builder::new().prefix("claims-").tempdir_in("target")?;
+        let folder = format!("--claims={}", claims.path().canonicalize()?.display());
+        for number in 1..=count {
+            let shard = format!("--shard={number}/{count}");
+            let arguments = [arguments, &[&*shard, &*folder]].concat();
+            let name = format!("{part} {number} of {count}");
+            self.tracks.push(vec![harness(programs, part, &name, &arguments)?].into());
+        }
+        self.claims.push(claims);
+        Ok(())
+    }
+
+    /// Whether a part runs. One that does not counts as skipped.
+    fn runs(&mut self, part: &'static str) -> bool {
+        let why = why_not(part);
+        self.left_out.extend(why.as_ref().map(|why| without(part, why)));
+        why.is_none()
+    }
+}
+
+/// A job of the whole-VM tests (`vm`), of the swap guests (`swap`), or under libvirt (`libvirt`).
+fn harness(
+    programs: &[Program],
+    part: &'static str,
+    name: &str,
+    arguments: &[&str],
+) -> Result<Job> {
+    let is_wanted = |program: &&Program| {
+        cargo::SCENARIOS.contains(&&*program.name) && program.name.ends_with(&format!("/{part}"))
+    };
+    let Some(program) = programs.iter().find(is_wanted) else {
+        bail!("cargo has built no program of the scenarios of {part}");
+    };
+    Ok(Job::new(part, name, Format::Scenarios, &program.path, arguments))
+}
+
+/// Why a part cannot run, or shall not; `None` if it does.
+pub(crate) fn why_not(part: &str) -> Option<String> {
+    let skip = match part {
+        "swap" => SKIP_SWAP,
+        "packages" => SKIP_PACKAGES,
+        "libvirt" => SKIP_LIBVIRT,
+        _ => return None,
+    };
+    if is_set(skip) {
+        return Some(format!("{skip} is set"));
+    }
+    let needs_root = ["libvirt", "packages"].contains(&part);
+    (needs_root && !is_root()).then(|| "it needs root, for namespaces and mounts".into())
+}
+
+pub(crate) fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// Stands for a part that does not run, for the reason given; it counts as skipped.
+pub(crate) fn without(part: &'static str, why: &str) -> Done {
+    let skipped = vec![(part.to_owned(), why.to_owned())];
+    Done {
+        part,
+        name: part.to_owned(),
+        took: std::time::Duration::ZERO,
+        cpu: 0.0,
+        outcome: Outcome { skipped, ..Outcome::default() },
+        output: String::new(),
+        log: std::path::PathBuf::new(),
+    }
+}
