@@ -131,8 +131,10 @@ fn entry(index: u64) -> u64 {
 #[test]
 fn a_damaged_entry_loses_its_own_page_only() {
     // Also the first entry, which decides the slab length of a region.
+    let every = if std::env::var_os("PLATEN_QUICK").is_some() { 2 } else { 1 };
     for victim in [0, 777] {
-        for bit in 0..64 {
+        // In make test the two pages share out the bits.
+        for bit in (0..64_u64).filter(|bit| bit % every == victim % every) {
             let (fd, file) = left_behind();
             let mut word = [0; 8];
             file.read_exact_at(&mut word, entry(victim)).unwrap();

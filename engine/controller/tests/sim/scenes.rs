@@ -15,11 +15,13 @@ fn guest(at: usize) -> &'static crate::tables::Row {
 #[test]
 fn a_link_that_changes_midway_is_followed() {
     let mut failed = Vec::new();
-    for (name, data) in DATA {
+    let quick = std::env::var_os("PLATEN_QUICK").is_some();
+    for (number, (name, data)) in DATA.into_iter().enumerate() {
         for (from, to) in
             [(0.125, 1.25), (1.25, 0.125), (0.0125, 0.125), (0.125, 0.0125), (0.5, 0.25)]
         {
-            for workers in [2, 8] {
+            let threads: &[usize] = if quick { &[[2, 8][number % 2]] } else { &[2, 8] };
+            for &workers in threads {
                 let link = move |now: f64| if now < 4e9 { from } else { to };
                 let world = World {
                     workers,

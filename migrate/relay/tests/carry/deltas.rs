@@ -77,7 +77,8 @@ fn options(codec: Codec, delta_cache: u64) -> Options {
 
 #[test]
 fn resent_pages_arrive_unchanged_with_every_codec() {
-    bounded(|| {
+    let quick = std::env::var_os("PLATEN_QUICK").is_some();
+    bounded(move || {
         let streams = again_and_again(1500, 6);
         for codec in [Codec::Raw, Codec::Lz4, Codec::Zlib, Codec::Zstd, Codec::DeflateQz] {
             let with =
@@ -88,6 +89,9 @@ fn resent_pages_arrive_unchanged_with_every_codec() {
             let (stored, deltas, sent) = with(12 << 20, 0);
             assert!(deltas > 4000 && stored > deltas, "{codec}: {stored} {deltas}");
             assert!(codec == Codec::Raw || 2 * sent < all, "{codec}: {sent} of {all} bytes");
+            if quick && codec != Codec::Zstd {
+                continue;
+            }
             let (stored, deltas, _) = with(1 << 20, 0);
             assert!(deltas < stored / 2, "{codec}: {stored} {deltas}");
             with(3_000_000, 10_007);
