@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{bail, ensure, Context, Result};
+use serde_json::json;
 use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::table::to_f64;
 use vm_tests::{Lab, Method, Patience, Qemu, Rate, Vm, VmSpec};
@@ -38,10 +39,15 @@ impl std::error::Error for Skip {}
 /// The lab, and the VM between scenarios.
 pub(crate) struct Stage {
     pub(crate) lab: Lab,
+    /// Paused, as the others: an idle guest under TCG takes a twentieth of a CPU.
     parked: Option<Vm>,
-    /// Of other kinds than [`VmSpec::small`].
+    /// Of other kinds than [`VmSpec::small`], the latest last.
     others: Vec<Vm>,
 }
+
+/// The most VMs of other kinds between scenarios. Some scenarios end with a VM of a kind that none
+/// after them wants.
+const OTHERS: usize = 3;
 
 impl Stage {
     pub(crate) fn new() -> Result<Self> {
@@ -59,7 +65,7 @@ impl Stage {
     /// A running VM, filled, idle, with QEMU's default migration settings.
     pub(crate) fn vm(&mut self) -> Result<Vm> {
         let mut vm = match self.parked.take() {
-            Some(vm) => vm,
+            Some(vm) => wake(vm)?,
             None => self.lab.boot_or_load(&VmSpec::small(), DATA_MIB)?,
         };
         Method::platen(&[]).prepare(&mut vm)?;
@@ -68,7 +74,7 @@ impl Stage {
 
     /// Hands a VM, verified and idle, to the next scenario.
     pub(crate) fn park(&mut self, vm: Vm) {
-        self.parked = Some(vm);
+        self.parked = pause(vm);
     }
 
     /// A running VM of this kind, filled with [`TINY_DATA_MIB`], idle. Its QEMU has the migration
@@ -76,14 +82,16 @@ impl Stage {
     pub(crate) fn vm_of(&mut self, spec: &VmSpec) -> Result<Vm> {
         check_qemu(spec.qemu)?;
         match self.others.iter().position(|vm| vm.spec() == spec) {
-            Some(nth) => Ok(self.others.swap_remove(nth)),
+            Some(nth) => wake(self.others.remove(nth)),
             None => self.lab.boot_or_load(spec, TINY_DATA_MIB),
         }
     }
 
     /// Hands a VM of [`Self::vm_of`], verified and idle, to the next scenario.
     pub(crate) fn park_other(&mut self, vm: Vm) {
-        self.others.push(vm);
+        self.others.extend(pause(vm));
+        let surplus = self.others.len().saturating_sub(OTHERS);
+        self.others.drain(..surplus);
     }
 
     /// Ends the VMs between scenarios: after a failure their state is unknown.
@@ -133,6 +141,17 @@ impl Stage {
         ensure!(status == "active", "half way, the migration is {status}");
         Ok(HalfWay { vm, destination, receive, migrate })
     }
+}
+
+/// Pauses a VM between scenarios. One that cannot be paused is of no use to any.
+fn pause(mut vm: Vm) -> Option<Vm> {
+    vm.monitor.execute("stop", json!({})).ok().map(|_| vm)
+}
+
+/// Lets a VM that was paused between scenarios run.
+fn wake(mut vm: Vm) -> Result<Vm> {
+    vm.monitor.execute("cont", json!({}))?;
+    Ok(vm)
 }
 
 /// Bytes on the wire that count as half way: more than all buffers together, less than the total.

@@ -146,13 +146,12 @@ fn left_behind(
         ensure!(record["status"] == "failed", "{record}");
         ensure!(record["cause"].as_str().is_some_and(|cause| !cause.is_empty()), "{record}");
     }
-    if victim == Victim::DestinationCarrier && ends_whole(&mut pair.destination)? {
-        // The killed process had written everything to QEMU's socket. Its message says to look.
+    let killed_carrier = [Victim::SourceCarrier, Victim::DestinationCarrier].contains(&victim);
+    if killed_carrier && ends_whole(&mut pair.destination)? {
+        // The killed process had passed on every byte, but not that they were all. The messages say
+        // to look at both hosts.
         pair.destination.monitor.execute("cont", json!({}))?;
         return pair.arrives(stage);
-    }
-    if victim == Victim::SourceCarrier {
-        never_starts(&mut pair.destination)?;
     }
     // A person who reads that lets it go on where it is.
     let mut vm = pair.vm;
