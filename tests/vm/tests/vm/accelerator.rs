@@ -17,7 +17,12 @@ enum By {
     Device,
     Both,
     Software,
+    /// Both, if a request has waited until software did it.
+    BothIfLate,
 }
+
+/// A piece that a device has for longer is software's.
+const PATIENCE_US: u64 = 100_000;
 
 /// A name, the device's script, and what does the work at the source.
 const DEVICES: [(&str, &str, By); 16] = [
@@ -32,7 +37,7 @@ const DEVICES: [(&str, &str, By); 16] = [
     ("failing_all_polls", "at 300 pollfail 1000000", By::Both),
     ("late", "at 300 late 250 5", By::Both),
     ("silent", "at 300 silence", By::Both),
-    ("silent_for_a_while", "at 300 silence; after 500 revive", By::Both),
+    ("silent_for_a_while", "at 300 silence; after 500 revive", By::BothIfLate),
     ("reset", "at 300 reset 300", By::Both),
     ("dead", "at 300 fatal", By::Both),
     ("with_little_pinned_memory", "usdm 3M", By::Device),
@@ -124,7 +129,11 @@ fn did(report: &Value, by: By) -> Result<()> {
         Some(reasons.values().filter_map(Value::as_u64).sum())
     });
     ensure!((by_device > 0) == (by != By::Software), "{by_device} by the device: {report}");
-    ensure!(by == By::Device || by_software > 0, "nothing was done in software: {report}");
+    // The silence is over at half a second, which on a busy machine may be soon after its begin.
+    let longest = sum(&|engine| engine["longest_wait_us"].as_u64());
+    let is_late = by != By::BothIfLate || longest > PATIENCE_US;
+    let needs_software = by != By::Device && is_late;
+    ensure!(!needs_software || by_software > 0, "nothing was done in software: {report}");
     let delivered = sum(&|engine| engine["delivered"].as_u64());
     ensure!(delivered == by_device + by_software, "{delivered} pieces: {report}");
     Ok(())
