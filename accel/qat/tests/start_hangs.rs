@@ -1,5 +1,5 @@
-//! A start of the library that never returns. It is a program of its own: the library is started once
-//! in a process.
+//! A start of the library that never returns. It is a program of its own: the library is started
+//! once in a process.
 
 #[expect(dead_code, reason = "shared with the other tests of the simulated device")]
 #[path = "simulated/sim.rs"]

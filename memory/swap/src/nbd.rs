@@ -257,9 +257,9 @@ pub fn detach(disk: &Path) -> io::Result<()> {
     netlink.ask(&message)
 }
 
-/// Whether the process `helper` has attached the disk: after a detach it may be another device's. In
-/// another PID namespace than the first, the kernel does not tell; then the answer is yes for a disk
-/// that is attached.
+/// Whether the process `helper` has attached the disk: after a detach it may be another device's.
+/// In another PID namespace than the first, the kernel does not tell; then the answer is yes for a
+/// disk that is attached.
 pub fn is_attached_by(disk: &Path, helper: u32) -> bool {
     let first = fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(FIRST_PIDS));
     let name = disk.file_name().unwrap_or_default();

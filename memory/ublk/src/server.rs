@@ -227,8 +227,8 @@ impl Queues {
     }
 }
 
-/// The mark of the devices of the process `owner`: the driver stores it with the device, and tells it
-/// to everybody. The number of a deleted device may be another one's the next moment.
+/// The mark of the devices of the process `owner`: the driver stores it with the device, and tells
+/// it to everybody. The number of a deleted device may be another one's the next moment.
 pub fn mark(owner: u32) -> u64 {
     u64::from(u32::from_be_bytes(*b"plat")) << 32 | u64::from(owner)
 }

@@ -85,8 +85,8 @@ pub(super) struct Serving {
     /// The process that attaches this disk. Unknown in a supervisor that another program has handed
     /// the device over to.
     pub(super) attacher: Option<u32>,
-    /// Whether another program has handed the device over: an earlier version puts no mark on a ublk
-    /// device.
+    /// Whether another program has handed the device over: an earlier version puts no mark on a
+    /// ublk device.
     pub(super) adopted: bool,
 }
 

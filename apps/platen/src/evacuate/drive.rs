@@ -254,8 +254,9 @@ impl Drive<'_> {
         State::Ended(migration, status, Instant::now())
     }
 
-    /// Reports a migration whose source does not answer as in doubt, and goes on with the others. Its
-    /// process gets no signal: a first one is for the interrupt, and a second one would force the end.
+    /// Reports a migration whose source does not answer as in doubt, and goes on with the others.
+    /// Its process gets no signal: a first one is for the interrupt, and a second one would force
+    /// the end.
     fn leave(&mut self, vm: usize, migration: Migration) -> State {
         let (source, program) = match self.turns[vm].entry.way {
             Way::Monitor { .. } => ("its source QEMU's monitor", "platen migrate"),

@@ -1,16 +1,16 @@
 //! How long an evacuation waits for a migration whose source QEMU does not answer.
 //!
 //! While a source QEMU's monitor is silent, nobody can tell whether its migration will end, and the
-//! order to cancel does not reach it. A forced end may leave the VM at neither host, or in doubt for
-//! good. So the evacuation reports the VM as in doubt, leaves the process alone, and goes on with
-//! the others. The process completes the migration, or cancels it if it was told to, when the
+//! order to cancel does not reach it. A forced end may leave the VM at neither host, or in doubt
+//! for good. So the evacuation reports the VM as in doubt, leaves the process alone, and goes on
+//! with the others. The process completes the migration, or cancels it if it was told to, when the
 //! monitor answers again.
 //!
 //! Before an interrupt a migration that sends is waited for: QEMU's main thread may be busy, for
 //! example with a slow disk, while other threads send the VM.
 //!
-//! Only time in which the evacuation itself runs counts. After a stop (Ctrl-Z) the signs of that time
-//! are still to be read.
+//! Only time in which the evacuation itself runs counts. After a stop (Ctrl-Z) the signs of that
+//! time are still to be read.
 
 use std::time::Duration;
 
@@ -44,8 +44,8 @@ impl Patience {
         Self(vec![None; vms])
     }
 
-    /// Takes note that a VM's migration has started, if that is not known. A `platen migrate` shows it
-    /// by its first sample: before, it may wait for its receiver, and its commands have limits.
+    /// Takes note that a VM's migration has started, if that is not known. A `platen migrate` shows
+    /// it by its first sample: before, it may wait for its receiver, and its commands have limits.
     pub(super) fn started(&mut self, vm: usize) {
         self.0[vm].get_or_insert_default();
     }
