@@ -113,7 +113,7 @@ mod tests {
         patience.started(0);
         patience.ordered(0);
         pass(&mut patience, 59);
-        // What it sends ends no migration, and neither does an answer without figures.
+        // Bytes end no such migration, and neither does an answer without figures.
         patience.sent(0, 1 << 30);
         patience.heard(0);
         assert!(!patience.is_over(0));
