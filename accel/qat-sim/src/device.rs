@@ -14,7 +14,7 @@ use crate::engine;
 use crate::faults::{Broken, Deed};
 use crate::instance::Instance;
 use crate::machine::{lock, now_ns, Dma, Machine, HANDLES, HANDLE_STEP};
-use crate::script::{Action, Engine, Order, Script, Settings};
+use crate::script::{Action, Engine, Entry, Order, Script, Settings};
 use qat_abi::*;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Mutex;
@@ -154,6 +154,9 @@ impl Device {
         }
         self.machine.store(std::ptr::from_ref(machine).cast_mut(), Ordering::Release);
         machine.tick();
+        // A start that never returns keeps nobody from changing the script.
+        drop(control);
+        machine.may_hang_at(Entry::Process, 0);
         CPA_STATUS_SUCCESS
     }
 

@@ -123,10 +123,15 @@ impl Machine {
 
     /// Keeps the calling thread if the script wants this call to hang.
     pub(crate) fn may_hang(&self, entry: Entry, instance: &Instance) {
+        self.may_hang_at(entry, instance.index);
+    }
+
+    /// As [`may_hang`](Self::may_hang), with the number of the instance.
+    pub(crate) fn may_hang_at(&self, entry: Entry, instance: usize) {
         if !self.faults.is_armed() {
             return;
         }
-        if let Some(stuck) = self.faults.hangs(entry, instance.index) {
+        if let Some(stuck) = self.faults.hangs(entry, instance) {
             add(&self.tallies.faults, 1);
             stuck.for_ever();
         }

@@ -166,7 +166,7 @@ mod tests {
         );
         assert_eq!(
             problem("now block close"),
-            "line 1: `now block close`: `close` is not submit or poll or start or stop"
+            "line 1: `now block close`: `close` is not submit or poll or process or start or stop"
         );
         assert_eq!(
             problem("now op=both fail"),

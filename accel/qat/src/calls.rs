@@ -18,10 +18,12 @@ pub(crate) enum Call {
     Poll = 3,
     Open = 4,
     Close = 5,
+    Start = 6,
 }
 
 impl Call {
-    const ALL: [Self; 5] = [Self::Compress, Self::Decompress, Self::Poll, Self::Open, Self::Close];
+    const ALL: [Self; 6] =
+        [Self::Compress, Self::Decompress, Self::Poll, Self::Open, Self::Close, Self::Start];
 
     /// The library's function, for messages.
     pub(crate) fn name(self) -> &'static str {
@@ -31,6 +33,7 @@ impl Call {
             Self::Poll => "icp_sal_DcPollInstance",
             Self::Open => "cpaDcStartInstance or cpaDcInitSession",
             Self::Close => "cpaDcRemoveSession",
+            Self::Start => "icp_sal_userStartMultiProcess",
         }
     }
 }

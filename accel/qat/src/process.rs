@@ -3,11 +3,13 @@
 
 #![expect(unsafe_code, reason = "the C interface of libqat")]
 
-use crate::calls;
+use crate::calls::{self, Call, Calls};
 use crate::channel::Channel;
 use crate::instance::{lock, Instance, InstanceInfo, Unfit};
 use crate::load::{Api, Libraries};
 use crate::mailbox::State;
+use crate::watchdog::Hang;
+use crate::watched::{watched, Unfinished};
 use qat_abi as abi;
 use qat_abi::CpaStatus;
 use std::ffi::CString;
@@ -56,10 +58,14 @@ pub enum StartError {
     /// The section's name contains a NUL byte.
     #[error("section name {0:?} has a NUL byte")]
     Section(String),
-    /// No thread could be started for the device's events: without it a dead device would look like
-    /// a slow one.
-    #[error("cannot start the thread for device events: {0}")]
+    /// No thread could be started for the library's start, or for the device's events: without it
+    /// a dead device would look like a slow one.
+    #[error("cannot start a thread for the QAT library: {0}")]
     Thread(String),
+    /// The library's start does not return. It is left to a thread of its own, and this process
+    /// cannot use QAT.
+    #[error(transparent)]
+    Hang(#[from] Hang),
     /// The library started, but there is no instance for compression.
     #[error("no instance for compression ({} found that cannot be used{}); the device's service may be set to crypto only", .0.len(), first(.0))]
     NoInstance(Vec<Unfit>),
@@ -112,7 +118,7 @@ impl Qat {
         if STARTED.swap(true, Ordering::AcqRel) {
             return Err(StartError::AlreadyStarted);
         }
-        let inner = Arc::new(Inner::start(api, &section)?);
+        let inner = Arc::new(Inner::start_watched(api, section)?);
         let (of_thread, interval) = (Arc::clone(&inner), options.event_interval);
         let events = std::thread::Builder::new()
             .name("qat-events".into())
@@ -194,6 +200,23 @@ pub fn end_process(status: u8) -> ! {
 }
 
 impl Inner {
+    /// As [`start`](Self::start), until a call of the library hangs.
+    fn start_watched(api: &'static Api, section: CString) -> Result<Self, StartError> {
+        let calls = Arc::<Calls>::default();
+        calls::register(&calls);
+        let start = move || {
+            let _inside = calls.enter(Call::Start);
+            Self::start(api, &section)
+        };
+        watched(start).unwrap_or_else(|error| match error {
+            Unfinished::Hang(hang) => Err(hang.into()),
+            Unfinished::Thread(error) => {
+                STARTED.store(false, Ordering::Release);
+                Err(StartError::Thread(error.to_string()))
+            }
+        })
+    }
+
     fn start(api: &'static Api, section: &std::ffi::CStr) -> Result<Self, StartError> {
         // From here on dropping `inner` undoes what was done, including `STARTED`.
         let mut inner = Self {

@@ -7,10 +7,12 @@
 //! | sleeps, while another thread of the process waits for a CPU in vain | does not count: the sleeper may wait for that thread |
 //! | is traced (a debugger) | does not count |
 //!
+//! A start of the library hangs after 30 looks instead.
+//!
 //! A look that is late does not count either. Whatever delayed the watchdog, such as a suspended
 //! machine or a stopped process, has delayed the call too.
 
-use crate::calls::{self, Calls, Look};
+use crate::calls::{self, Call, Calls, Look};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thread_stat::{Proc, Process, ThreadStat, Threads};
@@ -21,6 +23,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_millis(2500);
 /// After this many looks at the same call the call hangs. A call takes microseconds.
 const LOOKS: u64 = 10;
+/// The same for the start of the library. It takes part of a second for each virtual function.
+const START_LOOKS: u64 = 30;
 
 /// A call of the library that has not returned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -98,7 +102,8 @@ impl Watchdog {
                     _ => !*starved.get_or_insert_with(|| self.threads.look(&mut *process)),
                 };
             let looks = known.looks + u64::from(has_counted);
-            if looks >= LOOKS && hung.is_none() {
+            let most = if look.call == Call::Start { START_LOOKS } else { LOOKS };
+            if looks >= most && hung.is_none() {
                 let (call, thread) = (look.call.name(), look.thread);
                 hung = Some(Hang { call, seconds: looks, thread });
             }

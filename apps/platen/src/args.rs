@@ -140,6 +140,12 @@ pub(crate) struct SourceOptions {
     /// 19; more than 8M for each compression thread gains little. 0 turns it off; 4G at most
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = history_size)]
     pub(crate) history: Size,
+    /// Longest silence of the source QEMU while it prepares its RAM, before it sends the first of
+    /// it: seconds, 1 to 3600. QEMU 11.1 that is cancelled at that moment stands still until the
+    /// relay closes its connection. A VM of several TB, or one whose host has no CPU time left, may
+    /// need more
+    #[arg(long, value_name = "SECONDS", default_value_t = relay::SETUP_TIMEOUT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) setup_timeout: u64,
     /// Name or address that the receiver's certificate must contain [default: HOST of --peer]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Option<String>,

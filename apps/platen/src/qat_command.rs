@@ -5,7 +5,7 @@ use crate::qat_status;
 use crate::say::say;
 use anyhow::{bail, ensure, Context};
 use codec::{Codec, Settings};
-use qat::{Libraries, Location, Qat, StartOptions};
+use qat::{Libraries, Location, Qat, StartError, StartOptions};
 use rustix::process::{kill_process, Pid, Signal};
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
@@ -49,8 +49,14 @@ pub(crate) fn accelerator(
         SourceAccelerator::None | SourceAccelerator::Iaa => Ok(None),
         SourceAccelerator::Auto => match libraries.start() {
             Ok(qat) => Ok(Some(qat)),
-            // With codec auto a device would only be one more choice.
-            Err(_) if settings.is_none() => Ok(None),
+            // With codec auto a device would only be one more choice, but a host whose device
+            // hangs has a fault.
+            Err(error) if settings.is_none() => {
+                if let Some(StartError::Hang(hang)) = error.downcast_ref() {
+                    say(&format!("no QAT device: {hang}"));
+                }
+                Ok(None)
+            }
             Err(error) => {
                 say(&format!("codec qatzip in software: {error}"));
                 Ok(None)

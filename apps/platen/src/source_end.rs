@@ -15,7 +15,7 @@ use codec::Settings;
 use relay::{Listening, RelayError, Source, SourceConfig, UnixAddress};
 use session::Setup;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Exit status of a migration that was delivered and cannot be confirmed, because the source QEMU
 /// uses no return path.
@@ -71,7 +71,7 @@ impl Plan {
             silence: session::SILENCE,
             connect_timeout: connect.timeout(),
             answer_timeout: connect.timeout(),
-            setup_timeout: relay::SETUP_TIMEOUT,
+            setup_timeout: Duration::from_secs(options.setup_timeout),
             delta_cache: options.delta_cache(),
             history: options.history.0,
             qpl,

@@ -297,6 +297,25 @@ fn a_report_that_cannot_be_written_is_named_and_changes_no_outcome() {
     }
 }
 
+/// A VM of several TB, or its host, may need more than the minute that is the default.
+#[test]
+fn the_time_for_the_setup_of_the_ram_is_an_option() {
+    let rig = Rig::new("");
+    let listen = unix(&rig.at("src"));
+    let mut relay = Platen::start(
+        "",
+        &["relay", "--insecure", "--peer", &rig.address, "--listen", &listen, "--setup-timeout=1"],
+    );
+    relay.says("listening on");
+    let mut source = UnixStream::connect(rig.at("src")).unwrap();
+    // The header, without the end of the stream.
+    source.write_all(&STREAM[..8]).unwrap();
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("then sent nothing for 1 s"), "{said}");
+    assert!(said.contains("--setup-timeout"), "{said}");
+}
+
 /// One message, then the end: QEMU waits for a channel that cannot be accepted, and would for ever.
 #[test]
 fn a_relay_without_free_descriptors_reports_the_cause_and_ends() {

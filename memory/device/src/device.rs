@@ -7,7 +7,7 @@ use std::thread;
 
 use codec::{Settings, SettingsError};
 use pulse::Pulse;
-use qat::Qat;
+use qat::{Engine, Qat};
 use store::{Store, MAX_WORKERS};
 
 use crate::counters::{self, IoStats};
@@ -153,15 +153,17 @@ impl Device {
         if records.settings.codec() != codec::Codec::DeflateQz {
             return Err(OpenError::Offload(records.settings.codec()));
         }
+        let wanted = if dispatch.qat.is_set_up() { 0 } else { options.threads };
+        // Before the lock, without which no device ends: the library may never return.
+        let engines: Vec<_> = (0..wanted.min(MAX_QAT_THREADS))
+            .map(|_| options.engine(qat, records.settings.level()))
+            .take_while(Engine::on_device)
+            .collect();
         // The guard is held to the end, so that a concurrent call waits.
         let mut handles = self.threads.handles();
         let mut ready = Vec::new();
-        let wanted = if dispatch.qat.is_set_up() { 0 } else { options.threads };
-        for number in 0..wanted.min(MAX_QAT_THREADS) {
-            let engine = options.engine(qat, records.settings.level());
-            if !engine.on_device() {
-                break;
-            }
+        let engines = if dispatch.qat.is_set_up() { Vec::new() } else { engines };
+        for (number, engine) in engines.into_iter().enumerate() {
             let worker = self.store.worker().ok_or(OpenError::Full)?;
             let pages = PageIo::new(records, worker, Thread::Qat(number))?;
             ready.push(QatThread::new(dispatch, pages, engine));

@@ -257,6 +257,23 @@ pub fn detach(disk: &Path) -> io::Result<()> {
     netlink.ask(&message)
 }
 
+/// Whether the process `helper` has attached the disk: after a detach it may be another device's.
+/// In another PID namespace than the first, the kernel does not tell; then the answer is yes for a
+/// disk that is attached.
+pub fn is_attached_by(disk: &Path, helper: u32) -> bool {
+    let first = fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(FIRST_PIDS));
+    let name = disk.file_name().unwrap_or_default();
+    attacher(&Path::new("/sys/class/block").join(name)).is_some_and(|pid| pid == helper || !first)
+}
+
+/// The first PID namespace, whose numbers the kernel's modules report (`PROC_PID_INIT_INO`).
+const FIRST_PIDS: &str = "pid:[4026531836]";
+
+/// The process that has attached the disk of this folder; `None` for a disk that is not attached.
+fn attacher(folder: &Path) -> Option<u32> {
+    fs::read_to_string(folder.join("pid")).ok()?.trim().parse().ok()
+}
+
 fn timeouts(message: &mut Message) {
     message.u64(ATTR_TIMEOUT, TIMEOUT.as_secs());
     message.u64(ATTR_DEAD_CONN_TIMEOUT, PATIENCE.as_secs());

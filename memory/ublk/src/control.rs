@@ -108,12 +108,12 @@ impl Control {
         self.features
     }
 
-    /// Creates a device with user recovery and reissue; the driver chooses its number.
+    /// Creates a device with user recovery, reissue, and this mark; the driver chooses its number.
     ///
     /// # Errors
     ///
     /// The driver's error.
-    pub fn add(&mut self, geometry: &Geometry) -> Result<Info, ControlError> {
+    pub fn add(&mut self, geometry: &Geometry, mark: u64) -> Result<Info, ControlError> {
         let ask = DeviceInfo {
             queues: geometry.queues,
             depth: geometry.depth,
@@ -123,6 +123,7 @@ impl Control {
             flags: sys::USER_RECOVERY
                 | sys::USER_RECOVERY_REISSUE
                 | if self.ioctl { sys::CMD_IOCTL_ENCODE } else { 0 },
+            server_flags: mark,
             ..DeviceInfo::default()
         };
         let mut payload = Payload::of_info(&ask);

@@ -43,6 +43,8 @@ pub struct Info {
     pub state: DiskState,
     /// The process id of the device's server.
     pub pid: i32,
+    /// The [`mark`](crate::mark) of the device; 0 if it has none.
+    pub mark: u64,
 }
 
 impl From<DeviceInfo> for Info {
@@ -53,8 +55,8 @@ impl From<DeviceInfo> for Info {
             sys::QUIESCED => DiskState::Quiesced,
             other => DiskState::Other(other),
         };
-        let DeviceInfo { queues, depth, max_io, id, pid, .. } = info;
-        Self { id, queues, depth, max_io, state, pid }
+        let DeviceInfo { queues, depth, max_io, id, pid, server_flags: mark, .. } = info;
+        Self { id, queues, depth, max_io, state, pid, mark }
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Options {
     pub geometry: Geometry,
     /// The time limit of a control command.
     pub timeout: Duration,
+    /// The [`mark`] of a new device; 0 for none.
+    pub mark: u64,
 }
 
 impl Options {
@@ -52,7 +54,7 @@ impl Options {
                 geometry.depth /= 2;
             }
         }
-        Self { geometry, timeout: Duration::from_secs(30) }
+        Self { geometry, timeout: Duration::from_secs(30), mark: 0 }
     }
 
     /// Checks that [`Server::recover`] takes over the device that the driver describes, with
@@ -104,7 +106,7 @@ impl Server {
     ) -> Result<Self, ServeError> {
         let wanted = checked(&options.geometry, backend.pages())?;
         let mut control = Control::open(options.timeout)?;
-        let info = control.add(&wanted)?;
+        let info = control.add(&wanted, options.mark)?;
         let id = info.id;
         on_add(id);
         let begun = (|| {
@@ -149,8 +151,11 @@ impl Server {
         let mut control = Control::open(options.timeout)?;
         let info = control.info(id)?;
         if info.state == DiskState::Dead {
-            // Its server died before the disk was started, so the device has no users.
-            control.delete(id)?;
+            // Its server died before the disk was started, so the device has no users. Or a server
+            // deleted it, and another one is just starting a disk of that number.
+            if is_of(&info, options.mark, true) {
+                control.delete(id)?;
+            }
             return Self::create(backend, buffers, options, on_add);
         }
         // The driver says how many queues and requests this device has, and how long they are. An
@@ -222,16 +227,42 @@ impl Queues {
     }
 }
 
+/// The mark of the devices of the process `owner`: the driver stores it with the device, and tells
+/// it to everybody. The number of a deleted device may be another one's the next moment.
+pub fn mark(owner: u32) -> u64 {
+    u64::from(u32::from_be_bytes(*b"plat")) << 32 | u64::from(owner)
+}
+
 /// Deletes a device that will get no further server: users of its disk get errors instead of
-/// waiting.
+/// waiting. Leaves alone a device without this [`mark`], or one without any unless `unmarked`.
+/// Returns whether there was such a device.
 ///
 /// # Errors
 ///
 /// The driver's error.
-pub fn abandon(id: u32, timeout: Duration) -> Result<(), ControlError> {
+pub fn abandon(
+    id: u32,
+    mark: u64,
+    unmarked: bool,
+    timeout: Duration,
+) -> Result<bool, ControlError> {
     let mut control = Control::open(timeout)?;
+    let info = match control.info(id) {
+        Err(error) if error.errno() == Some(ENODEV) => return Ok(false),
+        info => info?,
+    };
+    if !is_of(&info, mark, unmarked) {
+        return Ok(false);
+    }
     control.stop(id)?;
-    control.delete(id)
+    control.delete(id).map(|()| true)
+}
+
+/// The driver's error for a device that does not exist.
+const ENODEV: i32 = 19;
+
+fn is_of(info: &Info, mark: u64, unmarked: bool) -> bool {
+    info.mark == mark || unmarked && info.mark == 0
 }
 
 /// Makes the driver notice the death of a server that had no pending fetch: if the server had
@@ -332,7 +363,7 @@ mod tests {
     fn a_device_of_another_geometry_is_not_recovered() {
         let wanted = Geometry { size: 8 << 20, queues: 4, depth: 64, max_io: 1 << 19 };
         let state = DiskState::Quiesced;
-        let info = Info { id: 3, queues: 2, depth: 64, max_io: 1 << 19, state, pid: 9 };
+        let info = Info { id: 3, queues: 2, depth: 64, max_io: 1 << 19, state, pid: 9, mark: 0 };
         let recovered = |info: &Info| granted(info, &wanted, &LARGEST);
         assert_eq!(recovered(&info).unwrap(), Geometry { queues: 2, ..wanted });
         for bad in [
@@ -364,7 +395,8 @@ mod tests {
             machines.iter().flat_map(|then| machines.iter().map(move |now| (then, now)))
         {
             let Geometry { queues, depth, max_io, .. } = then.geometry;
-            let info = Info { id: 3, queues, depth, max_io, state: DiskState::Quiesced, pid: 9 };
+            let info =
+                Info { id: 3, queues, depth, max_io, state: DiskState::Quiesced, pid: 9, mark: 0 };
             let recovered = granted(&info, &now.geometry, &LARGEST).unwrap();
             assert_eq!(recovered, then.geometry, "{now:?}");
             // A server that is to replace a live one finds the same before that one ends.
@@ -389,7 +421,7 @@ mod tests {
     fn recovers(older: Geometry, wanted: Geometry) {
         let state = DiskState::Quiesced;
         let (depth, max_io) = (older.depth, older.max_io);
-        let info = Info { id: 3, queues: 2, depth, max_io, state, pid: 9 };
+        let info = Info { id: 3, queues: 2, depth, max_io, state, pid: 9, mark: 0 };
         let geometry = granted(&info, &wanted, &LARGEST).unwrap();
         assert_eq!(geometry, older);
         buffers_for(3, Some(Buffers::file(&older).unwrap()), &geometry).unwrap();
@@ -402,5 +434,21 @@ mod tests {
         // The earlier version takes back what this one has made.
         let info = Info { depth: wanted.depth, max_io: wanted.max_io, ..info };
         assert_eq!(granted(&info, &older, &older).unwrap(), wanted);
+    }
+
+    /// A device was deleted, and the driver has given its number to another one.
+    #[test]
+    fn a_number_alone_makes_no_device_ours() {
+        let ours = mark(4711);
+        let state = DiskState::Live;
+        let info = Info { id: 0, queues: 1, depth: 8, max_io: 4096, state, pid: 9, mark: ours };
+        assert!(is_of(&info, ours, false) && is_of(&info, ours, true));
+        for other in [mark(4712), 4711, 1] {
+            let other = Info { mark: other, ..info };
+            assert!(!is_of(&other, ours, false) && !is_of(&other, ours, true), "{other:?}");
+        }
+        // That of an earlier version.
+        let unmarked = Info { mark: 0, ..info };
+        assert!(!is_of(&unmarked, ours, false) && is_of(&unmarked, ours, true));
     }
 }

@@ -66,6 +66,9 @@ pub struct Config {
     pub links: u16,
     /// Seconds to wait for the other host after every link to it is lost, 0 to 3600.
     pub resume_timeout: u64,
+    /// Longest silence of a source QEMU while it prepares its RAM, in seconds, 1 to 3600. A VM of
+    /// several TB may need more than the default.
+    pub setup_timeout: u64,
     /// Page size of the guests in bytes: 4096, 16384 or 65536.
     pub page_size: u32,
     /// Address at which the service serves its metrics in Prometheus's text format: a loopback
@@ -199,6 +202,7 @@ impl Default for Config {
             max_bandwidth_host: None,
             links: 4,
             resume_timeout: 30,
+            setup_timeout: 60,
             page_size: 4096,
             metrics: None,
             host: Vec::new(),
@@ -307,6 +311,7 @@ mod tests {
             ("page_size = 1", "65536"),
             ("max_cpu = 0.0", "0.05"),
             ("resume_timeout = 3601", "3600"),
+            ("setup_timeout = 0", "1 to 3600"),
             ("compress_threads = 0", "compress_threads"),
             ("revoked = [\"AA:BB\"]", "revoked: 'AA:BB' is no SHA-256"),
             ("run_dir = \"x\"", "absolute"),

@@ -146,6 +146,7 @@ fn entry<'a>(words: &mut impl Iterator<Item = &'a str>) -> Result<Entry, String>
     let all = [
         ("submit", Entry::Submit),
         ("poll", Entry::Poll),
+        ("process", Entry::Process),
         ("start", Entry::Start),
         ("stop", Entry::Stop),
     ];

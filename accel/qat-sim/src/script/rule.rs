@@ -31,6 +31,8 @@ pub enum Entry {
     Submit,
     /// `icp_sal_DcPollInstance`.
     Poll,
+    /// `icp_sal_userStartMultiProcess`.
+    Process,
     /// `cpaDcStartInstance`.
     Start,
     /// `cpaDcStopInstance`.

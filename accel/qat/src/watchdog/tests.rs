@@ -1,5 +1,4 @@
 use super::*;
-use crate::calls::Call;
 use std::collections::HashMap;
 
 /// A process of made-up threads, and its watchdog.

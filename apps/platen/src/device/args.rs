@@ -250,6 +250,9 @@ pub(crate) struct SwapHelperArgs {
     pub(crate) listener: u32,
     #[arg(long, default_value_t = 1)]
     pub(crate) connections: usize,
+    /// The process that attached the disk, unless another one has done so since
+    #[arg(long)]
+    pub(crate) attached_by: Option<u32>,
     #[arg(long, default_value_t = 0)]
     pub(crate) priority: u16,
     /// Seconds that swapoff may take

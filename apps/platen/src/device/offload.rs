@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 /// How this program starts QAT devices, if it can.
 static START: OnceLock<Start> = OnceLock::new();
 
-type Start = fn(&Location, &Device, &OffloadOptions) -> anyhow::Result<usize>;
+type Start = fn(&Location, Arc<Device>, OffloadOptions) -> anyhow::Result<usize>;
 
 /// Makes this program start QAT devices. `platen-device` does not: it is linked statically, so it
 /// cannot load a driver, and its memory is locked, so it has no code that it does not need.
@@ -112,20 +112,18 @@ impl Offload {
             why.say("a server before this one hung in the driver of the QAT device");
             return Ok(Self { starting: None, why });
         }
-        let start = |location: &Location, device: &Device, options: &OffloadOptions| {
-            starter()?(location, device, options)
-        };
+        let device = Arc::clone(device);
         let location = args.qat_libraries.clone().map_or(Location::System, Location::Folder);
         let mut options = OffloadOptions::default();
         if let Some(threads) = args.qat_threads {
             options.threads = usize::from(threads);
         }
+        let start = move || starter()?(&location, device, options);
         if inherited.replaces {
-            let device = Arc::clone(device);
-            let starting = why.begin_in_thread(move || start(&location, &device, &options));
+            let starting = why.begin_in_thread(start);
             return Ok(Self { starting, why });
         }
-        match why.begin(|| start(&location, device, &options)) {
+        match why.begin(start) {
             Ok(()) => {}
             Err(error) if args.accelerator == PageAccelerator::Auto => {
                 why.say(&format!("{error:#}"));
@@ -151,10 +149,15 @@ impl Offload {
     }
 }
 
-fn start(location: &Location, device: &Device, options: &OffloadOptions) -> anyhow::Result<usize> {
+/// Ends also if a call of the library never returns.
+fn start(
+    location: &Location,
+    device: Arc<Device>,
+    options: OffloadOptions,
+) -> anyhow::Result<usize> {
     let libraries = Libraries::load(location)?;
     let qat = Qat::start(&libraries, &StartOptions::default())?;
-    Ok(device.offload(&qat, options)?)
+    Ok(qat::watched(move || device.offload(&qat, &options))??)
 }
 
 #[cfg(test)]

@@ -79,6 +79,8 @@ impl Serving {
             manager,
             device: servers.device,
             disk: servers.disk.as_ref().map(Into::into),
+            attacher: None,
+            adopted: true,
         })
     }
 

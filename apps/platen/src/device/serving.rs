@@ -82,6 +82,12 @@ pub(super) struct Serving {
     pub(super) device: Option<u32>,
     /// The disk of the kernel's NBD client.
     pub(super) disk: Option<PathBuf>,
+    /// The process that attaches this disk. Unknown in a supervisor that another program has handed
+    /// the device over to.
+    pub(super) attacher: Option<u32>,
+    /// Whether another program has handed the device over: an earlier version puts no mark on a
+    /// ublk device.
+    pub(super) adopted: bool,
 }
 
 impl Serving {
@@ -142,6 +148,8 @@ impl Serving {
             manager,
             device: None,
             disk,
+            attacher: None,
+            adopted: false,
         })
     }
 
@@ -261,10 +269,17 @@ impl Service for Serving {
         Some(command)
     }
 
+    fn up_runs(&mut self, helper: u32) {
+        self.attacher = Some(helper);
+    }
+
     fn down(&mut self) -> Option<Command> {
         let disk = self.disk().filter(|_| self.plan.args.swap)?;
         let mut command = self.helper(SwapTask::Off, disk);
         command.args(["--timeout", &self.plan.args.swapoff_timeout.to_string()]);
+        if let Some(helper) = self.attacher {
+            command.args(["--attached-by", &helper.to_string()]);
+        }
         Some(command)
     }
 
@@ -318,16 +333,21 @@ impl Service for Serving {
         self.manager.watched
     }
 
-    fn abandon(&mut self) {
-        // Errors are better than an endless wait for processes that have the disk open.
+    fn abandon(&mut self, set_up: bool) {
+        // Errors are better than an endless wait for processes that have the disk open. Another
+        // device may have a disk of this number by now, and keeps it.
         if let Some(id) = self.device {
-            match ublk::abandon(id, Duration::from_secs(30)) {
-                Ok(()) => self
+            let mark = ublk::mark(std::process::id());
+            match ublk::abandon(id, mark, self.adopted, Duration::from_secs(30)) {
+                Ok(true) => self
                     .say(&format!("{} is gone: its contents are lost", ublk::disk(id).display())),
+                Ok(false) => {}
                 Err(error) => self.say(&format!("{:#}", anyhow::Error::from(error))),
             }
         }
-        if let Some(disk) = &self.disk {
+        let ours =
+            |disk: &_| self.attacher.is_none_or(|helper| swap::nbd::is_attached_by(disk, helper));
+        if let Some(disk) = self.disk.as_ref().filter(|disk| set_up && ours(disk)) {
             // The disk may not be attached.
             let _ = swap::nbd::detach(disk);
         }

@@ -81,6 +81,13 @@ fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     // depends on it. Inherited precautions that cannot be undone do no harm.
     let _ = rustix::process::configure_io_flusher_behavior(false);
     let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    if let (Some(_), Some(helper)) = (&args.socket, args.attached_by) {
+        // A helper of the start that was killed may have attached nothing.
+        if !swap::nbd::is_attached_by(disk, helper) {
+            say(&format!("this device has not attached {}: leaving it alone", disk.display()));
+            return Ok(());
+        }
+    }
     let before = area::in_use(disk)?;
     if let Some(used) = &before {
         say(&format!("taking {} MiB back from {}", used.used_kib >> 10, disk.display()));

@@ -39,6 +39,8 @@ pub(super) enum Told {
     Line(String),
     /// The process, and those that have its standard error, write no more lines.
     NoMoreLines,
+    /// libvirt has answered, and has no figures.
+    Answer,
     /// The migration's progress. `answers`: its source QEMU has answered the last question in time.
     Sample { sample: Sample, answers: bool },
 }
@@ -119,8 +121,9 @@ impl Migration {
         let tell = tell.clone();
         domain::follow(name.to_owned(), Arc::clone(&over), move |bytes| {
             // libvirt has asked QEMU's monitor for the figure.
-            let told = Told::Sample { sample: Sample { bytes, in_doubt: false }, answers: true };
-            tell.send((vm, told)).is_ok()
+            let sample = |bytes| Sample { bytes, in_doubt: false };
+            let told = bytes.map(|bytes| Told::Sample { sample: sample(bytes), answers: true });
+            tell.send((vm, told.unwrap_or(Told::Answer))).is_ok()
         })?;
         Ok(Self { child, report: PathBuf::new(), over })
     }

@@ -155,17 +155,17 @@ pub(super) fn words(
 }
 
 /// Passes the bytes that a domain has sent to `tell`, each second until `over`, or until `tell`
-/// returns false.
+/// returns false; `None` if libvirt answers without this figure.
 pub(super) fn follow(
     name: String,
     over: Arc<AtomicBool>,
-    tell: impl Fn(u64) -> bool + Send + 'static,
+    tell: impl Fn(Option<u64>) -> bool + Send + 'static,
 ) -> anyhow::Result<()> {
     let body = move || {
         while !over.load(Ordering::Acquire) {
             thread::sleep(FIGURES);
             let info = ask(&["domjobinfo", "--domain", &name]);
-            if info.ok().and_then(|info| processed(&info)).is_some_and(|bytes| !tell(bytes)) {
+            if info.is_ok_and(|info| !tell(processed(&info))) {
                 return;
             }
         }

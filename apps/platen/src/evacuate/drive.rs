@@ -64,6 +64,7 @@ struct Drive<'a> {
     begun: Instant,
     tell: Sender<(usize, Told)>,
     verdicts: Sender<(usize, Outcome, String)>,
+    is_interrupted: bool,
 }
 
 /// Migrates the VMs, each in its turn, until each has an outcome. Returns the largest number of VMs
@@ -87,8 +88,9 @@ pub(super) fn drive(
         begun,
         tell,
         verdicts,
+        is_interrupted: false,
     };
-    let mut seen = 0;
+    let (mut seen, mut last) = (0, Instant::now());
     while !drive.is_over() {
         let now = interrupts.load(Ordering::Acquire);
         if now > seen {
@@ -99,6 +101,8 @@ pub(super) fn drive(
             drive.start(vm);
         }
         drive.listen(&told, &judged);
+        let now = Instant::now();
+        drive.patience.pass(now.saturating_duration_since(std::mem::replace(&mut last, now)));
         for vm in 0..drive.states.len() {
             drive.look(vm);
         }
@@ -119,14 +123,16 @@ impl Drive<'_> {
     /// may leave VMs in doubt, or in postcopy a VM at neither host. So a further interrupt only
     /// tells the user how to force each migration.
     fn interrupt(&mut self, is_first: bool) {
+        self.is_interrupted = true;
         for vm in self.schedule.interrupt() {
             self.end(vm, Outcome::NotStarted, Some("interrupted before its turn".into()));
         }
         for vm in 0..self.states.len() {
             match &mut self.states[vm] {
-                State::Running(migration) if is_first => {
+                // None has been left because of an interrupt.
+                State::Running(migration) | State::Left(migration) if is_first => {
                     migration.cancel();
-                    self.patience.ordered(vm, Instant::now());
+                    self.patience.ordered(vm);
                     self.say(vm, "cancelling");
                 }
                 State::Running(migration) | State::Left(migration) => {
@@ -153,6 +159,9 @@ impl Drive<'_> {
                 turn.report.started = Some(started);
                 let id = migration.id();
                 self.states[vm] = State::Running(migration);
+                if self.turns[vm].entry.way == Way::Domain {
+                    self.patience.started(vm);
+                }
                 self.say(vm, &format!("starts (process {id})"));
             }
             Err(error) => {
@@ -177,11 +186,14 @@ impl Drive<'_> {
                     self.say(vm, &line);
                     self.said[vm] = line;
                 }
+                Told::Answer => self.patience.heard(vm),
                 Told::NoMoreLines => self.heard_all[vm] = true,
                 Told::Sample { sample, answers } => {
+                    self.patience.started(vm);
                     if answers {
-                        self.patience.answered(vm, Instant::now());
+                        self.patience.answered(vm);
                     }
+                    self.patience.sent(vm, sample.bytes);
                     if self.turns[vm].entry.way == Way::Domain {
                         self.turns[vm].report.transferred = Some(sample.bytes);
                     }
@@ -208,7 +220,7 @@ impl Drive<'_> {
         self.states[vm] = match state {
             State::Running(mut migration) => match migration.ended() {
                 Some(status) => self.ended(vm, migration, status),
-                None if self.patience.is_over(vm, Instant::now()) => self.leave(vm, migration),
+                None if self.patience.is_over(vm) => self.leave(vm, migration),
                 None => State::Running(migration),
             },
             // The outcome is better than the doubt, as long as other VMs keep the evacuation here.
@@ -242,18 +254,27 @@ impl Drive<'_> {
         State::Ended(migration, status, Instant::now())
     }
 
-    /// Reports an interrupted migration that does not end as in doubt. Its process gets no second
-    /// signal, which would force the end.
+    /// Reports a migration whose source does not answer as in doubt, and goes on with the others.
+    /// Its process gets no signal: a first one is for the interrupt, and a second one would force
+    /// the end.
     fn leave(&mut self, vm: usize, migration: Migration) -> State {
         let (source, program) = match self.turns[vm].entry.way {
             Way::Monitor { .. } => ("its source QEMU's monitor", "platen migrate"),
             Way::Domain => ("libvirt", "virsh migrate"),
         };
         let (silence, id) = (SILENCE.as_secs(), migration.id());
-        let text = format!(
-            "interrupted, but {source} has not answered for {silence} s: its {program} (process \
-             {id}) goes on, and cancels when it can. {LOOK}"
-        );
+        let text = if self.is_interrupted {
+            format!(
+                "interrupted, but {source} has not answered for {silence} s: its {program} \
+                 (process {id}) goes on, and cancels when it can. {LOOK}"
+            )
+        } else {
+            format!(
+                "{source} has not answered for {silence} s, and nothing was sent: its {program} \
+                 (process {id}) goes on, and completes the migration when it can. {LOOK}"
+            )
+        };
+        self.schedule.ended(vm, self.begun.elapsed());
         self.end(vm, Outcome::InDoubt, Some(text));
         State::Left(migration)
     }

@@ -211,7 +211,7 @@ impl Settings {
             connect_timeout: Duration::ZERO,
             // A service that is reached may be busy.
             answer_timeout: relay::ANSWER_TIMEOUT,
-            setup_timeout: relay::SETUP_TIMEOUT,
+            setup_timeout: Duration::from_secs(config.setup_timeout),
             // Only RAM is sent again.
             delta_cache: match (codec, target.what) {
                 (None, What::Vm) => delta_cache_default(),

@@ -1,7 +1,7 @@
 //! Calls of the QAT device's library that never return: the server is replaced by one that does
 //! without the device.
 
-use super::rig::{has_offloaded, pages, Served, HANG, PAGE};
+use super::rig::{command, has_offloaded, pages, Served, HANG, PAGE};
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
 use std::fs;
@@ -139,14 +139,17 @@ fn a_start_that_never_returns_leaves_a_server_that_works_in_software() {
     fs::write(&script, "instances 1; now block start").unwrap();
     kill_process(pid(&first), Signal::KILL).unwrap();
     let next = served.after(&first, |_| true);
-    assert_eq!(next["unaccelerated"], "the QAT device has not started yet");
+    assert!(next["unaccelerated"].is_string(), "{next:#}");
     let more = pages(300, 9);
     served.write_on(300, &more);
     assert!(served.client().read(600 * PAGE) == [plain, more].concat());
-    let last = served.numbers();
+    let last = served.after(&first, |stat| {
+        let why = stat["unaccelerated"].as_str().unwrap_or_default();
+        why.contains("cpaDcStartInstance") && why.contains("has not returned for")
+    });
     assert_eq!(last["pid"], next["pid"], "{}", served.log());
-    assert!(last["accelerator"].is_null() && last["unaccelerated"].is_string(), "{last:#}");
-    // Its end would wait for the start. The next server has a device.
+    assert!(last["accelerator"].is_null(), "{last:#}");
+    // The next server has a device.
     fs::write(&script, "instances 1").unwrap();
     kill_process(pid(&last), Signal::KILL).unwrap();
     served.after(&last, |stat| stat["accelerator"]["on_device"] == 1);
@@ -160,4 +163,32 @@ fn a_stop_that_would_never_return_does_not_delay_the_end() {
     let served = Served::new(Some(script), &["--accelerator", "qat"]);
     served.client().write(&pages(100, 11));
     served.end();
+}
+
+/// The first server starts the library before it serves.
+#[test]
+fn a_first_server_whose_library_never_starts_works_in_software() {
+    let served = Served::new(Some("instances 1; now block process"), &["--accelerator", "auto"]);
+    let plain = pages(100, 13);
+    served.client().write(&plain);
+    assert!(served.client().read(100 * PAGE) == plain);
+    let stat = served.numbers();
+    let why = stat["unaccelerated"].as_str().unwrap_or_default();
+    assert!(why.contains("icp_sal_userStartMultiProcess"), "{stat:#}");
+    // Its thread in the library delays no end.
+    served.end();
+}
+
+#[test]
+fn a_first_server_that_needs_a_device_ends_when_the_library_hangs() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = command(folder.path(), &["--accelerator", "qat"])
+        .arg("--qat-libraries")
+        .arg(qat_sim::libraries())
+        .env("PLATEN_QAT_SIM", "instances 1; now spin start")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cpaDcStartInstance") && said.contains("has not returned for"), "{said}");
 }

@@ -92,3 +92,26 @@ fn an_interrupt_leaves_a_silent_source_in_doubt_and_forces_nothing() {
     mute.cancels.recv_timeout(WATCHDOG).unwrap();
     wait_for_end(ids[0]);
 }
+
+/// Nobody interrupts: the VM is reported as in doubt, and the others take their turns.
+#[test]
+fn a_source_that_does_not_answer_keeps_no_other_vm_from_its_turn() {
+    let rig = Rig::new();
+    let mute = Mute::at(&rig.at("mute"));
+    let (_receiver, address) = receiver(&rig, "mute");
+    let (vm, json) = (format!("{},{address}", rig.vm("mute")), rig.json());
+    let words = ["--insecure", &vm, "--domain=web", "--libvirt=b", "--at-once=1", &json];
+    let mut evacuate = domains::evacuate(&rig, "log", &words);
+    let id = process(&evacuate, "mute");
+    mute.migrates.recv_timeout(WATCHDOG).unwrap();
+    assert_eq!(evacuate.ends(), Some(1), "{}", evacuate.said());
+    let found = rig.outcomes();
+    let shape: Vec<_> = found.iter().map(|(name, outcome, _)| (&name[..], &outcome[..])).collect();
+    assert_eq!(shape, [("mute", "in-doubt"), ("web", "moved")], "{found:?}");
+    let error = &found[0].2;
+    assert!(error.contains("has not answered for 60 s, and nothing was sent"), "{error}");
+    // It was neither told to cancel nor forced.
+    assert!(test_kill_process(id).is_ok() && !is_zombie(id), "{id:?} has ended");
+    assert!(mute.cancels.try_recv().is_err());
+    kill_process(id, Signal::KILL).unwrap();
+}

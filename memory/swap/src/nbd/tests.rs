@@ -201,3 +201,12 @@ fn a_disk_s_number_is_in_its_name() {
     assert!(index(Path::new("/dev/ublkb1")).is_err());
     assert!(index(Path::new("/dev/nbd")).is_err());
 }
+
+#[test]
+fn the_process_that_has_attached_a_disk_is_that_of_its_pid_file() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(attacher(folder.path()), None);
+    fs::write(folder.path().join("pid"), "4711\n").unwrap();
+    assert_eq!(attacher(folder.path()), Some(4711));
+    assert!(!is_attached_by(Path::new("/dev/nbd_of_nobody"), 4711));
+}

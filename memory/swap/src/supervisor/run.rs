@@ -61,6 +61,9 @@ pub(super) struct Supervisor<'a> {
     late: u32,
     /// Whether the first start, with its helper, has succeeded.
     been_up: bool,
+    /// Whether the helper after the first start may have set the disk up, and no helper has taken
+    /// it down.
+    set_up: bool,
     /// The helper after the first start failed with this status: everything is taken down.
     up_failed: Option<ExitStatus>,
     /// Whether the supervisor was asked to end.
@@ -103,6 +106,7 @@ impl<'a> Supervisor<'a> {
             started: 0,
             late: 0,
             been_up: false,
+            set_up: false,
             up_failed: None,
             stopping: false,
             ending: false,
@@ -114,7 +118,7 @@ impl<'a> Supervisor<'a> {
             if self.ending && self.server.is_none() {
                 // The supervisor was asked to end between two servers: nothing more will use what
                 // the dead one left.
-                self.service.abandon();
+                self.service.abandon(self.set_up);
                 return self.outcome();
             }
             self.begin_what_is_due()?;
@@ -285,8 +289,11 @@ impl<'a> Supervisor<'a> {
                         }
                         self.late = 0;
                     }
-                    self.up()?;
-                    self.stand_by();
+                    // The disk of a server that was told to end goes, and must not be swapped to.
+                    if !self.ending {
+                        self.up()?;
+                        self.stand_by();
+                    }
                 }
                 words::TRAIN => {
                     self.to_train = self.server.as_mut().and_then(|server| server.sent.take());

@@ -63,6 +63,9 @@ pub trait Service {
     /// users wait for it.
     fn up(&mut self, replaces: bool, pid: u32) -> Option<Command>;
 
+    /// Called when the helper after the first start runs, as process `helper`.
+    fn up_runs(&mut self, _helper: u32) {}
+
     /// The helper to run before the server may end.
     fn down(&mut self) -> Option<Command>;
 
@@ -152,8 +155,10 @@ pub trait Service {
         false
     }
 
-    /// Releases what servers left behind; no more servers will be started.
-    fn abandon(&mut self);
+    /// Releases what servers left behind; no more servers will be started. `set_up` tells whether
+    /// the helper after the first start may have set the disk up, and no helper has taken it down:
+    /// otherwise another device may have the disk now.
+    fn abandon(&mut self, set_up: bool);
 
     /// Reports a message to the user.
     fn say(&self, line: &str);

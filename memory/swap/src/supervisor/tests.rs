@@ -199,8 +199,13 @@ impl Service for Shell {
         self.log.borrow_mut().push(format!("renewed {outcome:?}"));
         fs::write(self.folder.path().join("renewed"), "").unwrap();
     }
-    fn abandon(&mut self) {
-        self.log.borrow_mut().push("abandoned".into());
+    fn up_runs(&mut self, helper: u32) {
+        assert!(fs::exists(format!("/proc/{helper}")).unwrap());
+        self.log.borrow_mut().push("up runs".into());
+    }
+    fn abandon(&mut self, set_up: bool) {
+        let what = if set_up { "abandoned with its disk" } else { "abandoned" };
+        self.log.borrow_mut().push(what.into());
     }
     fn say(&self, line: &str) {
         let mut log = self.log.borrow_mut();

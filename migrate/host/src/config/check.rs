@@ -33,6 +33,9 @@ impl Config {
         ensure(self.resume_timeout <= 3600, "resume_timeout", &|| {
             format!("{} is not a number of seconds from 0 to 3600", self.resume_timeout)
         })?;
+        ensure((1..=3600).contains(&self.setup_timeout), "setup_timeout", &|| {
+            format!("{} is not a number of seconds from 1 to 3600", self.setup_timeout)
+        })?;
         ensure([4096, 16384, 65536].contains(&self.page_size), "page_size", &|| {
             format!("{} is not 4096, 16384 or 65536", self.page_size)
         })?;

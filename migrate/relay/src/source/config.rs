@@ -9,8 +9,8 @@ use std::time::Duration;
 use tls::Connector;
 use turns::Turns;
 
-/// The usual [`SourceConfig::setup_timeout`]. QEMU prepares its RAM in this time, which takes
-/// seconds for the largest VMs.
+/// The usual [`SourceConfig::setup_timeout`]. QEMU prepares its RAM in this time: that takes
+/// seconds, and perhaps more for a VM of several TB or on a host without CPU time.
 pub const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The usual [`SourceConfig::answer_timeout`].

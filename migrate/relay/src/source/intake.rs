@@ -172,7 +172,8 @@ impl<'a> Intake<'a> {
                     "the source QEMU has begun a migration and then sent nothing for {} s: it was \
                      probably cancelled at that moment (QEMU 11.1 can then hang, with its VM, until \
                      this relay closes its connection). The VM is at the source; start the \
-                     migration again",
+                     migration again. If QEMU needs more time for the RAM of this VM: \
+                     --setup-timeout, or setup_timeout of platen.toml",
                     limit.as_secs()
                 );
                 return Err(SessionError::Local { reason });

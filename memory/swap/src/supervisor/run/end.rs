@@ -72,7 +72,7 @@ impl Supervisor<'_> {
         let Some(server) = self.server.as_mut().filter(late) else { return Ok(()) };
         if server.killed {
             // The disk is no longer swapped to, so nothing for which the server waits is needed.
-            self.service.abandon();
+            self.service.abandon(self.set_up);
             let limit = self.service.end_limit();
             return Err(SuperviseError::Stuck { limit, gone: false });
         }
@@ -167,13 +167,13 @@ impl Supervisor<'_> {
         self.renewal_failed(status);
         if self.ending {
             if killed {
-                self.service.abandon();
+                self.service.abandon(self.set_up);
                 let limit = self.service.end_limit();
                 return Err(SuperviseError::Stuck { limit, gone: true });
             }
             if !status.success() {
                 self.service.say(&format!("the server ended with {status}"));
-                self.service.abandon();
+                self.service.abandon(self.set_up);
             }
             return Ok(true);
         }

@@ -23,7 +23,13 @@ impl Supervisor<'_> {
         };
         let limit = self.service.ready_limit();
         match self.help(command, Task::Up { first }, Some(limit)) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                if let Some(helper) = self.helpers.last().filter(|_| first) {
+                    self.set_up = true;
+                    self.service.up_runs(helper.child.id());
+                }
+                Ok(())
+            }
             Err(error) if first => {
                 self.end_server();
                 Err(error)
@@ -136,6 +142,7 @@ impl Supervisor<'_> {
                 self.service.say(&format!("what follows the start has failed ({status})"));
                 self.up_failed = Some(status);
                 self.been_up = status.code() != Some(NOT_BEGUN.into());
+                self.set_up &= self.been_up;
                 self.stopping = true;
             }
             (Task::Up { first: false }, false) => {
@@ -144,7 +151,10 @@ impl Supervisor<'_> {
                 ));
                 self.up_again = Some(Instant::now() + AGAIN);
             }
-            (Task::Down, true) => self.tell_to_end(),
+            (Task::Down, true) => {
+                self.set_up = false;
+                self.tell_to_end();
+            }
             (Task::Down, false) => {
                 self.stopping = false;
                 self.up_failed = None;

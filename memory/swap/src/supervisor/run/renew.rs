@@ -151,7 +151,7 @@ impl Supervisor<'_> {
         step("adopting");
         // Starts no server until the present one has exited.
         self.restart = None;
-        (self.been_up, self.up_begun, self.started) = (true, true, 1);
+        (self.been_up, self.set_up, self.up_begun, self.started) = (true, true, true, 1);
         for pid in adopted.dismissed {
             // A child that has already been reaped has no such number.
             if let Ok(child) = Process::adopt(pid) {

@@ -125,3 +125,40 @@ fn a_start_whose_helper_fails_ends_the_server() {
     assert!(matches!(error, SuperviseError::Up(status) if status.code() == Some(5)), "{error}");
     assert!(shell.noted().ends_with("end\n"), "{}", shell.noted());
 }
+
+/// The disk would be swapped to while its server ends.
+#[test]
+fn nothing_follows_the_start_of_a_server_that_gets_ready_after_it_was_told_to_end() {
+    // The supervisor handles both lines before the exit.
+    let mut shell = Shell::new(
+        "echo starting >> $NOTE; read line; echo $line >> $NOTE; echo ready >&0; echo device 9 >&0",
+    );
+    shell.up = Some("echo swapping >> $NOTE".into());
+    shell.down = Some("echo down >> $NOTE".into());
+    shell.standby = Some("echo standing >> $NOTE; read line".into());
+    run(&mut shell, "starting").unwrap();
+    assert_eq!(shell.noted(), "starting\nend\n");
+    assert_eq!(*shell.log.borrow(), ["said device 9"]);
+}
+
+/// Another device may have the disk of that number now.
+#[test]
+fn a_device_is_abandoned_without_the_disk_that_it_has_not_set_up_or_has_taken_down() {
+    const FAILS: &str = "echo ready >&0; echo up >> $NOTE; read line; exit 7";
+    let not_begun = format!("exit {NOT_BEGUN}");
+    for (up, down, abandoned) in [
+        (None, None, "abandoned"),
+        (Some(not_begun.as_str()), Some("exit 0"), "abandoned"),
+        (Some("exit 0"), Some("exit 0"), "abandoned"),
+        (Some("exit 0"), None, "abandoned with its disk"),
+        // It may have begun before it failed.
+        (Some("exit 1"), None, "abandoned with its disk"),
+    ] {
+        let mut shell = Shell::new(FAILS);
+        (shell.up, shell.down) = (up.map(Into::into), down.map(Into::into));
+        let _ = run(&mut shell, "up\n");
+        let log = shell.log.borrow();
+        assert_eq!(log.last().map(String::as_str), Some(abandoned), "{up:?} {down:?}: {log:?}");
+        assert_eq!(log.iter().any(|line| line == "up runs"), up.is_some(), "{log:?}");
+    }
+}
