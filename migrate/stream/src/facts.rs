@@ -30,6 +30,8 @@ pub struct Facts {
     /// Main: a section begins behind PACKAGED, or the connection recovers a paused postcopy. The
     /// source QEMU is in postcopy for good and no longer starts its own VM.
     pub switched: bool,
+    /// Main: a PART or END section of RAM has begun: QEMU's setup is over.
+    pub ram_iterates: bool,
     /// Main: the END section of RAM has begun. In postcopy the source has then sent all its memory.
     pub ram_end: bool,
     /// Main: ENABLE_COLO (command 8) was seen.
@@ -100,6 +102,7 @@ impl Facts {
             postcopy_running: false,
             switch_end: 0,
             switched: false,
+            ram_iterates: false,
             ram_end: false,
             colo: false,
             vm_stopped_hint: false,

@@ -26,6 +26,8 @@ const LINGER: Duration = Duration::from_millis(1);
 const LINGER_TOTAL: Duration = Duration::from_millis(5);
 /// How often a reader without credit checks whether QEMU still has its socket open.
 const GONE: Duration = Duration::from_millis(200);
+/// How long a QEMU that has been told to cancel during its setup may keep its socket open.
+const OBEYS: Duration = Duration::from_secs(2);
 /// How often a reader looks whether QEMU has obeyed a cancel.
 const ANSWER: Duration = Duration::from_millis(5);
 
@@ -156,27 +158,24 @@ impl<'a> Intake<'a> {
     /// Waits until there is something to read.
     ///
     /// # Errors
-    /// QEMU has sent its header, and nothing of its RAM for the longest time that its setup takes.
+    /// QEMU has sent nothing for the longest time that its setup takes, or is cancelled there and
+    /// does not close its socket: QEMU 11.1 then waits, with its VM, until this end closes it.
     fn wait(&self) -> Result<(), SessionError> {
-        let (socket, limit) = (self.stream.socket(), self.shared.setup_timeout);
+        let (socket, shared) = (self.stream.socket(), self.shared);
         let facts = self.tokeniser.facts();
-        let in_setup = self.kind == Kind::Main && facts.ram == 0 && !facts.opaque;
-        if !in_setup {
+        let is_over = facts.ram_iterates || facts.opaque || facts.switched;
+        if is_over || self.kind != Kind::Main {
             wait_readable(socket, None);
             return Ok(());
         }
-        let deadline = Instant::now() + limit;
-        while !wait_readable(socket, Some(deadline.saturating_duration_since(Instant::now()))) {
-            if Instant::now() >= deadline {
-                let reason = format!(
-                    "the source QEMU has begun a migration and then sent nothing for {} s: it was \
-                     probably cancelled at that moment (QEMU 11.1 can then hang, with its VM, until \
-                     this relay closes its connection). The VM is at the source; start the \
-                     migration again. If QEMU needs more time for the RAM of this VM: \
-                     --setup-timeout, or setup_timeout of platen.toml",
-                    limit.as_secs()
-                );
-                return Err(SessionError::Local { reason });
+        let (begin, mut cancelled) = (Instant::now(), None);
+        while !wait_readable(socket, Some(GONE)) {
+            if shared.is_cancelling() {
+                cancelled.get_or_insert_with(Instant::now);
+            }
+            let is_ignored = cancelled.is_some_and(|told: Instant| told.elapsed() >= OBEYS);
+            if is_ignored || begin.elapsed() >= shared.setup_timeout {
+                return Err(SessionError::Local { reason: silent(begin.elapsed()) });
             }
         }
         Ok(())
@@ -464,6 +463,17 @@ pub(super) fn read_chunk(
         }
     }
     done
+}
+
+/// Why a source that is silent in its setup has its connection closed.
+fn silent(waited: Duration) -> String {
+    format!(
+        "the source QEMU has begun a migration and then sent nothing for {} s: it was probably \
+         cancelled at that moment (QEMU 11.1 can then hang, with its VM, until this relay closes \
+         its connection). The VM is at the source; start the migration again. If QEMU needs more \
+         time for the RAM of this VM: --setup-timeout, or setup_timeout of platen.toml",
+        waited.as_secs()
+    )
 }
 
 #[cfg(test)]

@@ -346,29 +346,54 @@ fn begin_in_time(
 #[test]
 fn a_source_that_is_silent_behind_its_header_is_closed() {
     bounded(|| {
-        let receiving = Receiving::new();
-        let listener = receiving.qemu(None);
         let short = || Options { setup_timeout: Duration::from_millis(300), ..Options::default() };
-        let sending = Sending::new(&receiving, receiving.address, short());
+        let mut set_up = MainStream::new(PAGE);
+        set_up.file_header().section(Section::Start);
+        set_up.block_table(&[("pc.ram", 1 << 30)]).end_of_section();
+        let set_up = set_up.take();
         let header = MainStream::new(PAGE).file_header().take();
-        let (source, _destination) = begin_in_time(&sending, &listener, &header);
-        assert_eq!(read_rest(&source), b"", "closed");
-        let error = sending.result().unwrap_err().to_string();
-        assert!(error.contains("sent nothing for 0 s"), "{error}");
-        receiving.result().unwrap_err();
+        // The header, and all of the setup.
+        for begun in [&header, &set_up] {
+            let receiving = Receiving::new();
+            let listener = receiving.qemu(None);
+            let sending = Sending::new(&receiving, receiving.address, short());
+            let (source, _destination) = begin_in_time(&sending, &listener, begun);
+            assert_eq!(read_rest(&source), b"", "closed");
+            let error = sending.result().unwrap_err().to_string();
+            assert!(error.contains("sent nothing for 0 s"), "{error}");
+            receiving.result().unwrap_err();
+        }
 
-        // Behind the beginning of its RAM a source may be silent for any time.
+        // Behind the first part of its RAM a source may be silent for any time.
         let receiving = Receiving::new();
         let listener = receiving.qemu(None);
         let sending = Sending::new(&receiving, receiving.address, short());
         let mut begun = MainStream::new(PAGE);
         begun.file_header().section(Section::Start);
         begun.block_table(&[("pc.ram", 1 << 30)]).end_of_section();
+        begun.section(Section::Part).end_of_section();
         let (source, _destination) = begin_in_time(&sending, &listener, &begun.take());
         assert!(!readable(&source, Duration::from_secs(1)), "closed");
         assert!(sending.is_running());
         drop(source);
         sending.result().unwrap_err();
+        receiving.result().unwrap_err();
+    });
+}
+
+/// The same QEMU, told by platen to cancel: its VM does not wait for the whole time of a setup.
+#[test]
+fn a_source_that_is_cancelled_in_its_setup_and_closes_nothing_is_closed() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let header = MainStream::new(PAGE).file_header().take();
+        let (source, _destination) = begin_in_time(&sending, &listener, &header);
+        assert!(sending.handle.forbid_commit());
+        assert_eq!(read_rest(&source), b"", "closed");
+        let error = sending.result().unwrap_err().to_string();
+        assert!(error.contains("probably cancelled"), "{error}");
         receiving.result().unwrap_err();
     });
 }

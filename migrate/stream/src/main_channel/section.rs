@@ -54,6 +54,7 @@ impl Main {
                     self.ram = Some(id);
                 }
                 if self.ram == Some(id) {
+                    facts.ram_iterates = true;
                     facts.vm_stopped_hint |= end;
                     facts.ram_end |= end;
                     let section = if end { Section::End } else { Section::Part };

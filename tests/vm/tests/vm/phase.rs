@@ -88,7 +88,10 @@ fn prepare(stage: &mut Stage, spec: &VmSpec, phase: Phase) -> Result<Flight> {
     };
     // A relay that is stopped while QEMU works may stand still for long on a busy machine.
     let patience = if phase == Phase::Unread { ["--resume-timeout", "300"] } else { PATIENCE };
-    Flight::prepare_patient(stage, vm, spec, &settings, &patience, &patience)
+    // QEMU 11.1 that is cancelled in its setup may wait, with its VM, until the relay gives it up.
+    let setup = ["--setup-timeout", if phase == Phase::Setup { "10" } else { "60" }];
+    let relay = [patience, setup].concat();
+    Flight::prepare_patient(stage, vm, spec, &settings, &relay, &patience)
 }
 
 /// Begins the migration and waits until it has reached `phase`; false if it has missed it.
