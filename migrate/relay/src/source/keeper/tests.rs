@@ -132,9 +132,12 @@ fn a_source_whose_pong_was_under_way_gets_it_and_then_pauses() {
     // The socket is full while the keeper does not get to read it: QEMU then writes later.
     rig.qemu.set_nonblocking(true).unwrap();
     let until = Instant::now() + SOON;
+    // A page, the end of its section, and the head of the next one.
+    let section = [&[7; 900][..], &[0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 2, 0, 0, 0, 2]];
+    let section = section.concat();
     while !rig.keeper.is_finished() {
         assert!(Instant::now() < until, "the source is not let go");
-        let _ = (&rig.qemu).write(&[7; 900]);
+        let _ = (&rig.qemu).write(&section);
         std::thread::sleep(Duration::from_millis(20));
     }
     rig.keeper.join().unwrap();
