@@ -9,7 +9,8 @@
 //!   shows by sections that begin later ([`Sections`]). The time of a section has no bound: QEMU
 //!   looks at its clock once in 64 pages, and a huge page counts as one.
 //! * QEMU 8.2 and later: it has sent all its memory and waits for SHUT. The end of its stream then
-//!   waits in its socket, or was read before.
+//!   waits in its socket, or was read before. With TCP it may wait in the sender's buffer, where
+//!   only reading on shows it.
 
 mod sections;
 
@@ -52,6 +53,8 @@ pub(crate) enum Settled {
 pub(crate) struct Settle {
     /// `None` once it is in postcopy for good.
     reading: Option<Reading>,
+    /// The last bytes that were read.
+    last: LastBytes,
     queue: usize,
     since: Instant,
 }
@@ -61,7 +64,6 @@ pub(crate) struct Settle {
 struct Reading {
     sections: Sections,
     heads: Heads,
-    last: LastBytes,
     read: u64,
     /// When bytes were last read.
     at: Option<Instant>,
@@ -74,9 +76,9 @@ impl Reading {
             || self.at.is_none_or(|at| now.saturating_duration_since(at) >= ROUND)
     }
 
-    /// Reads and drops what the source writes. Returns the number of sections that begin there, if
-    /// it has written any bytes.
-    fn read(&mut self, socket: &impl AsFd) -> Option<u64> {
+    /// Reads and drops what the source writes, and notes its `last` bytes. Returns the number of
+    /// sections that begin there, if it has written any bytes.
+    fn read(&mut self, socket: &impl AsFd, last: &mut LastBytes) -> Option<u64> {
         let time = if self.sections.are_long(self.read) { READ } else { Duration::ZERO };
         let until = Instant::now() + time;
         let (before, mut begun) = (self.read, 0);
@@ -84,7 +86,7 @@ impl Reading {
             match recv(socket, self.heads.room(), RecvFlags::DONTWAIT) {
                 Ok((_, got @ 1..)) => {
                     self.read += got as u64;
-                    self.last.feed(self.heads.fresh(got));
+                    last.feed(self.heads.fresh(got));
                     begun += self.heads.take(got);
                 }
                 Err(Errno::INTR | Errno::AGAIN) => {}
@@ -105,11 +107,10 @@ impl Settle {
         let reading = answered.then(|| Reading {
             sections: Sections::default(),
             heads: Heads::new(),
-            last: LastBytes::default(),
             read: 0,
             at: None,
         });
-        Self { reading, queue: 0, since: Instant::now() }
+        Self { reading, last: LastBytes::default(), queue: 0, since: Instant::now() }
     }
 
     /// Looks once; call it every [`LOOK`]. Where the source may not have seen its PONG, this reads
@@ -122,13 +123,13 @@ impl Settle {
             let now = Instant::now();
             if waiting(socket) == 0 {
                 let is_silent = now.saturating_duration_since(self.since) >= STABLE;
-                return (is_silent && reading.last.end_stream()).then_some(Settled::Sent);
+                return (is_silent && self.last.end_stream()).then_some(Settled::Sent);
             }
             if !reading.is_due(now) {
                 return None;
             }
             let from = reading.read;
-            let begun = reading.read(socket)?;
+            let begun = reading.read(socket, &mut self.last)?;
             let now = Instant::now();
             (self.since, reading.at) = (now, Some(now));
             let read = (from, reading.read);
@@ -144,20 +145,45 @@ impl Settle {
         if now.saturating_duration_since(self.since) < STABLE {
             return None;
         }
-        Some(if is_end(socket, queue) { Settled::Sent } else { Settled::Pauses })
+        let is_end = if queue == 0 || is_unix(socket) {
+            is_end(socket, queue)
+        } else {
+            // The end may wait at the sender. Whatever the source has written has come once
+            // nothing waits here.
+            self.drain(socket)?;
+            self.last.end_stream()
+        };
+        Some(if is_end { Settled::Sent } else { Settled::Pauses })
+    }
+
+    /// Reads and drops what has come; `None` if more comes all the time.
+    fn drain(&mut self, socket: &impl AsFd) -> Option<()> {
+        let until = Instant::now() + READ;
+        let mut bytes = vec![0; 64 << 10];
+        while Instant::now() < until {
+            match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((_, got @ 1..)) => self.last.feed(&bytes[..got]),
+                Err(Errno::INTR) => {}
+                Ok(_) | Err(_) => return Some(()),
+            }
+        }
+        None
     }
 }
 
 /// The bytes that a source may have written and that were not read.
 pub(crate) fn buffered(socket: &impl AsFd) -> u64 {
     let queue = waiting(socket) as u64;
-    let is_unix = socket_domain(socket).is_ok_and(|domain| domain == AddressFamily::UNIX);
     // TCP fills the receiver's buffer before the sender's.
-    if is_unix || queue == 0 {
+    if queue == 0 || is_unix(socket) {
         queue
     } else {
         queue + SEND_BUFFER
     }
+}
+
+fn is_unix(socket: &impl AsFd) -> bool {
+    socket_domain(socket).is_ok_and(|domain| domain == AddressFamily::UNIX)
 }
 
 /// The number of bytes that wait in the socket.
@@ -226,14 +252,16 @@ mod tests {
     use super::sections::tests::NEXT;
     use super::sections::{ROOM, ROUNDS, SHORT};
     use super::*;
+    use rustix::net::sockopt::set_socket_send_buffer_size;
     use std::io::{Read, Write};
+    use std::net::TcpStream;
     use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::Arc;
 
     const END: [u8; 19] = [3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 0];
 
-    fn settled(settle: &mut Settle, socket: &UnixStream) -> Settled {
+    fn settled(settle: &mut Settle, socket: &impl AsFd) -> Settled {
         loop {
             if let Some(settled) = settle.look(socket) {
                 return settled;
@@ -255,6 +283,31 @@ mod tests {
         assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Pauses);
         drop(qemu);
         assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Closed);
+    }
+
+    /// With TCP the end may be where this end cannot look: the receiver's buffer is full.
+    #[test]
+    fn a_source_that_has_sent_all_by_tcp_is_known_when_its_end_waits_at_the_sender() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        for end in [&END[..], &[7; 19]] {
+            let mut qemu = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (ours, _) = listener.accept().unwrap();
+            set_socket_send_buffer_size(&qemu, 4 << 20).unwrap();
+            let bytes = vec![7; 16 << 10];
+            qemu.set_nonblocking(true).unwrap();
+            // Until the receiver's buffer is full, and the rest waits at the sender.
+            let (mut sent, mut last, mut full) = (0, 0, 0);
+            while sent < full + (128 << 10) {
+                sent += qemu.write(&bytes).unwrap();
+                std::thread::sleep(Duration::from_millis(2));
+                if waiting(&ours) != last {
+                    (last, full) = (waiting(&ours), sent);
+                }
+            }
+            qemu.write_all(end).unwrap();
+            let expected = if end == END { Settled::Sent } else { Settled::Pauses };
+            assert_eq!(settled(&mut Settle::new(false), &ours), expected, "after {sent}");
+        }
     }
 
     #[test]
