@@ -13,6 +13,8 @@
 //! **At its end**, a source of QEMU 8.2 and later that has sent all its memory fails in the same
 //! way if its socket closes before SHUT has come.
 
+use rustix::fd::AsFd;
+use rustix::net::{recv, RecvFlags};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the PING behind the packaged state.
@@ -26,6 +28,7 @@ const NONE: u64 = u64::MAX;
 const UNANSWERED: u64 = u64::MAX - 1;
 const ANSWERED: u64 = u64::MAX - 2;
 const SENT: u64 = u64::MAX - 3;
+const SWITCHED: u64 = u64::MAX - 4;
 
 /// How far the main stream is from the switch to postcopy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub(crate) enum Switchover {
     /// The PONG goes to the source, or has gone. The destination QEMU has the VM; the source may
     /// not have seen that yet.
     Answered,
+    /// The source is in postcopy for good.
+    Switched,
     /// The source is in postcopy for good and has sent all its memory. It waits for SHUT.
     Sent,
 }
@@ -44,7 +49,7 @@ pub(crate) enum Switchover {
 impl Switchover {
     /// The state with `packaged` bytes of the packaged state still to come.
     pub(crate) fn after(packaged: u64) -> Self {
-        Self::Coming(packaged.saturating_add(PING).min(SENT - 1))
+        Self::Coming(packaged.saturating_add(PING).min(SWITCHED - 1))
     }
 
     /// Whether the source QEMU has written the whole packaged state.
@@ -61,12 +66,25 @@ impl Switchover {
         }
     }
 
+    /// Reads and drops bytes of the stream for [`pass`](Self::pass), without waiting; returns their
+    /// number. The first byte that shows that the source QEMU is in postcopy stays in the socket, as
+    /// do those behind it: they may end the stream.
+    pub(crate) fn read_on(self, socket: &impl AsFd) -> rustix::io::Result<u64> {
+        let mut bytes = [0; 16384];
+        let Self::Coming(left) = self else { return Ok(0) };
+        let most = usize::try_from(left).unwrap_or(usize::MAX).clamp(1, bytes.len());
+        let peek = if left == 0 { RecvFlags::PEEK } else { RecvFlags::empty() };
+        let (_, got) = recv(socket, &mut bytes[..most], RecvFlags::DONTWAIT | peek)?;
+        Ok(got as u64)
+    }
+
     /// As a number, for another process or thread.
     pub(crate) fn encode(switchover: Option<Self>) -> u64 {
         switchover.map_or(NONE, |there| match there {
             Self::Coming(left) => left,
             Self::Unanswered => UNANSWERED,
             Self::Answered => ANSWERED,
+            Self::Switched => SWITCHED,
             Self::Sent => SENT,
         })
     }
@@ -77,6 +95,7 @@ impl Switchover {
             NONE => None,
             UNANSWERED => Some(Self::Unanswered),
             ANSWERED => Some(Self::Answered),
+            SWITCHED => Some(Self::Switched),
             SENT => Some(Self::Sent),
             left => Some(Self::Coming(left)),
         }
@@ -106,9 +125,9 @@ mod tests {
 
     #[test]
     fn each_state_survives_its_way_to_the_keeper() {
-        use Switchover::{Answered, Coming, Sent, Unanswered};
-        for state in [Coming(0), Coming(7), Switchover::after(u64::MAX), Unanswered, Answered, Sent]
-        {
+        use Switchover::{Answered, Coming, Sent, Switched, Unanswered};
+        let most = Switchover::after(u64::MAX);
+        for state in [Coming(0), Coming(7), most, Unanswered, Answered, Switched, Sent] {
             assert_eq!(Switchover::decode(Switchover::encode(Some(state))), Some(state));
         }
         assert_eq!(Switchover::decode(Switchover::encode(None)), None);

@@ -225,31 +225,30 @@ impl Credits {
         if entry.seq <= out.acked_seq {
             return Ok(());
         }
-        let mut bytes = 0;
-        let (mut first, mut last) = (None, None);
-        let mut hash = 0;
-        while out.acked_seq < entry.seq {
-            let Some(record) = out.records.pop_front() else { break };
-            out.acked_seq += 1;
-            hash = record.hash;
-            if record.is_data {
-                bytes += u64::from(record.plain_len);
-                out.data_frames -= 1;
-                let delay = now.saturating_duration_since(record.at);
-                first = first.or(Some((delay, u64::from(record.plain_len))));
-                last = Some(delay);
-            }
-        }
-        out.acked_bytes += bytes;
+        // Compared before it counts: what a wrong ACK acknowledges is never delivered (W15, W22).
+        let count = usize::try_from(entry.seq - out.acked_seq).unwrap_or(usize::MAX);
+        let count = count.min(out.records.len());
+        let data = out.records.iter().take(count).filter(|record| record.is_data);
+        let bytes: u64 = data.map(|record| u64::from(record.plain_len)).sum();
+        let hash =
+            count.checked_sub(1).and_then(|last| out.records.get(last)).map(|last| last.hash);
         let (stream, seq) = (entry.stream, entry.seq - 1);
-        if hash != entry.hash {
-            let (ours, theirs) = (hash, entry.hash);
+        let (ours, theirs) = (hash.unwrap_or_default(), entry.hash);
+        if ours != theirs {
             return Err(SessionError::HashMismatch { stream, seq, ours, theirs });
         }
-        if out.acked_bytes != entry.offset {
-            let (ours, theirs) = (out.acked_bytes, entry.offset);
+        let (ours, theirs) = (out.acked_bytes + bytes, entry.offset);
+        if ours != theirs {
             return Err(SessionError::AckOffset { stream, seq, ours, theirs });
         }
+        let (mut first, mut last) = (None, None);
+        for record in out.records.drain(..count).filter(|record| record.is_data) {
+            out.data_frames -= 1;
+            let delay = now.saturating_duration_since(record.at);
+            first = first.or(Some((delay, u64::from(record.plain_len))));
+            last = Some(delay);
+        }
+        (out.acked_seq, out.acked_bytes) = (entry.seq, ours);
         ledger.in_flight -= bytes;
         ledger.last_delay = last.unwrap_or(ledger.last_delay);
         if let Some((latency, first_bytes)) = first {

@@ -30,8 +30,9 @@ pub struct Facts {
     /// Main: a section begins behind PACKAGED, or the connection recovers a paused postcopy. The
     /// source QEMU is in postcopy for good and no longer starts its own VM.
     pub switched: bool,
-    /// Main: a PART or END section of RAM has begun: QEMU's setup is over.
-    pub ram_iterates: bool,
+    /// Main: sections of RAM behind the first that have begun, without those that the tokeniser has
+    /// found behind opaque bytes.
+    pub sections: u64,
     /// Main: the END section of RAM has begun. In postcopy the source has then sent all its memory.
     pub ram_end: bool,
     /// Main: ENABLE_COLO (command 8) was seen.
@@ -102,7 +103,7 @@ impl Facts {
             postcopy_running: false,
             switch_end: 0,
             switched: false,
-            ram_iterates: false,
+            sections: 0,
             ram_end: false,
             colo: false,
             vm_stopped_hint: false,

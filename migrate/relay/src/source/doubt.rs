@@ -8,7 +8,6 @@ use crate::postcopy::Switchover;
 use crate::return_path::{PONG_LOADED, SHUT_LOADED};
 use crate::settle::{self, Settle, Settled};
 use crate::sockets::is_open;
-use rustix::net::{recv, RecvFlags};
 use session::{Redial, SessionError, Verdict};
 use std::io::Write;
 use std::sync::atomic::Ordering;
@@ -58,18 +57,17 @@ impl Shared {
         if !matches!(self.switchover.get(), Some(Switchover::Coming(_))) || self.has_switched() {
             return;
         }
-        let mut bytes = [0; 16384];
         for stream in self.streams().iter().filter(|stream| stream.kind == Kind::Main) {
-            while let Ok((_, got @ 1..)) =
-                recv(stream.socket(), &mut bytes[..], RecvFlags::DONTWAIT)
-            {
-                let before = self.switchover.get();
-                match before.and_then(|switchover| switchover.pass(got as u64)) {
-                    Some(behind) => self.switchover.set(Some(behind)),
-                    None => {
-                        self.switched.store(true, Ordering::Release);
-                        return;
-                    }
+            while let Some(before) = self.switchover.get() {
+                match before.read_on(stream.socket()) {
+                    Ok(0) | Err(_) => break,
+                    Ok(got) => match before.pass(got) {
+                        Some(behind) => self.switchover.set(Some(behind)),
+                        None => {
+                            self.switched.store(true, Ordering::Release);
+                            return;
+                        }
+                    },
                 }
             }
         }

@@ -7,7 +7,8 @@ use super::shared::{Shared, SourceStream, FAREWELL, UNACCEPTED};
 use crate::cpu_time::{process_cpu, thread_cpu};
 use crate::packaged::PackagedEnd;
 use crate::postcopy::Switchover;
-use crate::settle::{waiting_bytes, waits_with_end, LastBytes, Rounds};
+use crate::qemu_socket::QemuSocket;
+use crate::settle::{buffered, waiting_bytes, waits_with_end, LastBytes, Sections};
 use crate::sockets::{is_open, wait_readable};
 use crate::threads::drop_aside;
 use pages::Slot;
@@ -68,8 +69,10 @@ struct Intake<'a> {
     packaged: PackagedEnd,
     /// Main stream: the packaged state was read, and its source waits for a PONG (W20c).
     acknowledged: bool,
-    /// Main stream: chunks since that PONG was given to the source.
-    rounds: Rounds,
+    /// Main stream: what has come since that PONG was given to the source.
+    sections: Sections,
+    /// Main stream: sections that had begun before the present chunk.
+    begun: u64,
     /// Main stream in postcopy: its last bytes.
     last: LastBytes,
     /// Main stream: when QEMU's socket was first found closed while this reader had no credit.
@@ -94,7 +97,8 @@ impl<'a> Intake<'a> {
             end: EndOfStream::default(),
             packaged: PackagedEnd::default(),
             acknowledged: false,
-            rounds: Rounds::default(),
+            sections: Sections::default(),
+            begun: 0,
             last: LastBytes::default(),
             closed: None,
         }
@@ -163,8 +167,8 @@ impl<'a> Intake<'a> {
     fn wait(&self) -> Result<(), SessionError> {
         let (socket, shared) = (self.stream.socket(), self.shared);
         let facts = self.tokeniser.facts();
-        let is_over = facts.ram_iterates || facts.opaque || facts.switched;
-        if is_over || self.kind != Kind::Main {
+        let is_known = self.kind == Kind::Main && !facts.opaque && facts.resyncs == 0;
+        if !is_known || facts.sections > 0 || facts.switched {
             wait_readable(socket, None);
             return Ok(());
         }
@@ -301,8 +305,13 @@ impl<'a> Intake<'a> {
         }
         if self.kind.is_main() && facts.switched {
             self.last.feed(bytes);
-            look_in_postcopy(shared, self.stream, facts.ram_end, &mut self.rounds);
+            let begun = facts.sections - self.begun;
+            let read = (facts.fed - bytes.len() as u64, facts.fed);
+            look_in_postcopy(shared, self.stream, facts.ram_end, |socket| {
+                self.sections.come(Instant::now(), read, begun, || buffered(socket))
+            });
         }
+        self.begun = facts.sections;
         // The VM has stopped: from here on every millisecond is downtime.
         self.patient =
             !(self.is_tail(facts) || facts.vm_stopped_hint || self.kind == Kind::Preempt);
@@ -417,8 +426,14 @@ impl<'a> Intake<'a> {
 }
 
 /// Records, behind a chunk of a source in postcopy, whether the source has seen its PONG, and
-/// whether it has sent all its memory.
-fn look_in_postcopy(shared: &Shared, stream: &SourceStream, sent: bool, rounds: &mut Rounds) {
+/// whether it has sent all its memory. `has_seen`: whether the source has seen the PONG, by its
+/// sections.
+fn look_in_postcopy(
+    shared: &Shared,
+    stream: &SourceStream,
+    sent: bool,
+    has_seen: impl FnOnce(&QemuSocket) -> bool,
+) {
     if sent {
         // Without a return path the source waits for nothing, and has completed.
         if shared.return_path.load(Ordering::Acquire) {
@@ -427,7 +442,7 @@ fn look_in_postcopy(shared: &Shared, stream: &SourceStream, sent: bool, rounds: 
     } else if shared.is_only_answered()
         // Bytes of a source that has closed show no migration thread at work.
         && is_open(stream.socket())
-        && rounds.bytes_at(Instant::now())
+        && has_seen(stream.socket())
     {
         shared.set_switched();
     }

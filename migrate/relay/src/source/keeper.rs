@@ -7,7 +7,7 @@
 //! socket. So a second process with no other work holds a copy of the socket meanwhile:
 //!
 //! ```text
-//!  relay ── control socket: HOLD + descriptor, RELEASE ──► keeper
+//!  relay ── control socket: HOLD + descriptor ──► keeper
 //!    └────────────── main connection ─────── source QEMU ─────┘
 //! ```
 //!
@@ -15,10 +15,11 @@
 //! that was killed does not: the keeper reports it and waits until QEMU closes the connection, or a
 //! person ends the keeper.
 //!
-//! **In postcopy** the source never starts its VM again, and has to see its socket close to pause.
-//! Bytes beyond the PING behind the packaged state show that it is in postcopy. A source of QEMU
-//! 10.2 and later shows nothing: the keeper holds on until the relay has given it the PONG of the
-//! packaged state, repeats that PONG, and closes when the source must have seen it ([`Settle`]).
+//! **In postcopy** the source has to see its socket close to pause, unless it has sent all its
+//! memory. The end of the stream may wait in the socket, so the keeper looks before it closes
+//! ([`Settle`]). Bytes beyond the PING behind the packaged state show that a source is in postcopy.
+//! A source of QEMU 10.2 and later shows nothing: the keeper holds on until the relay has given it
+//! the PONG of the packaged state, repeats that PONG, and goes on when the source must have seen it.
 //!
 //! **What fails.** Without a keeper (killed as well) the source sees its socket close, as with QEMU
 //! alone.
@@ -43,8 +44,6 @@ use std::time::{Duration, Instant};
 /// Command: hold the descriptor sent with it. A `u64`, big-endian, follows: how far the main stream
 /// is from the switch to postcopy ([`Switchover::encode`]).
 const HOLD: u8 = 1;
-/// Command: close the descriptor.
-const RELEASE: u8 = 2;
 /// Bytes of a command with its number.
 const MESSAGE: usize = 9;
 /// How long the keeper may take to end once the relay has closed the control socket.
@@ -92,14 +91,6 @@ impl Keeper {
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&fds));
         self.send(&message, &mut control)
-    }
-
-    /// Announces that the source may see its socket close again.
-    pub(super) fn release(&self) {
-        let mut message = [0; MESSAGE];
-        message[0] = RELEASE;
-        // A keeper that has ended holds nothing.
-        let _ = self.send(&message, &mut SendAncillaryBuffer::default());
     }
 
     fn send(
@@ -162,23 +153,32 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
             _ => None,
         };
     }
+    let mut notice = Some(notice);
+    let notice = &mut |text: &str| {
+        if let Some(notice) = notice.take() {
+            notice(text);
+        }
+    };
     match held {
         // The source is still writing its packaged state, without which the destination's VM cannot
         // start. The source has to see its socket close, and fails before it is in postcopy.
         Some((_, Some(switchover))) if !switchover.is_packaged() => Ok(()),
-        Some((fd, Some(Switchover::Answered))) => pause(&fd, notice),
+        Some((fd, Some(Switchover::Answered))) => {
+            rustix::io::ioctl_fionbio(&fd, true)?;
+            // The relay may have been killed before it wrote this PONG. QEMU ignores a second one.
+            let _ = rustix::io::write(&fd, &PONG_LOADED);
+            pause(&fd, true, notice)
+        }
+        Some((fd, Some(Switchover::Switched))) => pause(&fd, false, notice),
         Some((fd, switchover)) => hold_on(&fd, switchover, notice),
         None => Ok(()),
     }
 }
 
-/// Closes the socket of a source whose destination has loaded the packaged state, once the source
-/// has certainly seen that: it then pauses.
-fn pause(socket: &OwnedFd, notice: impl FnOnce(&str)) -> io::Result<()> {
-    rustix::io::ioctl_fionbio(socket, true)?;
-    // The relay may have been killed before it wrote this PONG. QEMU ignores a second one.
-    let _ = rustix::io::write(socket, &PONG_LOADED);
-    let mut settle = Settle::new(true);
+/// Closes the socket of a source in postcopy once it is certain that the source then pauses.
+/// `answered`: it has the PONG of its packaged state, and may not have seen it yet.
+fn pause(socket: &OwnedFd, answered: bool, notice: &mut dyn FnMut(&str)) -> io::Result<()> {
+    let mut settle = Settle::new(answered);
     loop {
         match settle.look(socket) {
             Some(Settled::Pauses | Settled::Closed) => return Ok(()),
@@ -192,10 +192,9 @@ fn pause(socket: &OwnedFd, notice: impl FnOnce(&str)) -> io::Result<()> {
 fn hold_on(
     socket: &OwnedFd,
     mut switchover: Option<Switchover>,
-    notice: impl FnOnce(&str),
+    notice: &mut dyn FnMut(&str),
 ) -> io::Result<()> {
-    let mut notice = Some(notice);
-    let mut bytes = vec![0; 64 << 10];
+    let mut told = false;
     rustix::io::ioctl_fionbio(socket, true)?;
     loop {
         // poll always reports POLLHUP and POLLERR; readable bytes matter only in postcopy.
@@ -207,7 +206,7 @@ fn hold_on(
         // A relay that ended by itself has shut the connection down. Then there is nothing to
         // report.
         let immediate = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let timeout = notice.is_some().then_some(&immediate);
+        let timeout = (!told).then_some(&immediate);
         let ready = match poll(&mut fds, timeout) {
             Err(rustix::io::Errno::INTR) => continue,
             ready => ready?,
@@ -217,17 +216,17 @@ fn hold_on(
             return Ok(());
         }
         if ready == 0 {
-            if let Some(notice) = notice.take() {
+            if !std::mem::replace(&mut told, true) {
                 notice(&in_doubt(switchover));
             }
             continue;
         }
-        match rustix::io::read(socket, &mut bytes[..]) {
+        let Some(before) = switchover else { continue };
+        match before.read_on(socket) {
             Ok(0) => return Ok(()),
-            Ok(n) => match switchover.map(|switchover| switchover.pass(n as u64)) {
-                // In postcopy: the source has to see its socket close, and pauses.
-                Some(None) => return Ok(()),
-                behind => switchover = behind.flatten(),
+            Ok(got) => match before.pass(got) {
+                None => return pause(socket, false, notice),
+                behind => switchover = behind,
             },
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
             Err(_) => return Ok(()),

@@ -244,6 +244,44 @@ fn a_peer_lost_in_postcopy_lets_both_ends_pause() {
     });
 }
 
+/// Within a section of huge pages, which may take any time, the source does not look for its PONG.
+/// The peer is lost at once, or when the relay has read that section for more than a second.
+#[test]
+fn a_source_within_a_long_section_is_not_taken_for_one_that_has_seen_its_pong() {
+    bounded(|| {
+        for before in [Duration::ZERO, Duration::from_millis(1800)] {
+            let (rig, mut main, destination) = loading();
+            says(&destination, &rig.source, &LOADED);
+            let there = drain(destination.try_clone().unwrap());
+            let (to, over) = (rig.source.try_clone().unwrap(), Arc::new(AtomicBool::new(false)));
+            let stop = over.clone();
+            let writer = std::thread::spawn(move || {
+                main.section(Section::Part);
+                while !stop.load(Ordering::Acquire) {
+                    if (&to).write_all(&main.page("pc.ram", 0, &[9; PAGE]).take()).is_err() {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                let _ = (&to).write_all(&main.end_of_section().take());
+            });
+            std::thread::sleep(before);
+            rig.proxy.cut();
+            assert!(!readable(&rig.source, Duration::from_secs(3)), "QEMU's socket was closed");
+            over.store(true, Ordering::Release);
+            writer.join().unwrap();
+            let going = goes_on(&rig.source);
+            assert_eq!(read_rest(&rig.source), b"");
+            going.join().unwrap();
+            let error = rig.sending.result().unwrap_err();
+            assert!(matches!(error, RelayError::Paused { .. }), "{error}");
+            there.join().unwrap();
+            drop(destination);
+            rig.receiving.result().unwrap_err();
+        }
+    });
+}
+
 /// QEMU 8.2 and later, of any kind of postcopy: closed when it has sent all, it runs its VM.
 #[test]
 fn a_source_that_has_sent_all_in_postcopy_is_held_when_the_peer_is_lost() {

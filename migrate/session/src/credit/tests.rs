@@ -71,6 +71,24 @@ fn an_ack_of_another_number_of_bytes_is_refused_by_number() {
     }
 }
 
+/// The success of a destination is not passed on for bytes about which the ends disagree (W15, W22).
+#[test]
+fn what_a_refused_ack_acknowledges_stays_unacknowledged() {
+    let wrong: [fn(&mut AckEntry); 2] = [|entry| entry.hash ^= 1, |entry| entry.offset += 1];
+    for change in wrong {
+        let credits = credits();
+        credits.issue(0, FrameType::Open, 0).unwrap();
+        let header = credits.issue_data(credits.permit(0).unwrap(), 1000, 77, 0);
+        let mut entry = ack(&header);
+        change(&mut entry);
+        credits.acknowledge(&entry, Instant::now()).unwrap_err();
+        assert!(!credits.drained(Instant::now()));
+        credits.close();
+        assert!(!credits.drained(Instant::now()));
+        assert_eq!(credits.flow().0, 1000);
+    }
+}
+
 #[test]
 fn the_last_delay_is_that_of_the_bytes_delivered_last() {
     let credits = credits();

@@ -54,8 +54,8 @@ impl Main {
                     self.ram = Some(id);
                 }
                 if self.ram == Some(id) {
-                    facts.ram_iterates = true;
                     facts.vm_stopped_hint |= end;
+                    facts.sections += 1;
                     facts.ram_end |= end;
                     let section = if end { Section::End } else { Section::Part };
                     return self.ram_section(id, section);

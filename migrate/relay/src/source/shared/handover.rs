@@ -166,8 +166,9 @@ impl Shared {
             // As in `Sink::still_open`: either the session has failed and the bytes that show the
             // switch are not sent, or `decision` sees the flag.
             fence(Ordering::SeqCst);
-            if let Some(keeper) = self.keeper.get() {
-                keeper.release();
+            // If this process is killed, the end of the stream may wait in the socket (W20h).
+            if let Some(main) = self.streams().iter().find(|stream| stream.kind.is_main()) {
+                self.guard(main, Some(Switchover::Switched));
             }
         }
     }
