@@ -110,7 +110,7 @@ impl Layout {
     /// The layout of a store of `pages` pages with room for `capacity` pages; `None` if `pages` is
     /// 0 or more than `capacity`, or `capacity` more than entries can address.
     pub(crate) fn with_room(pages: u64, capacity: u64) -> Option<Self> {
-        if pages == 0 || pages > capacity {
+        if pages == 0 || pages > capacity || capacity > max_pages() {
             return None;
         }
         let table = usize::try_from(capacity).ok()?.checked_mul(8)?;
@@ -289,6 +289,8 @@ mod tests {
         assert_eq!(Layout::new(max_pages() + 1), None);
         assert_eq!(Layout::with_room(10, 9), None);
         assert_eq!(Layout::with_room(10, max_pages() + 1), None);
+        // As in a forged superblock: 8 bytes of the table for each page are nearly 2^64.
+        assert_eq!(Layout::with_room(10, (1 << 61) - 1), None);
         assert_eq!(Layout::new(512).unwrap().fixed_pages(), 2);
         assert_eq!(Layout::new(513).unwrap().fixed_pages(), 3);
         for pages in [1, 511, 512, 513, 100_000, 100_000_000] {

@@ -6,16 +6,27 @@
 //! the sleep, and the request is left to the kernel. (If the kernel cannot submit without blocking,
 //! as for a device whose request queue is full, a worker thread of the process blocks; then it is
 //! as with `pread`.)
+//!
+//! So the bytes of a read may arrive when the process is gone, and a swap server's heap is its
+//! successor's by then. The kernel therefore reads to a page of the ring, which is private to the
+//! process: the kernel keeps that page until the disk has answered, and nobody else gets it. A late
+//! write takes whatever the successor has in that memory to blocks that are not used any more
+//! (`backing.rs`).
 #![expect(unsafe_code, reason = "entries name memory by its address")]
 
 use std::io;
 use std::os::fd::RawFd;
+use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use io_uring::{opcode, squeue, types, IoUring};
 use rustix::io::Errno;
+use rustix::mm::{mmap_anonymous, munmap, MapFlags, ProtFlags};
+
+use crate::layout::PAGE;
 
 /// Threads that may wait for the disk at a time: the fetch threads, the policy, and one more.
 const RINGS: usize = 6;
@@ -24,27 +35,43 @@ const RINGS: usize = 6;
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// A pool of rings.
-pub(crate) struct Rings(Box<[Mutex<Option<IoUring>>]>);
+pub(crate) struct Rings(Box<[Mutex<Option<Ring>>]>);
+
+/// A ring, with the page that the kernel reads to.
+struct Ring {
+    ring: IoUring,
+    page: Private,
+}
 
 impl Rings {
     /// Makes the rings, if the kernel allows io_uring.
     pub(crate) fn new() -> Option<Self> {
-        let ring = |_| Some(Mutex::new(Some(IoUring::new(2).ok()?)));
-        (0..RINGS).map(ring).collect::<Option<_>>().map(Self)
+        let ring = || Some(Ring { ring: IoUring::new(2).ok()?, page: Private::new()? });
+        (0..RINGS).map(|_| Some(Mutex::new(Some(ring()?)))).collect::<Option<_>>().map(Self)
     }
 
-    fn any(&self) -> MutexGuard<'_, Option<IoUring>> {
+    fn any(&self) -> MutexGuard<'_, Option<Ring>> {
         let free = self.0.iter().find_map(|ring| ring.try_lock().ok());
         // A panic under this lock leaves no ring half updated.
         free.unwrap_or_else(|| self.0[0].lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads as `pread` does; `None` if the ring cannot do it.
+    /// Reads as `pread` does, at most a page; `None` if the ring cannot do it.
     pub(crate) fn read(&self, fd: RawFd, out: &mut [u8], at: u64) -> Option<io::Result<usize>> {
-        let len = u32::try_from(out.len()).ok()?;
-        let entry = opcode::Read::new(types::Fd(fd), out.as_mut_ptr(), len).offset(at).build();
-        // SAFETY: `out` is borrowed until it returns.
-        unsafe { self.run(&entry) }
+        let mut slot = self.any();
+        let page = slot.as_ref()?.page.0;
+        let len = out.len().min(PAGE);
+        let entry = opcode::Read::new(types::Fd(fd), page.as_ptr(), u32::try_from(len).ok()?);
+        // SAFETY: the page belongs to the ring in `slot`, which is locked until this returns.
+        let done = unsafe { run(&mut slot, &entry.offset(at).build()) }?;
+        if let Ok(read) = done {
+            // SAFETY: a ring that has completed a request is still there, and so is its page, whose
+            // bytes are initialised and which the kernel does not use any more.
+            let bytes = unsafe { slice::from_raw_parts(page.as_ptr(), len) };
+            let read = read.min(len);
+            out[..read].copy_from_slice(&bytes[..read]);
+        }
+        Some(done)
     }
 
     /// Writes as `pwrite` does; `None` if the ring cannot do it.
@@ -52,48 +79,69 @@ impl Rings {
         let len = u32::try_from(bytes.len()).ok()?;
         let entry = opcode::Write::new(types::Fd(fd), bytes.as_ptr(), len).offset(at).build();
         // SAFETY: `bytes` is borrowed until it returns.
-        unsafe { self.run(&entry) }
+        unsafe { run(&mut self.any(), &entry) }
     }
+}
 
-    /// Submits the request and waits for its completion.
-    ///
-    /// # Safety
-    ///
-    /// The memory that `entry` names stays valid, and unused by others, until this returns.
-    unsafe fn run(&self, entry: &squeue::Entry) -> Option<io::Result<usize>> {
-        let mut slot = self.any();
-        let ring = slot.as_mut()?;
-        // SAFETY: by the caller's promise the memory stays valid until we return. By then the
-        // kernel has completed the request, or never got it and the ring is closed.
-        if unsafe { ring.submission().push(entry) }.is_err() {
-            return None;
-        }
-        loop {
-            match ring.submit() {
-                Ok(0) => thread::sleep(AGAIN),
-                Ok(_) => break,
-                Err(error) if passes(&error) => thread::sleep(AGAIN),
-                Err(_) => {
-                    // Closing the ring drops the request that it has not submitted.
-                    *slot = None;
-                    return None;
-                }
+/// Submits the request to the ring and waits for its completion.
+///
+/// # Safety
+///
+/// The memory that `entry` names stays valid, and unused by others, until this returns.
+unsafe fn run(slot: &mut Option<Ring>, entry: &squeue::Entry) -> Option<io::Result<usize>> {
+    let Ring { ring, .. } = slot.as_mut()?;
+    // SAFETY: by the caller's promise the memory stays valid until we return. By then the kernel
+    // has completed the request, or never got it and the ring is closed.
+    if unsafe { ring.submission().push(entry) }.is_err() {
+        return None;
+    }
+    loop {
+        match ring.submit() {
+            Ok(0) => thread::sleep(AGAIN),
+            Ok(_) => break,
+            Err(error) if passes(&error) => thread::sleep(AGAIN),
+            Err(_) => {
+                // Closing the ring drops the request that it has not submitted.
+                *slot = None;
+                return None;
             }
         }
-        loop {
-            if let Some(done) = ring.completion().next() {
-                let done = done.result();
-                return Some(
-                    usize::try_from(done).map_err(|_| io::Error::from_raw_os_error(-done)),
-                );
-            }
-            match ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
-                // The kernel may use the memory until the completion: keep waiting.
-                Err(_) => thread::sleep(AGAIN),
-            }
+    }
+    loop {
+        if let Some(done) = ring.completion().next() {
+            let done = done.result();
+            return Some(usize::try_from(done).map_err(|_| io::Error::from_raw_os_error(-done)));
         }
+        match ring.submit_and_wait(1) {
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
+            // The kernel may use the memory until the completion: keep waiting.
+            Err(_) => thread::sleep(AGAIN),
+        }
+    }
+}
+
+/// A page that no other process has, wherever the heap lies.
+struct Private(NonNull<u8>);
+
+// SAFETY: a page without thread affinity, which belongs to its ring.
+unsafe impl Send for Private {}
+
+impl Private {
+    fn new() -> Option<Self> {
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), PAGE, both, flags) }.ok()?;
+        NonNull::new(start.cast()).map(Self)
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made above, to which nothing refers. A request that the kernel still
+        // has keeps the page itself.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), PAGE) };
     }
 }
 
