@@ -167,7 +167,7 @@ impl From<AutoReport> for Auto {
 
 fn named(codec: &str, level: i32) -> String {
     match codec {
-        "zstd" | "zstd-history" | "zlib" => format!("{codec} {level}"),
+        "lz4" | "zstd" | "zstd-history" | "zlib" => format!("{codec} {level}"),
         _ => codec.to_string(),
     }
 }

@@ -4,18 +4,18 @@
 
 use crate::image_import::{self, ImportArgs};
 use crate::restore_fit::was_paused;
-use crate::saved_vm::{bytes, open};
+use crate::saved_vm::{bytes, open, FOLDER};
 use crate::say::{printable, say, show};
 use crate::store_command::{self, CollectArgs, InitArgs, ListArgs, RemoveArgs};
-use anyhow::{bail, ensure, Context};
+use anyhow::{anyhow, bail, ensure, Context};
 use clap::{Args, Subcommand};
-use image::{make_private, verify_but, Content, HotSet, Options, Store};
-use player::{mapped_ram, plain, PlainOptions, Reader};
+use image::{make_private, verify_but, Content, Damage, HotSet, Options, Store};
+use player::{mapped_ram, plain, PlainOptions, PlayError, Reader};
 use recorder::head;
 use serde_json::{json, Value};
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -187,7 +187,12 @@ fn verify_all(path: &Path) -> anyhow::Result<ExitCode> {
 
 /// Verifies an image, except for the packs `sound`.
 fn run_verify(path: &Path, sound: &mut HashSet<u128>) -> anyhow::Result<ExitCode> {
+    ensure!(!path.is_dir(), "image {}: {FOLDER}", path.display());
     let report = verify_but(path, sound);
+    if let [finding] = &report.findings[..] {
+        // Nothing is known of the bytes of such a file.
+        ensure!(!is_unopened(&finding.damage), "image {}: {finding}", path.display());
+    }
     for finding in &report.findings {
         say(&format!("image {}: {finding}", path.display()));
     }
@@ -207,6 +212,12 @@ fn run_verify(path: &Path, sound: &mut HashSet<u128>) -> anyhow::Result<ExitCode
     )
 }
 
+/// Whether the file could not be opened.
+fn is_unopened(damage: &Damage) -> bool {
+    let Damage::Io { source, .. } = damage else { return false };
+    matches!(source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
+}
+
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
     let how = PlainOptions { threads: Options::default().threads, reader: Reader::Any };
@@ -219,13 +230,12 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
     };
     let to = |file: File| -> anyhow::Result<()> {
         if args.mapped_ram {
-            mapped_ram(&image, &file, how.threads)
-                .with_context(|| format!("image {}", args.image.display()))?;
+            mapped_ram(&image, &file, how.threads).map_err(|error| unwritten(args, error))?;
             return synced(&file);
         }
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        out.write_all(&head).context("cannot write the stream")?;
-        plain(&image, &mut out, how).with_context(|| format!("image {}", args.image.display()))?;
+        out.write_all(&head).map_err(|error| cannot_write(&args.stream, error))?;
+        plain(&image, &mut out, how).map_err(|error| unwritten(args, error))?;
         synced(out.get_ref())
     };
     if args.stream == Path::new("-") {
@@ -251,6 +261,20 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
             // A partial stream is useless.
             let _ = std::fs::remove_file(&args.stream);
         })
+}
+
+/// Why a stream is not complete: its file, its reader or the image is at fault, and no QEMU.
+fn unwritten(args: &ExportArgs, error: PlayError) -> anyhow::Error {
+    let stream = args.stream.display();
+    match error {
+        PlayError::Closed => anyhow!("cannot write {stream}: its reader has ended"),
+        PlayError::Io { source, .. } => cannot_write(&args.stream, source),
+        error => anyhow::Error::new(error).context(format!("image {}", args.image.display())),
+    }
+}
+
+fn cannot_write(stream: &Path, error: std::io::Error) -> anyhow::Error {
+    anyhow::Error::new(error).context(format!("cannot write {}", stream.display()))
 }
 
 /// Makes a file durable: some file systems notice only then that they had no room for all of it,

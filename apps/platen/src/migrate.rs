@@ -4,10 +4,12 @@ use crate::args::MigrateArgs;
 use crate::ending::Ending;
 use crate::ending_options::wanted_capabilities;
 use crate::interrupt;
+use crate::lost_writes::warn_of_lost_writes;
 use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress, refuse_tls};
 use crate::network::private_dir;
 use crate::progress::{Bar, Feed};
 use crate::report::Report;
+use crate::report_file::check_file;
 use crate::say::say;
 use crate::settings::Before;
 use crate::source_end::{listen, Measure, Plan};
@@ -76,17 +78,22 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
         let _ = rustix::thread::set_name(c"platen");
     }
     let postcopy = args.ending.postcopy()? != Postcopy::Never;
+    check_file(args.source.json.as_deref())?;
     let channels = args.channels.count();
     let setup = Setup { channels, postcopy, ..Setup::with_return_path() };
     let plan = Plan::new(&args.source, &args.connect, Some(setup))?;
     let monitor = || format!("monitor {}", args.qmp);
     let mut qmp = open_monitor(&args.qmp)?;
     check(&mut qmp, args).with_context(monitor)?;
+    warn_of_lost_writes(&mut qmp);
     let mut settings = Before::with_keeper(&args.qmp)?;
     let result = migrate(args, &plan, &mut qmp, &mut settings);
     // A migration that is not over yet keeps its settings; the helper restores them later.
     if let Err(error) = settings.put_back(&mut qmp) {
-        say(&format!("{:#}; tried again for some minutes", error.context(monitor())));
+        say(&format!(
+            "{:#}; a helper process tries again for some minutes",
+            error.context(monitor())
+        ));
     }
     result
 }

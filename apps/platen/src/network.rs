@@ -2,6 +2,7 @@
 
 use crate::relay_options::TlsOptions;
 use anyhow::{bail, Context};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use tls::{Acceptor, Connector, Credentials, TlsError};
 
@@ -69,7 +70,16 @@ pub(crate) fn private_dir() -> anyhow::Result<tempfile::TempDir> {
 /// Listens for links.
 pub(crate) fn listen(address: &str) -> anyhow::Result<TcpListener> {
     let found = resolve(address)?;
-    TcpListener::bind(&found[..]).with_context(|| format!("cannot listen on {address}"))
+    TcpListener::bind(&found[..]).map_err(|error| {
+        let remedy = match error.kind() {
+            ErrorKind::AddrInUse => {
+                " (another process listens there, which ss -ltnp shows: end it, or choose another port)"
+            }
+            ErrorKind::AddrNotAvailable => " (this host has no such address, as ip addr shows)",
+            _ => "",
+        };
+        anyhow::Error::new(error).context(format!("cannot listen on {address}{remedy}"))
+    })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::qat_command;
 use crate::receive_args::{shown, Named, ReceiveArgs};
 use crate::receive_settings::FormerSettings;
 use crate::report::{process_cpu, Report};
+use crate::report_file::check_file;
 use crate::say::{say, show};
 use crate::source_end::UNCONFIRMED;
 use anyhow::{bail, Context};
@@ -230,6 +231,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
     // After `listen`, so that the reports of a receiver that has the port already are not
     // overwritten.
     if let Some(path) = &args.json {
+        check_file(Some(path))?;
         File::create(path)
             .with_context(|| format!("cannot write the report to {}", path.display()))?;
     }

@@ -65,7 +65,7 @@ impl FormerSettings {
         };
         if let Err(error) = result {
             say(&format!(
-                "monitor {monitor}: the settings of the destination QEMU are not as before: {error:#}; tried again for some minutes"
+                "monitor {monitor}: the settings of the destination QEMU are not as before: {error:#}; a helper process tries again for some minutes"
             ));
         }
     }

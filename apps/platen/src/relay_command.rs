@@ -3,6 +3,7 @@
 use crate::args::RelayArgs;
 use crate::leave;
 use crate::report::Report;
+use crate::report_file::check_file;
 use crate::say::say;
 use crate::source_end::{listen, Measure, Plan, UNCONFIRMED};
 use anyhow::Context;
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
     args.source.refuse_explain()?;
+    check_file(args.source.json.as_deref())?;
     let setup = args.channels.map(|channels| Setup { channels, ..Setup::with_return_path() });
     let plan = Plan::new(&args.source, &args.connect, setup)?;
     let listening = listen(&args.listen)?;

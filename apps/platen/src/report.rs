@@ -2,6 +2,7 @@
 
 use crate::auto::Auto;
 use crate::ending::Ending;
+use crate::report_file::write_whole;
 use crate::say::{say, show};
 use anyhow::Context;
 use codec::Settings;
@@ -225,7 +226,7 @@ impl Report {
     pub(crate) fn text(&self) -> String {
         let mut out = String::new();
         let mut line = |name: &str, value: String| {
-            out.push_str(&format!("{:<28}{value}\n", format!("{name}:")))
+            out.push_str(&format!("{:<30}{value}\n", format!("{name}:")))
         };
         line("status", self.status.clone());
         if let Some(vm) = &self.vm {
@@ -312,24 +313,6 @@ impl Report {
             say(warning);
         }
     }
-}
-
-/// Writes a file completely or not at all. Anything but a regular file (a pipe, a device) is
-/// written directly.
-pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
-    use std::io::Write;
-    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        return std::fs::write(path, text);
-    }
-    // Resolve a symbolic link, so that it stays one.
-    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let mut file = tempfile::Builder::new()
-        .prefix(".platen-")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
-    file.write_all(text.as_bytes())?;
-    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 fn ratio(plain: u64, size: u64) -> f64 {

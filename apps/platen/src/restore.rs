@@ -41,8 +41,8 @@ pub(crate) struct RestoreArgs {
     /// restored at once
     #[arg(long, value_name = "unix:PATH", required = true)]
     qmp: Vec<UnixAddress>,
-    /// Number of VMs. With it, one --qmp with {n} in its path names all of their monitors: {n} is 1
-    /// to N
+    /// Number of VMs. With it, one --qmp names all of their monitors: the letter n in braces in its
+    /// path is 1 to N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST)))]
     clones: Option<u16>,
     /// Restore several VMs even if two of them seem to write to one file, or if a VM that runs

@@ -1,6 +1,7 @@
 //! The arguments that `platen restore` and `platen virsh-restore` share.
 
 use crate::remote_image::RemoteOptions;
+use crate::report_file::check_file;
 use crate::restore_players::PlayerOptions;
 use crate::restore_source::Source;
 use crate::saved_vm::write_json;
@@ -50,12 +51,13 @@ impl Loading {
     /// wrong.
     ///
     /// # Errors
-    /// One cannot be opened, or none is left.
+    /// One cannot be opened, or none is left; or the report cannot be put where `--json` says.
     pub(crate) fn sources<'a>(
         &'a self,
         path: &'a Path,
         shared: bool,
     ) -> anyhow::Result<Vec<Source<'a>>> {
+        check_file(self.json.as_deref())?;
         let mut sources = Source::all(path, &self.copy, shared, &self.remote)?;
         if self.verify {
             Source::verify(&mut sources, self.threads())?;

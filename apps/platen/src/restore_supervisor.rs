@@ -147,7 +147,8 @@ impl<'a> Supervisor<'a> {
             let replaced = self.replace(&why, failed.as_ref(), patience);
             if !started && !self.has_run && replaced.is_err() {
                 bail!(
-                    "{why}, before the VM ran; the image is as good as before. End this QEMU (by SIGKILL if it does not \
+                    "{why}, before the VM ran (QEMU's log has the reason, for example RAM of another size); the image is as \
+                     good as before. End this QEMU (by SIGKILL if it does not \
                      end by itself) and start it again"
                 );
             }
@@ -173,7 +174,10 @@ impl<'a> Supervisor<'a> {
         if (!goes_on || asked.is_err()) && !self.qemu_lives() {
             // Until QEMU has obeyed RUN, it ends instead of waiting for another player.
             if !self.has_run {
-                bail!("{why}, before the VM ran, and this QEMU has ended; the image is as good as before");
+                bail!(
+                    "{why}, before the VM ran, and this QEMU has ended (its log has the reason, for example RAM of \
+                     another size); the image is as good as before"
+                );
             }
             bail!(
                 "{why}: this QEMU has ended. The image is as good as before, but the VM has run: its disks are not \

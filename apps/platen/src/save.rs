@@ -3,8 +3,10 @@
 use crate::args::Channels;
 use crate::compression::CompressionArgs;
 use crate::interrupt;
+use crate::lost_writes::warn_of_lost_writes;
 use crate::monitor::open_monitor;
 use crate::report::summary as summary_of;
+use crate::report_file::check_file;
 use crate::save_check;
 use crate::save_intake::{Intake, Kind, MORE};
 use crate::saved_vm::{bytes, write_json};
@@ -87,11 +89,20 @@ const STOP_NOW: u64 = 2_000_000;
 
 pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let options = args.compression.options()?;
+    check_file(args.json.as_deref())?;
+    ensure!(
+        args.json.as_ref() != Some(&args.image),
+        "--json {}: this is the image: name another file",
+        args.image.display()
+    );
     let mut qmp = open_monitor(&args.qmp)?;
     let monitor = || format!("monitor {}", args.qmp);
     let before = save_check::vm(&mut qmp).with_context(monitor)?;
     if args.snapshot {
         save_check::snapshot(args.then == Then::Continue, &before).with_context(monitor)?;
+    }
+    if before.running && !args.snapshot {
+        warn_of_lost_writes(&mut qmp);
     }
     let uuid = qmp.query_uuid().with_context(monitor)?;
     let writer = begin_image(&args.image, options, Some(&uuid))?;
@@ -100,9 +111,10 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let mut settings = Before::with_keeper(&args.qmp)?;
     let begin = Instant::now();
     let was_running = before.running;
-    let mut saving = Saving { args, qmp: &mut qmp, interrupted, was_running, stopped: None };
+    let (stopped, is_linked) = (None, false);
+    let mut saving = Saving { args, qmp: &mut qmp, interrupted, was_running, stopped, is_linked };
     let result = saving.save(writer, &mut settings).with_context(monitor);
-    let stopped = saving.stopped;
+    let (stopped, is_linked) = (saving.stopped, saving.is_linked);
     let put_back = match &result {
         Ok(_) if args.then == Then::Quit => {
             settings.discard();
@@ -125,8 +137,7 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     write_json(args.json.as_deref(), &report);
     let (summary, vm) = result.map_err(|error| {
         let vm = qmp.query_status().map_or("unknown".into(), |vm| vm.status);
-        // There was no such file before.
-        let image = if args.image.exists() { "the image is complete" } else { "no image was made" };
+        let image = if is_linked { "the image is complete" } else { "no image was made" };
         error.context(format!("{image}; the VM is '{vm}'"))
     })?;
     say(&format!(
@@ -160,6 +171,8 @@ struct Saving<'a> {
     was_running: bool,
     /// Milliseconds for which the snapshot has stopped the VM.
     stopped: Option<u64>,
+    /// The image has its name. Another process may have made a file of that name, too.
+    is_linked: bool,
 }
 
 impl Saving<'_> {
@@ -274,7 +287,8 @@ impl Saving<'_> {
         let made = self.left().and_then(|()| {
             intake.dismiss_keeper();
             self.stopped = self.qmp.query_migrate()?.downtime;
-            Ok(self.finish(intake.take_writer()?, state)?.link()?)
+            let finished = self.finish(intake.take_writer()?, state)?;
+            self.link(finished)
         });
         match made {
             Ok(summary) => Ok((summary, "running")),
@@ -290,7 +304,8 @@ impl Saving<'_> {
         let settled = cancelled.map_err(Into::into).and_then(|()| self.settle(false));
         settled?;
         let writer = intake_writer(more)?;
-        let summary = self.finish(writer, state)?.link()?;
+        let finished = self.finish(writer, state)?;
+        let summary = self.link(finished)?;
         Ok((summary, if self.was_running { "running" } else { "paused" }))
     }
 
@@ -303,7 +318,7 @@ impl Saving<'_> {
         let finished = intake.take_writer().and_then(|writer| self.finish(writer, state));
         let made = finished.and_then(|finished: Finished| {
             intake.is_over()?;
-            Ok(finished.link()?)
+            self.link(finished)
         });
         let summary = match made {
             Ok(summary) => summary,
@@ -322,7 +337,7 @@ impl Saving<'_> {
                 ));
             }
             // The VM will run on and write to its disks, so the image would not match them.
-            let _ = std::fs::remove_file(&self.args.image);
+            self.is_linked = std::fs::remove_file(&self.args.image).is_err();
             return Err(self.undo(intake, error));
         }
         if self.args.then == Then::Quit {
@@ -330,6 +345,13 @@ impl Saving<'_> {
             return Ok((summary, "gone: its QEMU has ended"));
         }
         Ok((summary, "paused"))
+    }
+
+    /// Gives the image its name.
+    fn link(&mut self, finished: Finished) -> anyhow::Result<Summary> {
+        let summary = finished.link()?;
+        self.is_linked = true;
+        Ok(summary)
     }
 
     /// Writes the rest of the image, on a thread of its own: a disk may hang, the VM may be stopped

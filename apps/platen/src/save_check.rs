@@ -11,7 +11,7 @@ pub(crate) fn vm(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
     refuse_in_progress(qmp, "this QEMU")?;
     let vm = qmp.query_status()?;
     if !vm.running && !["paused", "suspended", "shutdown"].contains(&vm.status.as_str()) {
-        bail!("the VM is '{}', and QEMU migrates no such VM: let it go on first (cont)", vm.status);
+        bail!("the VM is '{}', and QEMU migrates no such VM: {}", vm.status, remedy(&vm.status));
     }
     let on = settings::capabilities(qmp)?;
     for name in ["x-colo", "x-ignore-shared", "dirty-bitmaps"] {
@@ -24,6 +24,19 @@ pub(crate) fn vm(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
         bail!("this QEMU has tls-creds set, which hides the stream: clear it (migrate-set-parameters tls-creds \"\")");
     }
     Ok(vm)
+}
+
+/// The remedy for a VM that QEMU does not migrate. A VM that was migrated must not go on here: it
+/// would run twice.
+fn remedy(status: &str) -> &'static str {
+    match status {
+        "postmigrate" => {
+            "if it was migrated, it runs at the destination, so save it there; if it was saved with --then pause, \
+             let it go on first (cont)"
+        }
+        "inmigrate" => "this QEMU waits for a VM itself (-incoming), and has none to save",
+        _ => "let it go on first (cont)",
+    }
 }
 
 /// Refuses a snapshot of a VM that does not run, or that does not continue (`continues`) after it.

@@ -1,6 +1,6 @@
 //! Functions that `save` and `restore` share.
 
-use anyhow::Context;
+use anyhow::{ensure, Context};
 use image::Image;
 use qmp::Qmp;
 use serde_json::Value;
@@ -31,8 +31,12 @@ pub(crate) const PLAIN: [(&str, bool); 14] = [
     ("x-colo", false),
 ];
 
+/// Why a folder cannot be opened as an image.
+pub(crate) const FOLDER: &str = "it is a folder: name an image, or a save of a store as STORE/NAME";
+
 /// Opens an image. Errors name its path.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
+    ensure!(!path.is_dir(), "image {}: {FOLDER}", path.display());
     let image = Image::open(path).with_context(|| format!("image {}", path.display()))?;
     Ok(Arc::new(image))
 }
@@ -61,7 +65,7 @@ pub(crate) fn bytes(count: u64) -> String {
 /// of the VM.
 pub(crate) fn write_json(path: Option<&std::path::Path>, report: &Value) {
     let Some(path) = path else { return };
-    if let Err(error) = crate::report::write_whole(path, &format!("{report}\n")) {
+    if let Err(error) = crate::report_file::write_whole(path, &format!("{report}\n")) {
         crate::say::say(&format!("cannot write the report to {}: {error}", path.display()));
     }
 }

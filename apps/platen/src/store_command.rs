@@ -3,11 +3,12 @@
 use crate::image_lock::ImageLock;
 use crate::saved_vm::{bytes, open};
 use crate::say::{printable, say, show};
-use anyhow::Context;
+use anyhow::{bail, ensure, Context};
 use clap::Args;
 use image::{remove_image, Collected, Options, SaveInfo, Store, Summary, Writer};
 use serde_json::{json, Value};
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
 
@@ -44,6 +45,11 @@ pub(crate) struct CollectArgs {
 
 pub(crate) fn init(args: &InitArgs) -> anyhow::Result<()> {
     let path = args.store.display();
+    // An error of a store that exists already is one of `create`, too.
+    ensure!(
+        !matches!(Store::open(&args.store), Ok(Some(_))),
+        "{path} is a store already: save into it with platen save --qmp unix:PATH {path}/NAME"
+    );
     let _ = Store::create(&args.store).with_context(|| format!("store {path}"))?;
     say(&format!("{path} is a store: save into it with platen save --qmp unix:PATH {path}/NAME"));
     Ok(())
@@ -52,7 +58,10 @@ pub(crate) fn init(args: &InitArgs) -> anyhow::Result<()> {
 /// Opens the store in `folder`.
 pub(crate) fn open_store(folder: &Path) -> anyhow::Result<Store> {
     Store::open(folder)?.with_context(|| {
-        format!("{0} is no store: make one with platen image init {0}", folder.display())
+        format!(
+            "{} is no store: a store is a folder that platen image init has made",
+            folder.display()
+        )
     })
 }
 
@@ -63,6 +72,7 @@ pub(crate) fn begin_image(
     options: Options,
     uuid: Option<&str>,
 ) -> anyhow::Result<Writer> {
+    refuse_place(path)?;
     let Some((store, name)) = Store::of(path)? else { return Ok(Writer::create(path, options)?) };
     let mut newest = None;
     for name in store.names()? {
@@ -75,6 +85,25 @@ pub(crate) fn begin_image(
     }
     let parent = newest.map(|(_, _, name)| name);
     Ok(Writer::create_in(&store, &name, parent.as_deref(), options)?)
+}
+
+/// Refuses a path at which no image can be made.
+fn refuse_place(path: &Path) -> anyhow::Result<()> {
+    ensure!(
+        path != Path::new("-"),
+        "an image is a file, and not written to standard output: name a file (platen image export IMAGE - writes a stream)"
+    );
+    ensure!(
+        !path.is_dir(),
+        "{0} is a folder: name a file in it, for example {0}/vm.image",
+        path.display().to_string().trim_end_matches('/')
+    );
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let found = folder.map_or(Ok(()), |folder| folder.metadata().map(drop));
+    if found.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        bail!("cannot create {0}: its folder does not exist, so make it first", path.display());
+    }
+    Ok(())
 }
 
 /// Prints the facts about a save that a user of a store should know.
@@ -160,7 +189,8 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
     }
     let mut text = format!("{:24} {:20} {:>12} {:>12}  VM\n", "NAME", "SAVED (UTC)", "RAM", "OWN");
     for entry in &entries {
-        let name = printable(entry["name"].as_str().unwrap_or_default());
+        // A line feed in a name would look like another save.
+        let name = printable(entry["name"].as_str().unwrap_or_default()).replace('\n', "\\n");
         if let Some(error) = entry["error"].as_str() {
             text += &format!("{name:24} damaged: {}\n", printable(error));
             continue;
@@ -172,7 +202,7 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
             utc(facts["saved"].as_i64()),
             size("ram-bytes"),
             size("own-bytes"),
-            printable(facts["name"].as_str().unwrap_or("unknown")),
+            printable(facts["name"].as_str().unwrap_or("unknown")).replace('\n', "\\n"),
         );
     }
     text += &format!("{} saves in {}\n", entries.len(), bytes(total));

@@ -37,6 +37,8 @@ mod libvirt;
 mod mapped;
 #[path = "saved/multifd.rs"]
 mod multifd;
+#[path = "saved/names.rs"]
+mod names;
 #[path = "saved/refusals.rs"]
 mod refusals;
 #[path = "saved/remote.rs"]

@@ -19,6 +19,7 @@ mod what_if;
 use crate::interrupt;
 use crate::qat_args::QplLibrary;
 use crate::relay_options::TlsOptions;
+use crate::report_file::check_file;
 use crate::say::show;
 use anyhow::ensure;
 use clap::Args;
@@ -77,6 +78,7 @@ pub(crate) struct AdviseArgs {
 }
 
 pub(crate) fn run(args: &AdviseArgs) -> anyhow::Result<ExitCode> {
+    check_file(args.json.as_deref())?;
     let interrupted = interrupt::noticed()?;
     let go_on = move || !interrupted.load(Ordering::Acquire);
     let gathered = gather::gather(args, &go_on)?;

@@ -31,6 +31,7 @@ use crate::args::MigrateArgs;
 use crate::interrupt;
 use crate::network::{self, private_dir};
 use crate::rate::Rate;
+use crate::report_file::check_file;
 use crate::say::say;
 use crate::turns_option::TurnsOption;
 use anyhow::{bail, ensure, Context};
@@ -206,6 +207,7 @@ fn parse(words: &[OsString]) -> anyhow::Result<MigrateArgs> {
 
 pub(crate) fn run(args: &EvacuateArgs) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
+    check_file(args.json.as_deref())?;
     let turns = Turns::file(args.max_bandwidth.map(|rate| rate.0));
     let turns = turns.context("no memory for the turns of migrations")?;
     let plans = args.plans(&turns)?;

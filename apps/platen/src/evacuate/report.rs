@@ -1,6 +1,6 @@
 //! The report of an evacuation.
 
-use crate::report::write_whole;
+use crate::report_file::write_whole;
 use crate::say::{say, show};
 use anyhow::Context;
 use serde::Serialize;

@@ -45,6 +45,7 @@ fn own(text: &mut String, command: &Command, path: &str) {
 
 fn option(text: &mut String, arg: &Arg, path: &str) {
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    assert!(!help.contains("{n}"), "{path}: clap prints a line break for {{n}}");
     assert!(!help.is_empty(), "{arg} of {path} has no comment");
     let mut names = vec![format!("`{arg}`")];
     for alias in arg.get_visible_aliases().unwrap_or_default() {

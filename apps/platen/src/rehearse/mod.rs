@@ -30,6 +30,7 @@ use crate::interrupt;
 use crate::link::{measure, Over};
 use crate::monitor::open_monitor;
 use crate::relay_options::TlsOptions;
+use crate::report_file::check_file;
 use crate::say::{say, show};
 use crate::settings::Before;
 use anyhow::{bail, ensure, Context};
@@ -75,6 +76,7 @@ pub(crate) struct RehearseArgs {
 }
 
 pub(crate) fn run(args: &RehearseArgs) -> anyhow::Result<ExitCode> {
+    check_file(args.json.as_deref())?;
     let what_if: Vec<Over> = args.what_if.iter().flat_map(WhatIf::links).collect();
     let mut qmp = open_monitor(&args.qmp)?;
     let monitor = || format!("monitor {}", args.qmp);
@@ -104,7 +106,7 @@ pub(crate) fn run(args: &RehearseArgs) -> anyhow::Result<ExitCode> {
         (rehearsed, Ok(())) => rehearsed,
         (Ok(_), Err(error)) => return Err(error),
         (Err(error), Err(stuck)) => {
-            say(&format!("{stuck:#}; tried again for some minutes"));
+            say(&format!("{stuck:#}; a helper process tries again for some minutes"));
             Err(error)
         }
     };
