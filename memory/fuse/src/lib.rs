@@ -33,6 +33,7 @@ mod mounts;
 use crate::mounts::Watched;
 use device::{Backend, Device};
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use rustix::fs::{statx, AtFlags, StatxFlags, CWD};
 use rustix::io::Errno;
 use rustix::mount::{unmount, UnmountFlags};
 use std::fs;
@@ -233,18 +234,23 @@ fn take_away(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Whether the mount at `path` is that of a server that was killed.
+///
+/// `stat` does not tell: the kernel has the size and mode of a dead file for an hour, if a process
+/// has asked for them since the last read. With `FORCE_SYNC` it asks the server (FUSE, Linux 4.20
+/// and later).
+fn is_dead(path: &Path) -> bool {
+    let asked = statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE);
+    asked.is_err_and(|error| error == Errno::NOTCONN)
+}
+
 /// Ensures that there is an empty regular file. Returns true if it was created.
 fn prepare(path: &Path) -> Result<bool, MountError> {
     let failed = |source| MountError::Prepare { path: path.into(), source };
-    let found = match fs::metadata(path) {
-        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
-            // The mount is that of a server that was killed.
-            take_away(path).map_err(failed)?;
-            fs::metadata(path)
-        }
-        found => found,
-    };
-    match found {
+    if is_dead(path) {
+        take_away(path).map_err(failed)?;
+    }
+    match fs::metadata(path) {
         Ok(found) if !found.is_file() => Err(MountError::NotAFile { path: path.into() }),
         Ok(found) if found.len() > 0 => {
             Err(MountError::NotEmpty { path: path.into(), bytes: found.len() })

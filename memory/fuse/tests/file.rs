@@ -313,6 +313,36 @@ fn a_panic_in_a_request_ends_the_process() {
     assert_eq!(ended.status.signal(), Some(6), "{ended:?}");
 }
 
+/// The process that serves the file is this test again, as above.
+#[test]
+fn a_dead_file_whose_size_the_kernel_remembers_is_served_again() {
+    const NAME: &str = "PLATEN_TEST_KILLED_FILE";
+    if let Some(path) = std::env::var_os(NAME) {
+        let _server = Server::mount(&device(), Path::new(&path), 1).unwrap();
+        let _ = std::io::stdin().read(&mut [0]);
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    if !can_mount(&path) {
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "a_dead_file_whose_size_the_kernel_remembers_is_served_again"]);
+    child.env(NAME, &path).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut child = child.spawn().unwrap();
+    let start = Instant::now();
+    // The kernel remembers each of these answers for an hour.
+    while fs::metadata(&path).map_or(0, |file| file.len()) != BYTES {
+        assert!(start.elapsed() < Duration::from_secs(300) && child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), BYTES, "from the kernel's memory");
+    Server::mount(&device(), &path, 1).unwrap().stop().unwrap();
+}
+
 #[test]
 fn a_loop_device_on_it_is_a_disk() {
     let folder = tempfile::tempdir().unwrap();
