@@ -398,7 +398,7 @@ fn the_small_program_serves_only_if_it_has_this_version() {
         assert!(made.unwrap().success());
     };
     let (done, alone) = refused();
-    assert!(!done && alone.contains("1 bytes are not a number of pages"), "{alone}");
+    assert!(!done && alone.contains("1 bytes are no whole number of pages"), "{alone}");
     script("platen-device 99.0.0");
     let (done, other) = refused();
     let why = "platen-device is not used: its version is \"platen-device 99.0.0\", expected";
@@ -438,6 +438,8 @@ fn a_server_whose_supervisor_was_killed_removes_its_files() {
     assert!(sockets.iter().all(|path| path.exists()));
     served.signal(Signal::KILL);
     wait("they are still there", || !sockets.iter().any(|path| path.exists()));
+    let said = || served.log().contains("the supervisor has died: the device ends");
+    wait("it ends without a word", said);
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub enum StoreError {
         pages: u64,
     },
     /// The limit leaves no room for the table.
-    #[error("memory limit of {limit} bytes, superblock and slot table alone need {need}")]
+    #[error("memory limit of {limit} bytes, superblock and slot table alone need {need}: raise the limit (--mem-limit), or make the device smaller")]
     Limit {
         /// The limit.
         limit: u64,

@@ -119,7 +119,8 @@ fn sizes_that_cannot_be_are_refused() {
     let error = Store::create(PAGES, limit).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "memory limit of 16384 bytes, superblock and slot table alone need 20480"
+        "memory limit of 16384 bytes, superblock and slot table alone need 20480: raise the limit \
+         (--mem-limit), or make the device smaller"
     );
 }
 

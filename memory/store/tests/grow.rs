@@ -188,7 +188,8 @@ fn a_store_that_cannot_grow_reports_it_and_stays_unchanged() {
     let limited = Options { mem_limit: 5 * 4096, ..options(9600) };
     assert_eq!(
         said(&limited),
-        "memory limit of 20480 bytes, superblock and slot table alone need 81920"
+        "memory limit of 20480 bytes, superblock and slot table alone need 81920: raise the limit \
+         (--mem-limit), or make the device smaller"
     );
     let limit = ahead.grow(&limited);
     assert!(matches!(limit, Err(GrowError::Store(StoreError::Limit { .. }))));

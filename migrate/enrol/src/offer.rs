@@ -164,6 +164,8 @@ impl Offer {
         let (connections, notice) = (&connections, &notice);
         let refused = |from: SocketAddr, error: &EnrolError| {
             let said = refusals.fetch_add(1, Ordering::Relaxed);
+            // An IPv4 address as it is written, not as a socket of IPv6 has it.
+            let from = SocketAddr::new(from.ip().to_canonical(), from.port());
             if said < NOTICES {
                 notice(&format!("{from} was not enrolled: {error}"));
             } else if said == NOTICES {

@@ -62,17 +62,21 @@ impl Change {
 
     /// The change in words.
     pub fn describe(&self) -> String {
-        let mut text = match self.taken.as_slice() {
-            [] => "nothing in it has changed".to_owned(),
-            taken => format!("changed for new migrations: {}", taken.join(", ")),
-        };
+        let mut parts = Vec::new();
+        if !self.taken.is_empty() {
+            parts.push(format!("changed for new migrations: {}", self.taken.join(", ")));
+        }
         if !self.at_restart.is_empty() {
-            text.push_str(&format!(
-                "; changed from the next start of the service on (`systemctl restart platen` ends no \
+            parts.push(format!(
+                "changed from the next start of the service on (`systemctl restart platen` ends no \
                  migration): {}",
                 self.at_restart.join(", ")
             ));
         }
+        let mut text = match parts.as_slice() {
+            [] => "nothing in it has changed".to_owned(),
+            parts => parts.join("; "),
+        };
         if self.doors {
             text.push_str(
                 "; the door or the ports of this host have changed: run `platen host doors on`, then \
@@ -123,6 +127,13 @@ mod tests {
         assert_eq!((now.port, &now.run_dir, &now.metrics), (4444, &old.run_dir, &None));
         assert_eq!((now.links, now.level, now.host.len()), (2, Some(3), 3));
         assert!(change.describe().contains("restart platen"), "{}", change.describe());
+        let later =
+            Change::between(&old, config("port = 4555", &[("a", 1), ("b", 2), ("c", 3)]), "a");
+        let said = later.describe();
+        assert!(
+            said.starts_with("changed from the next start") && said.ends_with(": port"),
+            "{said}"
+        );
     }
 
     #[test]

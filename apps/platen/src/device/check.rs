@@ -4,7 +4,7 @@ use super::args::CheckArgs;
 use super::control;
 use super::family::{family, Family};
 use super::status::Status;
-use crate::say::show;
+use crate::say::{say, show};
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,6 +22,13 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         .iter()
         .find(|way| way.kind == "ublk" || way.kind == "kernel-nbd")
         .map(|way| PathBuf::from(&way.address));
+    if disk.is_none() {
+        say(&format!(
+            "device {} is no disk of the kernel, to which it could swap: the items are those of a \
+             device with --swap",
+            args.name
+        ));
+    }
     let own = family(Path::new("/proc"), status.pid)?;
     let memory = Memory { ready: status.platen.mem_ready, limit: status.mm_stat.mem_limit };
     let mut items = swap::check(&Subject {
@@ -50,10 +57,16 @@ impl Family {
     fn item(&self) -> Item {
         let (state, found) = match (self.supervisor, self.standby.as_slice()) {
             (None, _) => {
-                (State::NotMet, "no supervisor: a server that dies is not replaced".into())
+                let found =
+                    "no supervisor: a server that dies is not replaced. End the device, and \
+                             serve it anew";
+                (State::NotMet, found.into())
             }
             (Some(_), []) => {
-                (State::NotMet, "nobody stands by: a server that dies is replaced with luck".into())
+                let found =
+                    "no server stands by: one that dies is replaced if there is memory for \
+                             another. --swap starts one";
+                (State::NotMet, found.into())
             }
             (Some(supervisor), [first, ..]) => {
                 (State::Met, format!("{first} stands by, {supervisor} is the supervisor"))

@@ -226,7 +226,7 @@ fn pages(Size(size): Size) -> anyhow::Result<u64> {
     let page = PAGE as u64;
     ensure!(
         size > 0 && size.is_multiple_of(page),
-        "--size: {size} bytes are not a number of pages of {page} bytes"
+        "--size: {size} bytes are no whole number of pages of {page} bytes, 1 or more"
     );
     let most = store::max_pages() * page;
     ensure!(

@@ -10,6 +10,7 @@
 //! The supervisor never waits for a client: a new connection replaces one that has sent nothing.
 
 use super::changes::Changes;
+use super::control;
 use anyhow::{bail, ensure, Context};
 use relay::UnixAddress;
 use rustix::cmsg_space;
@@ -171,10 +172,17 @@ pub(super) fn ask(
 ) -> anyhow::Result<String> {
     let address = address(folder, name);
     let stream = address.connect_now().map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => anyhow::anyhow!(
-            "it is not served with a supervisor of this version: there is no {}",
-            address.path().display()
-        ),
+        std::io::ErrorKind::NotFound => {
+            let control = control::address(folder, name);
+            let (control, own) = (control.path(), address.path().display());
+            if control.exists() {
+                anyhow::anyhow!(
+                    "it is not served with a supervisor of this version: there is no {own}"
+                )
+            } else {
+                anyhow::anyhow!("it is not served: there is no {}", control.display())
+            }
+        }
         _ => anyhow::Error::from(error)
             .context(format!("no supervisor answers on {}", address.path().display())),
     })?;

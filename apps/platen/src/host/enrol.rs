@@ -4,7 +4,7 @@
 use super::settings;
 use crate::say::{printable, say, show};
 use ::enrol::{Joined, Offer, Token};
-use anyhow::{bail, ensure, Context};
+use anyhow::{anyhow, bail, ensure, Context};
 use clap::Args;
 use host::{Config, HostError, DEFAULT_CONFIG};
 use nix::unistd::{chown, User};
@@ -39,8 +39,8 @@ pub(super) struct AddArgs {
     /// Name or address at which the new host reaches this one [default: the host name]
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
-    /// TCP port on which this waits for the new host
-    #[arg(long, default_value_t = 4445)]
+    /// TCP port on which this waits for the new host, 1 to 65535
+    #[arg(long, default_value_t = 4445, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Minutes for which the token is valid, 1 to 1440
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=1440))]
@@ -74,7 +74,14 @@ pub(super) struct JoinArgs {
 /// Runs `platen host add`.
 pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
     let config = settings::read(&args.config)?;
-    let host = config.find(&args.name).with_context(|| args.config.display().to_string())?;
+    let host = config.find(&args.name).map_err(|error| match error {
+        HostError::Unknown { known, .. } => anyhow!(
+            "{}: no [[host]] has the name '{}'; there are: {known}. Add it, also on the other hosts",
+            args.config.display(),
+            printable(&args.name)
+        ),
+        other => other.into(),
+    })?;
     ensure!(
         host.name == args.name,
         "{} is '{}' in {}: give that name",

@@ -103,7 +103,14 @@ fn follow(run_dir: &Path) -> anyhow::Result<BufReader<UnixStream>> {
     stream.set_read_timeout(Some(GREETED))?;
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
-    (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line).context("its greeting")?;
+    (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line).map_err(|error| {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                anyhow::anyhow!("it does not answer within {} s", GREETED.as_secs())
+            }
+            _ => anyhow::Error::from(error).context("its connection was lost"),
+        }
+    })?;
     anyhow::ensure!(
         line == GREETING,
         "it does not take another follower of its events: it has {MAX_FOLLOWERS}, or is of another \
@@ -195,6 +202,15 @@ mod tests {
 
     fn event(id: &str, phase: Phase) -> Event {
         Event::from(&Record { id: id.into(), phase, ..Record::default() })
+    }
+
+    #[test]
+    fn a_service_that_does_not_answer_is_named_as_such() {
+        let folder = tempfile::tempdir().unwrap();
+        // The kernel accepts the connection.
+        let _silent = UnixListener::bind(address(folder.path()).path()).unwrap();
+        let error = follow(folder.path()).unwrap_err();
+        assert_eq!(error.to_string(), "it does not answer within 5 s");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use relay::{AutoConfig, QemuAddress, SourceConfig, UnixAddress};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tls::{Acceptor, Connector, Credentials};
+use tls::{Acceptor, Connector, Credentials, TlsError};
 
 /// Reads and checks a configuration.
 pub(super) fn read(path: &Path) -> anyhow::Result<Config> {
@@ -164,6 +164,13 @@ impl Settings {
         let file = |name| self.config.tls_dir.join(name);
         let (ca, cert, key) = (file(tls::CA_FILE), file(tls::CERT_FILE), file(tls::KEY_FILE));
         let credentials = Credentials::load(&ca, &cert, &key)
+            .map_err(|error| match error {
+                // The service has no such option.
+                TlsError::Missing { what, path, .. } => {
+                    TlsError::Missing { what, path, flag: "tls_dir" }
+                }
+                other => other,
+            })
             .context("hosts prove to each other who they are (`platen cert` makes certificates)")?;
         credentials.check_dates()?;
         credentials.refusing(self.config.revoked()).context("revoked")

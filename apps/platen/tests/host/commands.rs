@@ -51,6 +51,11 @@ fn configurations_are_checked_and_qemu_conf_is_written() {
     let (code, said) = run(&["config", "check", rig.at("bad.toml").to_str().unwrap()]);
     assert_eq!(code, Some(1));
     assert!(said.contains("bad.toml") && said.contains("speed"), "{said}");
+    let add = |words: &[&str]| run(&[&["host", "add", "--config", &config], words].concat());
+    let (code, said) = add(&["stranger"]);
+    assert!(code == Some(1) && said.contains("no [[host]] has the name 'stranger'"), "{said}");
+    assert!(!said.contains("--name"), "no option of this command: {said}");
+    assert_eq!(add(&["b", "--port", "0"]).0, Some(2));
 
     let conf = rig.at("qemu.conf");
     std::fs::write(&conf, "user = \"root\"\n").unwrap();

@@ -31,7 +31,11 @@ impl Eyes {
             ));
         }
         let without: Vec<String> = without;
-        Err(format!("threads {} of {threads} are no I/O flushers", without.join(", ")).into())
+        Err(format!(
+            "threads {} of {threads} are no I/O flushers: serve it as root",
+            without.join(", ")
+        )
+        .into())
     }
 
     /// The `/proc` folders of a process's threads.
@@ -53,7 +57,8 @@ impl Eyes {
             let Mappings { unlocked, locked_kib } = Mappings::of(&self.of(pid, "smaps")?);
             if let Some(first) = unlocked.first() {
                 return Err(format!(
-                    "process {pid}: {} mappings not locked, as {first}",
+                    "process {pid}: {} mappings not locked: LimitMEMLOCK=infinity in its unit, or \
+                     root; one is {first}",
                     unlocked.len()
                 ));
             }
@@ -91,8 +96,8 @@ impl Eyes {
         let policy = task_field(&keeper, 41);
         if !policy.is_some_and(|policy| FIFO_OR_ROUND_ROBIN.contains(&policy)) {
             return Err(
-                "the thread that finds memory is not of real time: it gets none when there \
-                        is little"
+                "the thread that finds memory is not of real time, and gets none when there is \
+                 little: LimitRTPRIO=1 in its unit, or root"
                     .to_owned()
                     .into(),
             );
@@ -212,10 +217,10 @@ impl Eyes {
             fs::read_link(self.root.join(format!("proc/{pid}/ns/mnt")))
                 .map_err(|error| format!("process {pid}: {error}"))
         };
-        let first = namespace(1)?;
+        let first = namespace(1).map_err(|why| Not::Seen(format!("cannot tell: {why}")))?;
         for &pid in pids {
             if namespace(pid)? == first {
-                let why = "has the mounts of everybody: a disk of its own might be one";
+                let why = "has the mounts of everybody, and a disk of its own might be one: serve it as root";
                 return Err(format!("process {pid} {why}").into());
             }
         }

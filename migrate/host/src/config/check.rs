@@ -66,7 +66,7 @@ impl Config {
         let run_dir = self.run_dir.as_os_str().len();
         ensure(self.run_dir.is_absolute() && run_dir <= MAX_RUN_DIR, "run_dir", &|| {
             format!(
-                "{} is not an absolute path of at most {MAX_RUN_DIR} bytes",
+                "'{}' is not an absolute path of at most {MAX_RUN_DIR} bytes",
                 self.run_dir.display()
             )
         })?;
@@ -74,7 +74,7 @@ impl Config {
             format!("{} is not a number from 0 to {MAX_SOCKETS}", self.sockets)
         })?;
         ensure(self.socket_dir.is_absolute(), "socket_dir", &|| {
-            format!("{} is not an absolute path", self.socket_dir.display())
+            format!("'{}' is not an absolute path", self.socket_dir.display())
         })?;
         if let Some(metrics) = &self.metrics {
             MetricsAddress::parse(metrics)
@@ -90,7 +90,10 @@ impl Config {
         let hosts = self.host.len();
         let ports: usize = self.host.iter().map(|host| host.ports.0.len()).sum();
         if hosts == 0 || hosts > MAX_HOSTS {
-            let detail = format!("there are {hosts}, allowed are 1 to {MAX_HOSTS}");
+            let detail = format!(
+                "there are {hosts}, allowed are 1 to {MAX_HOSTS}: write one for each host that \
+                 sends or receives VMs"
+            );
             return Err(HostError::Value { key: "[[host]]".into(), detail });
         }
         if ports > MAX_DOORS {
@@ -177,6 +180,14 @@ impl Config {
             if host.name.contains(['/', '\0']) || [".", ".."].contains(&host.name.as_str()) {
                 return wrong("name", "it cannot be the name of a folder".into());
             }
+            if !may_be_a_name(&host.name) {
+                return wrong("name", "it is neither a host name nor an IP address".into());
+            }
+            if !host.address().chars().all(|char| char.is_ascii_graphic()) {
+                let detail =
+                    format!("'{}' is neither a host name nor an IP address", host.address());
+                return wrong("address", detail);
+            }
             let path = self.socket_of(&host.name, self.sockets);
             let len = path.as_os_str().len();
             if self.sockets > 0 && len > MAX_PATH {
@@ -202,6 +213,12 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// Whether a certificate can have this name. No host accepts links from another host.
+fn may_be_a_name(name: &str) -> bool {
+    let allowed = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
+    name.parse::<IpAddr>().is_ok() || name.chars().all(allowed)
 }
 
 /// One spelling for all spellings of a name: names are the same in either case and with a dot at

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
     let answers = Answers::new(&plan, &inherited, &supervisor, &opened, &policy, left.clone());
     let (control, metrics) = answers.start(ways.control, ways.metrics, inherited.replaces)?;
     let stopping = Arc::new(AtomicBool::new(false));
-    let watch = watch(&inherited, &opened, &supervisor, &stopping, left.clone())?;
+    let watch = watch(&plan, &inherited, &opened, &supervisor, &stopping, left.clone())?;
 
     say(&announcement(&plan, &opened));
     supervisor.tell(words::READY);
@@ -82,6 +82,7 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
 
 /// Watches the device, and stops the transports when the supervisor or a signal orders it.
 fn watch(
+    plan: &Plan<'_>,
     inherited: &Inherited,
     opened: &Opened,
     supervisor: &Supervisor,
@@ -97,7 +98,7 @@ fn watch(
     });
     let watch = Watch::start(&opened.device, client, sockets)?;
     let (nbd, stopping) = (Arc::clone(&opened.nbd), Arc::clone(stopping));
-    supervisor.listen(own, move || {
+    supervisor.listen(&plan.args.name, own, move || {
         stopping.store(true, Ordering::Release);
         nbd.stop();
     })?;

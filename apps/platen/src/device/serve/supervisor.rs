@@ -107,6 +107,7 @@ impl Supervisor {
     /// servers stop.
     pub(super) fn listen(
         &self,
+        name: &str,
         disk: Option<String>,
         stop: impl Fn() + Send + Sync + 'static,
     ) -> anyhow::Result<()> {
@@ -132,18 +133,24 @@ impl Supervisor {
         let Some(stream) = &self.stream else { return Ok(()) };
         // The supervisor blocks these signals, and its children inherit the mask.
         say_untaken(swap::unblock_end_signals().err());
-        let gone = Arc::clone(&self.gone);
+        let (gone, name) = (Arc::clone(&self.gone), name.to_owned());
         let mut reader = BufReader::new(stream.try_clone()?);
         thread::Builder::new().name("supervisor".into()).spawn(move || {
-            let mut line = String::new();
+            let (mut line, mut ordered) = (String::new(), false);
             while reader.read_line(&mut line).is_ok_and(|got| got > 0) {
                 if line.trim_end() == words::END {
+                    ordered = true;
                     stop();
                 }
                 line.clear();
             }
             gone.store(true, Ordering::Release);
             if !alone {
+                if !ordered {
+                    say(&format!(
+                        "{name}: the supervisor has died: the device ends, and its contents with it"
+                    ));
+                }
                 stop();
             }
         })?;

@@ -14,7 +14,7 @@ use session::SessionError;
 use socket2::SockRef;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
-use tls::Connector;
+use tls::{Connector, TlsError};
 
 /// How long another host may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -108,6 +108,17 @@ fn refused(check: &str, error: &SessionError) -> Finding {
         SessionError::Refused { .. } => {
             Finding::fail(check, said, "give both hosts the same platen.toml")
         }
+        SessionError::Tls(TlsError::Late { .. }) => Finding::fail(
+            check,
+            said,
+            "is that host overloaded, or its service stopped? Is it platen that listens there?",
+        ),
+        SessionError::Tls(_) if said.contains("revoked") => Finding::fail(
+            check,
+            said,
+            "give the host of that certificate another one (platen host add), or take the \
+             fingerprint out of `revoked` and reload the service",
+        ),
         SessionError::Tls(_) => Finding::fail(
             check,
             said,
