@@ -147,6 +147,11 @@ impl Registry {
         Ok(Arc::new(Self { folder, carriers: Mutex::default(), watcher }))
     }
 
+    /// The folder of the records, which is this user's alone.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.carriers.lock().unwrap_or_else(PoisonError::into_inner)
     }
