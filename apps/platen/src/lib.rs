@@ -67,6 +67,7 @@ mod save;
 mod save_channels;
 mod save_check;
 mod save_intake;
+mod save_leave;
 mod saved_vm;
 mod say;
 mod serve_images;

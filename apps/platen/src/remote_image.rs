@@ -77,7 +77,7 @@ impl Remote {
         let tell = Box::new(|text: &str| say(&printable(text)));
         let client = Client::new(host.into(), connector, token.to_be_bytes(), WAITS, tell);
         let lock = if shared { Lock::Shared } else { Lock::Exclusive };
-        let file = client.open(name, lock)?;
+        let file = client.open_and_keep(name, lock)?;
         let store = name.rsplit_once('/').map_or(String::new(), |(store, _)| format!("{store}/"));
         let mut pack = |id| Ok(client.open(&format!("{store}{}", pack_name(id)), Lock::None)?);
         let image = Image::with_packs(file, &mut pack)

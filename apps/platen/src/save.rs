@@ -226,7 +226,7 @@ impl Saving<'_> {
         match self.args.then {
             _ if snapshot => self.finish_snapshot(intake, state),
             Then::Continue => self.go_on(intake, state),
-            Then::Pause | Then::Quit => self.leave(intake, state),
+            Then::Pause | Then::Quit => self.leave(intake, state, settings),
         }
     }
 
@@ -309,37 +309,36 @@ impl Saving<'_> {
         Ok((summary, if self.was_running { "running" } else { "paused" }))
     }
 
-    /// Finishes the image, then sends QEMU SHUT, which completes the migration.
+    /// Writes the image, sends QEMU SHUT, which completes the migration, and then gives the image
+    /// its name. Without SHUT QEMU lets the VM run when this process ends, and a VM must not run
+    /// beside a complete image: both would write to its disks. Between SHUT and the name the VM is
+    /// stopped and has no image; if this process dies there, its keeper lets the VM continue.
     fn leave(
         &mut self,
         mut intake: Intake,
         state: State,
+        settings: &mut Before,
     ) -> anyhow::Result<(Summary, &'static str)> {
-        let finished = intake.take_writer().and_then(|writer| self.finish(writer, state));
-        let made = finished.and_then(|finished: Finished| {
-            intake.is_over()?;
-            self.link(finished)
-        });
-        let summary = match made {
-            Ok(summary) => summary,
+        let finished = match self.finish_to_leave(&mut intake, state, settings) {
+            Ok(finished) => finished,
             Err(error) => return Err(self.undo(intake, error)),
         };
-        let left = intake.say_loaded().and_then(|()| self.left());
-        if left.is_ok() {
-            intake.wait_for_channels();
-        }
-        if let Err(error) = left {
+        if let Err(error) = intake.say_loaded().and_then(|()| self.left()) {
             if self.qmp.query_status().is_err() {
                 // This image may be all that is left of the VM.
+                self.link(finished)?;
                 return Err(error.context(
                     "QEMU does not answer: if it has ended, its VM is in the image; if the VM runs \
                      there, the image is out of date, so remove it",
                 ));
             }
-            // The VM will run on and write to its disks, so the image would not match them.
-            self.is_linked = std::fs::remove_file(&self.args.image).is_err();
             return Err(self.undo(intake, error));
         }
+        let summary = match self.link(finished) {
+            Ok(summary) => summary,
+            Err(error) => return Err(self.undo(intake, error)),
+        };
+        intake.wait_for_channels();
         if self.args.then == Then::Quit {
             self.qmp.execute("quit", None).context("QEMU does not end")?;
             return Ok((summary, "gone: its QEMU has ended"));
@@ -352,6 +351,21 @@ impl Saving<'_> {
         let summary = finished.link()?;
         self.is_linked = true;
         Ok(summary)
+    }
+
+    /// Writes the rest of the image, which gets no name yet, and prepares for SHUT.
+    fn finish_to_leave(
+        &mut self,
+        intake: &mut Intake,
+        state: State,
+        settings: &mut Before,
+    ) -> anyhow::Result<Finished> {
+        let finished = self.finish(intake.take_writer()?, state)?;
+        if self.was_running {
+            settings.resume_at_death(&self.args.image, &self.qmp.query_migrate()?)?;
+        }
+        intake.is_over()?;
+        Ok(finished)
     }
 
     /// Writes the rest of the image, on a thread of its own: a disk may hang, the VM may be stopped

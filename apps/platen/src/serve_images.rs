@@ -9,6 +9,11 @@ use clap::Args;
 use remote::{Folder, Patience, Server, Sessions};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// Time in which restores that had locks of a server before this one take them again. Each of them
+/// looks twice a second.
+const RETURN: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
 pub(crate) struct ServeImagesArgs {
@@ -38,7 +43,7 @@ pub(crate) fn run(args: &ServeImagesArgs) -> anyhow::Result<ExitCode> {
     let address = listener.local_addr().context("the listening socket")?;
     say(&format!("serving the images of {} on {address}", args.folder.display()));
     let tell = Box::new(|text: &str| say(&printable(text)));
-    let sessions = Sessions::new(folder, Patience::default());
+    let sessions = Sessions::new(folder, Patience::default()).returning_for(RETURN);
     Server::new(sessions, acceptor, tell).run(&listener).context("the listening socket")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,11 +1,13 @@
 //! Changes QEMU's migration settings and restores them afterwards.
 
+use crate::save_leave::Leave;
 use crate::settings_keeper::{Former, SettingsKeeper};
 use anyhow::{ensure, Context};
-use qmp::{Qmp, QmpError};
+use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::UnixAddress;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Changes settings, and restores the former ones at the end.
 #[derive(Debug, Default)]
@@ -106,6 +108,17 @@ impl Before {
     /// Tells the keeper that it has to cancel QEMU's migration if this process dies.
     pub(crate) fn cancel_at_death(&mut self) -> anyhow::Result<()> {
         self.former.cancel = true;
+        self.tell()
+    }
+
+    /// Tells the keeper that QEMU's migration, which waits for its end, is a save into `image`. If
+    /// this process dies before the image has its name, the keeper lets the VM continue.
+    pub(crate) fn resume_at_death(
+        &mut self,
+        image: &Path,
+        migration: &MigrationInfo,
+    ) -> anyhow::Result<()> {
+        self.former.leave = Some(Leave::new(image, migration)?);
         self.tell()
     }
 

@@ -1,6 +1,7 @@
 //! The helper process of `save`, `migrate` and `rehearse` that restores QEMU's migration settings
 //! if the command is killed. It also cancels a rehearsal whose VM waits to be handed over, and a
-//! save by multifd, whose connections another helper keeps open.
+//! save by multifd, whose connections another helper keeps open. It lets a VM continue that was
+//! stopped for an image that has no name.
 //!
 //! The command sends the helper the former settings through a pipe before it changes any. If the
 //! pipe ends without the line [`DONE`], the command has died. The helper then connects to the
@@ -8,6 +9,7 @@
 //! five minutes it prints what it waits for, with the commands that restore the settings, and waits
 //! on until QEMU ends.
 
+use crate::save_leave::Leave;
 use crate::say::say;
 use anyhow::{ensure, Context};
 use clap::Args;
@@ -53,6 +55,9 @@ pub(crate) struct Former {
     /// Whether QEMU does not notice the death of the command, so that its migration is cancelled.
     #[serde(default)]
     pub(crate) cancel: bool,
+    /// The save at whose end the VM stays stopped.
+    #[serde(default)]
+    pub(crate) leave: Option<Leave>,
 }
 
 impl Former {
@@ -293,6 +298,16 @@ fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::R
     }
     if !info.is_over() && status != "none" {
         return Ok(Left::Later(format!("QEMU's migration stays '{status}'")));
+    }
+    if let Some(leave) = &former.leave {
+        match leave.resume(&mut qmp, &info) {
+            Ok(false) => {}
+            Ok(true) => say(&format!(
+                "monitor {}: platen has died before the image was complete: the VM continues",
+                args.qmp
+            )),
+            Err(error) => return Ok(Left::Later(format!("{error:#}"))),
+        }
     }
     // Another migration may have begun meanwhile, or QEMU does not answer for a while.
     former

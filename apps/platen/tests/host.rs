@@ -145,6 +145,37 @@ fn a_migration_outlives_both_services_and_its_links() {
     migrates(&rig, A, 49152);
 }
 
+/// `max_bandwidth_host` holds for the migrations of a service and of the one before it together:
+/// their processes map the same memory.
+#[test]
+fn the_migrations_of_a_former_service_share_the_limit_of_the_host() {
+    let rig = Rig::new("max_bandwidth_host = 100_000_000\n");
+    let (mut a, _b) = (rig.start(A), rig.start(B));
+    let first = under_way(&rig, 49152);
+    a.kill();
+    let _a = rig.start(A);
+    let second = under_way(&rig, 49153);
+    let list = rig.list(A);
+    let memory: Vec<_> = list["running"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|record| shared_memory(record["pid"].as_u64().unwrap()))
+        .collect();
+    assert_eq!((memory.len(), memory[0].len()), (2, 1), "{memory:?}");
+    assert_eq!(memory[0], memory[1]);
+    for ends in [first, second] {
+        rig::finish_under_way(ends);
+    }
+}
+
+/// Device and inode of the memory that the process shares with others by writing.
+fn shared_memory(pid: u64) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let shared = maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("turns"));
+    shared.map(|line| line.split_whitespace().skip(3).take(2).collect()).collect()
+}
+
 #[test]
 fn a_service_that_is_told_to_end_ends_no_migration() {
     let rig = Rig::new("");

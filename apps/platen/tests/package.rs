@@ -1,6 +1,8 @@
 //! The Debian and the RPM package: what is in them. `make packages` installs them.
 
 use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -161,6 +163,79 @@ fn each_command_has_a_manual_page_with_its_options_and_a_completion() {
     for path in ["zsh/vendor-completions/_platen", "fish/vendor_completions.d/platen.fish"] {
         assert!(package.text(&format!("usr/share/{path}")).contains("doctor"), "{path}");
     }
+}
+
+/// Runs a script of a package with made commands only, which log their calls. `getent` knows what
+/// `known` lists, such as "group platen".
+fn calls_of(script: &str, arguments: &[&str], known: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let (commands, log) = (folder.path().join("bin"), folder.path().join("log"));
+    std::fs::create_dir(&commands).unwrap();
+    let logs = format!("#!/bin/sh\necho \"${{0##*/}} $*\" >>'{}'\n", log.display());
+    let known = known.join("|").replace(' ', "\\ ");
+    let knows = format!("#!/bin/sh\ncase \"$*\" in {known}) ;; *) exit 2 ;; esac\n");
+    let logged = ["useradd", "mkdir", "chown", "chmod", "deb-systemd-helper", "systemctl"];
+    for (name, text) in logged.map(|name| (name, &logs)).into_iter().chain([("getent", &knows)]) {
+        std::fs::write(commands.join(name), text).unwrap();
+        std::fs::set_permissions(commands.join(name), Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = folder.path().join("script");
+    std::fs::write(&path, script).unwrap();
+    output(Command::new("/bin/sh").arg(&path).args(arguments).env("PATH", &commands));
+    std::fs::read_to_string(&log).unwrap_or_default()
+}
+
+/// `useradd --user-group` fails if there is a group of the name.
+#[test]
+fn the_user_of_the_package_is_made_once_and_joins_a_group_of_its_name() {
+    let text = |path: &str| std::fs::read_to_string(root().join("packaging").join(path)).unwrap();
+    let spec = text("rpm/platen.spec");
+    let pre = spec.split_once("\n%pre\n").unwrap().1.split_once("\n%post\n").unwrap().0;
+    for (script, arguments) in
+        [(text("debian/postinst"), &["configure"][..]), (pre.to_owned(), &["1"])]
+    {
+        let calls = calls_of(&script, arguments, &["none"]);
+        assert!(calls.contains("useradd --system --user-group --home-dir"), "{calls}");
+        let calls = calls_of(&script, arguments, &["group platen"]);
+        assert!(calls.contains("useradd --system --gid platen --home-dir"), "{calls}");
+        let calls = calls_of(&script, arguments, &["group platen", "passwd platen"]);
+        assert!(!calls.contains("useradd"), "{calls}");
+    }
+}
+
+/// systemd-tmpfiles runs at each boot.
+#[test]
+fn a_boot_keeps_the_mode_that_an_administrator_gave_the_folder_of_keys() {
+    if Command::new("systemd-tmpfiles").arg("--version").output().is_err()
+        || !rustix::process::geteuid().is_root()
+    {
+        println!("skipped: there is no systemd-tmpfiles, or this is not root");
+        return;
+    }
+    let new_root = tempfile::tempdir().unwrap();
+    let at = |path: &str| new_root.path().join(path);
+    std::fs::create_dir_all(at("etc")).unwrap();
+    std::fs::write(at("etc/passwd"), "root:x:0:0::/:\nplaten:x:4711:4712::/:\n").unwrap();
+    std::fs::write(at("etc/group"), "root:x:0:\nplaten:x:4712:\n").unwrap();
+    let boot = || {
+        output(
+            Command::new("systemd-tmpfiles")
+                .arg("--create")
+                .arg(format!("--root={}", new_root.path().display()))
+                .arg(root().join("packaging/tmpfiles.d/platen.conf")),
+        )
+    };
+    let keys = at("etc/platen/tls");
+    let access = || {
+        let found = std::fs::metadata(&keys).unwrap();
+        (found.mode() & 0o7777, found.uid(), found.gid())
+    };
+    boot();
+    assert_eq!(access(), (0o750, 0, 4712));
+    std::fs::set_permissions(&keys, Permissions::from_mode(0o700)).unwrap();
+    std::os::unix::fs::chown(&keys, Some(4711), Some(0)).unwrap();
+    boot();
+    assert_eq!(access(), (0o700, 4711, 0));
 }
 
 /// The paths of a package's files, without what differs between distributions by custom.

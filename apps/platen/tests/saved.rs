@@ -31,6 +31,8 @@ mod hot;
 mod hung;
 #[path = "saved/killed.rs"]
 mod killed;
+#[path = "saved/leave.rs"]
+mod leave;
 #[path = "saved/libvirt.rs"]
 mod libvirt;
 #[path = "saved/mapped.rs"]

@@ -214,6 +214,43 @@ fn a_save_by_channels_is_cancelled_and_no_later_migration() {
     }
 }
 
+/// A VM that was stopped for an image, which the dead command has not named, continues. One whose
+/// image is there stays stopped, and so does one that another client has saved meanwhile.
+#[test]
+fn a_vm_stopped_for_an_image_that_is_missing_continues() {
+    let ram = |normal: u64| json!({ "normal": normal, "duplicate": 7, "dirty-sync-count": 3 });
+    for (normal, has_image, resumes) in [(5, false, true), (6, false, false), (5, true, false)] {
+        let (folder, monitor, listener) = made_monitor();
+        let image = folder.path().join("image");
+        if has_image {
+            std::fs::write(&image, "").unwrap();
+        }
+        let migration = json!({ "setup": 2, "normal": 5, "duplicate": 7, "passes": 3 });
+        let former = json!({
+            "capabilities": [], "parameters": { "downtime-limit": 300 },
+            "leave": { "image": image, "migration": migration },
+        });
+        let helper = orphan_with(&monitor, &former.to_string(), &[]);
+        // QEMU has not read its answer yet.
+        let mut client = Client::accept(&listener);
+        let info = |status: &str| json!({ "status": status, "setup-time": 2, "ram": ram(normal) });
+        client.hear("query-migrate", info("active"));
+        client.hangs_up();
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", info("completed"));
+        if normal == 5 {
+            client.hear("query-status", json!({ "status": "postmigrate", "running": false }));
+        }
+        if resumes {
+            client.hear("cont", json!({}));
+        }
+        restores_parameters(client);
+        let output = helper.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.contains("the VM continues"), resumes, "{said}");
+    }
+}
+
 /// QEMU 7.2 loses a cancel between STOP and pre-switchover, and would wait for ever.
 #[test]
 fn a_qemu_that_has_lost_the_cancel_of_a_rehearsal_is_woken() {

@@ -42,15 +42,17 @@ pub(crate) struct Server {
     units: Units,
     /// The units of the last requests, the newest last.
     requested: VecDeque<(u64, Arc<Plain>)>,
-    /// Units in `requested` with pages that may still be pending.
-    near: VecDeque<u64>,
+    /// Units in `requested` with pages that may still be pending, and how many of these pages come
+    /// beside the requested ones: as many as a unit has. One slot may be that of all pages of RAM.
+    near: VecDeque<(u64, u64)>,
     /// The block of the last request, for requests without a name.
     last: Option<usize>,
     buffer: Vec<u8>,
     /// Position of the search for same-filled pages: block, extent, page.
     filled: (usize, usize, u64),
-    /// A unit, and the run and the page in it before which no page of the unit is pending.
-    searched: (u64, usize, u64),
+    /// For neighbours, and for the background: a unit, and the run and the page in it before which
+    /// no page of the unit is pending.
+    searched: [(u64, usize, u64); 2],
     /// Pages that were looked at to find pending ones.
     #[cfg(test)]
     looked: u64,
@@ -74,7 +76,7 @@ impl Server {
             last: None,
             buffer: Vec::new(),
             filled: (0, 0, 0),
-            searched: (0, 0, 0),
+            searched: [(0, 0, 0); 2],
             #[cfg(test)]
             looked: 0,
             since: Instant::now(),
@@ -147,8 +149,10 @@ impl Server {
         };
         if let Some(unit) = unit {
             self.hold(unit)?;
-            if !self.near.contains(&unit) {
-                self.near.push_back(unit);
+            let most = self.image.shape().unit_pages();
+            match self.near.iter_mut().find(|(near, _)| *near == unit) {
+                Some((_, left)) => *left = most,
+                None => self.near.push_back((unit, most)),
             }
         }
         self.pending.take(block, page);
@@ -166,7 +170,7 @@ impl Server {
         if self.requested.len() == MAX_REQUESTED {
             let (old, _) = self.requested.pop_front().expect("MAX_REQUESTED is not 0");
             // The unit's other pages are sent in the background.
-            self.near.retain(|near| *near != old);
+            self.near.retain(|(near, _)| *near != old);
         }
         self.requested.push_back((unit, self.cache.get(unit, &mut self.units)?));
         Ok(())
@@ -175,9 +179,13 @@ impl Server {
     /// Sends some other pages of a unit that was decoded for a request; false if there is no such
     /// unit.
     pub(crate) fn neighbours(&mut self, socket: &mut Socket) -> Result<bool, PlayError> {
-        let Some(&unit) = self.near.front() else { return Ok(false) };
-        if !self.send_some(unit, None, socket)? {
-            self.near.pop_front();
+        let Some(&(unit, left)) = self.near.front() else { return Ok(false) };
+        let sent = self.send_some(unit, None, left, socket)?;
+        match self.near.front_mut() {
+            // The background sends the others of a unit with more pages.
+            Some(_) if sent == 0 || sent >= left => drop(self.near.pop_front()),
+            Some((_, still)) => *still = left - sent,
+            None => {}
         }
         Ok(true)
     }
@@ -193,28 +201,37 @@ impl Server {
         pages.any(|(block, page)| self.pending.is_set(block, page))
     }
 
-    /// Sends some pending pages of a decoded unit; false if none is pending.
-    pub(crate) fn push(&mut self, unit: &Unit, socket: &mut Socket) -> Result<bool, PlayError> {
-        self.send_some(unit.number, Some(unit.bytes()), socket)
+    /// Sends up to `most` pending pages of a decoded unit; returns their number, 0 if none is
+    /// pending.
+    pub(crate) fn push(
+        &mut self,
+        unit: &Unit,
+        most: u64,
+        socket: &mut Socket,
+    ) -> Result<u64, PlayError> {
+        self.send_some(unit.number, Some(unit.bytes()), most, socket)
     }
 
-    /// Sends the next pending pages of `unit`, from `plain` or from `requested`; false if none is
-    /// pending.
+    /// Sends the next pending pages of `unit`, from `plain` or from `requested`, `most` or fewer;
+    /// returns their number, 0 if none is pending.
     fn send_some(
         &mut self,
         unit: u64,
         plain: Option<&[u8]>,
+        most: u64,
         socket: &mut Socket,
-    ) -> Result<bool, PlayError> {
+    ) -> Result<u64, PlayError> {
         let mut chosen = [(0, 0, 0); BATCH];
         let mut count = 0;
         // One slot may be that of all pages of RAM: a search from the first one for each batch
         // would take hours.
-        let (mut at, mut nth) = match self.searched {
-            (searched, at, nth) if searched == unit => (at, nth),
+        let searched = usize::from(plain.is_some());
+        let (mut at, mut nth) = match self.searched[searched] {
+            (of, at, nth) if of == unit => (at, nth),
             _ => (0, 0),
         };
-        while let (Some(run), true) = (self.cache.runs().of(unit).get(at), count < BATCH) {
+        let most = usize::try_from(most).unwrap_or(BATCH).min(BATCH);
+        while let (Some(run), true) = (self.cache.runs().of(unit).get(at), count < most) {
             if nth == run.pages {
                 (at, nth) = (at + 1, 0);
                 continue;
@@ -229,9 +246,9 @@ impl Server {
             }
             nth += 1;
         }
-        self.searched = (unit, at, nth);
+        self.searched[searched] = (unit, at, nth);
         if count == 0 {
-            return Ok(false);
+            return Ok(0);
         }
         self.begin();
         let mut last = None;
@@ -253,7 +270,7 @@ impl Server {
             last = Some(block);
         }
         self.end(socket)?;
-        Ok(true)
+        Ok(count as u64)
     }
 
     /// The unit that holds a page, which must exist; `None` for a page without a slot.
@@ -301,8 +318,8 @@ impl Server {
         }
     }
 
-    /// Sends some same-filled pages other than zero; false if none is pending.
-    pub(crate) fn push_filled(&mut self, socket: &mut Socket) -> Result<bool, PlayError> {
+    /// Sends some same-filled pages other than zero; returns their number, 0 if none is pending.
+    pub(crate) fn push_filled(&mut self, socket: &mut Socket) -> Result<u64, PlayError> {
         let image = Arc::clone(&self.image);
         let (mut block, mut extent, mut page) = self.filled;
         self.begin();
@@ -330,7 +347,7 @@ impl Server {
         if count > 0 {
             self.end(socket)?;
         }
-        Ok(count > 0)
+        Ok(count as u64)
     }
 
     fn begin(&mut self) {
@@ -407,7 +424,7 @@ mod tests {
         let mut server = Server::new(&cache);
         let unit = cache.unit(0, &mut Units::new()).unwrap();
         let mut sent = 0;
-        while server.push(&unit, &mut socket).unwrap() {
+        while server.push(&unit, u64::MAX, &mut socket).unwrap() > 0 {
             sent += 1;
         }
         assert_eq!((server.counts.pages, sent), (PAGES, PAGES.div_ceil(BATCH as u64)));

@@ -8,7 +8,7 @@ use image::{HotPage, HotSet, Image};
 
 use crate::ahead::Ahead;
 use crate::back::Message;
-use crate::cache::UnitCache;
+use crate::cache::{Unit, UnitCache};
 use crate::hot::{prepare, HotLimits};
 use crate::opening::{beginning, can_play, put_devices, DEVICES_LOADED};
 use crate::serve::Server;
@@ -170,12 +170,17 @@ struct Playing {
     begin: Instant,
     /// Time from `begin` to the start of the guest.
     running: Option<Duration>,
+    /// The unit of which the background may have more pages to send.
+    pushed: Option<Unit>,
+    /// The time from which the next background pages may be sent.
+    due: Instant,
 }
 
 impl Playing {
     fn new(player: Player, socket: UnixStream) -> Result<Self, PlayError> {
         let socket = Socket::new(socket)?;
-        Ok(Self { player, socket, begin: Instant::now(), running: None })
+        let begin = Instant::now();
+        Ok(Self { player, socket, begin, running: None, pushed: None, due: begin })
     }
 
     /// Asks QEMU for the received bitmap of each block.
@@ -232,8 +237,6 @@ impl Playing {
 
     /// Sends the pages. `devices` is the wait for the devices, if they are not loaded yet.
     fn run(mut self, devices: &Wait, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
-        // The time from which the next background unit may be sent.
-        let mut due = Instant::now();
         loop {
             self.socket.read()?;
             if self.messages(on)? || self.player.server.neighbours(&mut self.socket)? {
@@ -245,31 +248,56 @@ impl Playing {
                 self.socket.wait(QUIET)?;
                 continue;
             }
-            let wait = due.saturating_duration_since(Instant::now());
+            let wait = self.due.saturating_duration_since(Instant::now());
             if !wait.is_zero() {
                 self.socket.wait(wait)?;
                 continue;
             }
             let Player { server, ahead, .. } = &mut self.player;
-            match ahead.next(Some(Instant::now() + LOOK), |unit| server.wants(unit))? {
-                Some(unit) => {
-                    if let Some(rate) = self.player.rate {
-                        let bytes = unit.bytes().len() as f64;
-                        due = Instant::now() + Duration::from_secs_f64(bytes / rate.max(1) as f64);
-                    }
-                    while self.player.server.push(&unit, &mut self.socket)? {
-                        self.socket.read()?;
-                        while self.messages(on)? {}
-                    }
-                }
+            let next = match self.pushed.take() {
+                Some(unit) => Some(unit),
+                None => ahead.next(Some(Instant::now() + LOOK), |unit| server.wants(unit))?,
+            };
+            match next {
+                Some(unit) => self.push(unit, on)?,
                 None if !self.player.ahead.is_over() => {}
                 // Same-filled pages come last: they are few, and a wait for one costs the guest
                 // least.
-                None if self.player.server.push_filled(&mut self.socket)? => {}
-                None => break,
+                None => match self.player.server.push_filled(&mut self.socket)? {
+                    0 => break,
+                    sent => self.pause(Instant::now(), sent),
+                },
             }
         }
         self.finish(on)
+    }
+
+    /// Sends the pending pages of a unit. With a limit these are at most as many as a unit has: one
+    /// slot may be that of many pages.
+    fn push(&mut self, unit: Unit, on: &mut dyn FnMut(Event)) -> Result<(), PlayError> {
+        let begin = Instant::now();
+        let most = self.player.rate.map_or(u64::MAX, |_| self.player.image.shape().unit_pages());
+        let mut sent = 0;
+        while sent < most {
+            match self.player.server.push(&unit, most - sent, &mut self.socket)? {
+                0 => break,
+                some => sent += some,
+            }
+            self.socket.read()?;
+            while self.messages(on)? {}
+        }
+        if sent == most {
+            self.pushed = Some(unit);
+        }
+        self.pause(begin, sent);
+        Ok(())
+    }
+
+    /// Holds the background back until the limit permits what it has sent since `begin`.
+    fn pause(&mut self, begin: Instant, pages: u64) {
+        let Some(rate) = self.player.rate else { return };
+        let bytes = pages as f64 * self.player.image.shape().page_size() as f64;
+        self.due = begin + Duration::from_secs_f64(bytes / rate.max(1) as f64);
     }
 
     /// Handles QEMU's messages; returns whether a page was requested.

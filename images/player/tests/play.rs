@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use image::{HotPage, HotSet, Image, Options, RamBlock, State, Writer};
+use image::{HotPage, HotSet, Image, Options, RamBlock, State, Store, Writer};
 use player::{Event, HotLimits, PlayError, PlayOptions, Played, Player};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 #[path = "play/sharing.rs"]
 mod sharing;
@@ -55,16 +56,19 @@ fn made(path: &Path) -> (Arc<Image>, Pages) {
     }
     (0..70).for_each(|at| put(1, at, page(5000 + at)));
     (0..300).step_by(7).for_each(|at| put(0, at, page(9000 + at)));
-    let state = State {
+    writer.finish(&state()).unwrap().link().unwrap();
+    (Arc::new(Image::open(path).unwrap()), pages)
+}
+
+fn state() -> State {
+    State {
         configuration: b"QEVM\0\0\0\x03\x07\0\0\0\x02pc".to_vec(),
         ram_section: 2,
         ram_version: 4,
         devices: b"\x04\0\0\0\0\x05timerdevice state".to_vec(),
         facts: b"{}".to_vec(),
         ..State::default()
-    };
-    writer.finish(&state).unwrap().link().unwrap();
-    (Arc::new(Image::open(path).unwrap()), pages)
+    }
 }
 
 /// Parses the source's stream as a QEMU destination does.
@@ -140,6 +144,14 @@ impl Destination {
             0 => self.ended = true,
             8 => self.command(),
             tag => panic!("an element with tag {tag}"),
+        }
+    }
+
+    /// Reads until nothing comes for a while.
+    fn read_on(&mut self) {
+        let pause = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+        while poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&pause)).unwrap() > 0 {
+            self.element();
         }
     }
 
@@ -287,6 +299,54 @@ fn requested_pages_come_once_while_the_rest_is_held_back() {
         assert!(pages[place] == *got, "page {place:?}");
     }
     assert!(end.got.len() < 150, "{} pages came though nobody asked", end.got.len());
+}
+
+/// In a store, equal pages have one slot, and so one unit may have all pages of RAM: neither a
+/// request nor the limited background sends more of them at a time than a unit has.
+#[test]
+fn a_unit_with_many_pages_is_held_back_and_comes_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(&folder.path().join("store")).unwrap();
+    let mut writer = Writer::create_in(&store, "i", None, Options::default()).unwrap();
+    let mut pages = Pages::new();
+    let blocks = [("pc.ram", 300), ("pc.rom", 70)];
+    let block = |(name, pages): (&str, u64)| RamBlock {
+        name: name.into(),
+        len: pages * 4096,
+        host_page: 0,
+    };
+    writer.blocks(PAGE, &blocks.map(block)).unwrap();
+    for (number, (name, count)) in blocks.into_iter().enumerate() {
+        for at in 0..count {
+            writer.page(number, at, &page(1)).unwrap();
+            pages.insert((name.to_owned(), at), page(1));
+        }
+    }
+    writer.finish(&state()).unwrap().link().unwrap();
+    let image = Arc::new(Image::open(&folder.path().join("store/i")).unwrap());
+    let unit = image.shape().unit_pages();
+    assert_eq!((image.index().units.len(), unit), (1, 32));
+    let (played, end, _) = run(&image, HELD, false, |end| {
+        while !end.running {
+            end.element();
+        }
+        for at in [299, 290] {
+            end.ask("pc.ram", at);
+            while !end.got.contains_key(&("pc.ram".to_owned(), at)) {
+                end.element();
+            }
+            end.read_on();
+        }
+    });
+    assert!(matches!(played, Err(PlayError::Closed)), "{played:?}");
+    // Of five requests, and of the background.
+    let most = 5 * (1 + unit) + unit;
+    assert!(end.got.len() as u64 <= most, "{} pages came, {most} may", end.got.len());
+    for rate in [None, Some(64 << 20)] {
+        let (played, end, _) = run(&image, PlayOptions { rate, ..OPTIONS }, false, to_the_end);
+        assert_eq!(played.unwrap().pages, 370);
+        end.compare(&pages);
+    }
 }
 
 /// Pages of all kinds, one of them twice in a block, in the order of requests.

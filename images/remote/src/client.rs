@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,9 @@ use crate::RemoteError;
 
 /// First and longest wait before another attempt to connect.
 const WAITS: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+
+/// Interval at which a client looks whether the server still has its lock.
+const KEEP: Duration = Duration::from_millis(500);
 
 /// Reads the files of one server.
 #[derive(Clone, Debug)]
@@ -31,6 +34,8 @@ struct Inner {
     tell: Box<dyn Fn(&str) + Send + Sync>,
     has_connected: AtomicBool,
     is_lost: AtomicBool,
+    /// Whether the process needs no lock any more. Locked while a lock is being kept.
+    has_ended: Mutex<bool>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -52,8 +57,32 @@ impl Client {
     ) -> Self {
         let pool = Pool::new(host, connector, session);
         let (has_connected, is_lost) = (AtomicBool::new(false), AtomicBool::new(false));
-        let inner = Inner { pool, waits: [first, outage], tell, has_connected, is_lost };
+        let has_ended = Mutex::new(false);
+        let inner = Inner { pool, waits: [first, outage], tell, has_connected, is_lost, has_ended };
         Self { inner: Arc::new(inner) }
+    }
+
+    /// As [`Client::open`], and keeps the lock until [`Client::end`], or until this client and its
+    /// files are dropped: a server that is started again has lost it, and a client that reads
+    /// nothing for a while would not notice.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Client::open`]; no thread can be started.
+    pub fn open_and_keep(&self, name: &str, lock: Lock) -> Result<ImageFile, RemoteError> {
+        let (stamp, len) = self.inner.open(name, lock)?;
+        let (inner, of) = (Arc::downgrade(&self.inner), name.to_owned());
+        let body = move || loop {
+            thread::sleep(KEEP);
+            let Some(inner) = inner.upgrade() else { return };
+            if !inner.keep(&of, lock, stamp) {
+                return;
+            }
+        };
+        let thread = thread::Builder::new().name("lock".into()).spawn(body);
+        let host = || self.inner.pool.host.clone();
+        thread.map_err(|source| RemoteError::Lost { host: host(), source })?;
+        Ok(self.opened(name, lock, (stamp, len)))
     }
 
     /// Opens the file `name` of the server's folder.
@@ -62,16 +91,22 @@ impl Client {
     ///
     /// [`RemoteError`] names host and file.
     pub fn open(&self, name: &str, lock: Lock) -> Result<ImageFile, RemoteError> {
-        let (stamp, len) = self.inner.open(name, lock)?;
+        let opened = self.inner.open(name, lock)?;
+        Ok(self.opened(name, lock, opened))
+    }
+
+    fn opened(&self, name: &str, lock: Lock, (stamp, len): (u128, u64)) -> ImageFile {
         let file =
             Opened { inner: Arc::clone(&self.inner), name: name.to_owned(), lock, stamp, len };
-        Ok(ImageFile::Remote(Box::new(file)))
+        ImageFile::Remote(Box::new(file))
     }
 
     /// Tells the server that this process does not need the session any more. The session's locks
     /// end, unless another process has joined it.
     pub fn end(&self) {
         let Some(mut link) = self.inner.pool.idle() else { return };
+        // A lock that is taken again after the END would outlive it.
+        *self.inner.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
         // A server that has ended holds no locks.
         let _ = ask(&mut link, &Request::End, &mut []);
     }
@@ -131,6 +166,31 @@ impl Inner {
         let (stamp, len) = opened.split_first_chunk().expect("24 bytes");
         let len = u64::from_be_bytes(len.try_into().expect("8 bytes"));
         Ok((u128::from_be_bytes(*stamp), len))
+    }
+
+    /// Takes the lock of an open file again if the server has lost it; false if it is not needed
+    /// any more. A failure is left to the next call, and to the next read.
+    fn keep(&self, name: &str, lock: Lock, stamp: u128) -> bool {
+        let has_ended = self.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if *has_ended {
+            return false;
+        }
+        let answer = self.once(&Request::Read { stamp, offset: 0, len: 1 }, &mut [0]);
+        if matches!(answer, Some(Err((Status::NotOpen, _)))) {
+            let _ = self.once(&Request::Open { name: name.to_owned(), lock }, &mut [0; OPENED]);
+        }
+        true
+    }
+
+    /// Sends a request on the connections that there are, or on a new one.
+    fn once(&self, request: &Request, out: &mut [u8]) -> Option<Result<(), (Status, String)>> {
+        // The idle ones may all have been lost.
+        while let Some(link) = self.pool.idle() {
+            if let Ok(answer) = self.exchange(link, request, out) {
+                return Some(answer);
+            }
+        }
+        self.exchange(self.pool.dial().ok()?, request, out).ok()
     }
 
     /// Sends a request until it is answered.

@@ -1,6 +1,7 @@
 //! The sessions of a server: the open files of each restore, and how long they stay open.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,8 @@ pub struct Sessions {
     folder: Folder,
     patience: Patience,
     all: Mutex<HashMap<Token, Entry>>,
+    /// Until this time a lock is given only to a session that a server before this one knew.
+    returns_until: Instant,
 }
 
 #[derive(Debug)]
@@ -61,12 +64,29 @@ struct Session {
     /// Names in the peer's certificate; none without TLS.
     peer: Vec<String>,
     files: Mutex<Vec<Arc<OpenFile>>>,
+    /// Whether it has named a file that is not open: it is older than this server.
+    has_returned: AtomicBool,
 }
 
 impl Sessions {
     /// Creates the sessions that read `folder`.
     pub fn new(folder: Folder, patience: Patience) -> Self {
-        Self { folder, patience, all: Mutex::default() }
+        Self { folder, patience, all: Mutex::default(), returns_until: Instant::now() }
+    }
+
+    /// Lets no new session have a lock for `time`: the sessions of a server before this one have
+    /// lost their locks with it, and take them again first (W33).
+    #[must_use]
+    pub fn returning_for(self, time: Duration) -> Self {
+        Self { returns_until: Instant::now() + time, ..self }
+    }
+
+    /// How long the session has to wait for a lock.
+    fn waits(&self, session: &Session, now: Instant) -> Duration {
+        match session.has_returned.load(Ordering::Relaxed) {
+            true => Duration::ZERO,
+            false => self.returns_until.saturating_duration_since(now),
+        }
     }
 
     /// Adds a connection of process `client` to a session. The session begins if it does not exist
@@ -82,7 +102,9 @@ impl Sessions {
             return Err(format!("there are {MAX_SESSIONS} restores already"));
         }
         let entry = all.entry(token).or_insert_with(|| {
-            let session = Session { peer: peer.to_vec(), files: Mutex::default() };
+            let (peer, files, has_returned) =
+                (peer.to_vec(), Mutex::default(), AtomicBool::new(false));
+            let session = Session { peer, files, has_returned };
             Entry { session: Arc::new(session), clients: HashMap::new(), until: None }
         });
         if entry.session.peer != peer {
@@ -167,6 +189,9 @@ impl Joined<'_> {
         name: &str,
         how: Lock,
     ) -> Result<Arc<OpenFile>, (Status, String)> {
+        if how != Lock::None {
+            std::thread::sleep(self.sessions.waits(&self.session, Instant::now()));
+        }
         // The lock is held while the file is locked: two connections of a session do not exclude
         // each other.
         let mut files = lock(&self.session.files);
@@ -193,7 +218,11 @@ impl Joined<'_> {
         if let Some(file) = self.seen.iter().find(with) {
             return Some(Arc::clone(file));
         }
-        let file = lock(&self.session.files).iter().find(with).cloned()?;
+        let Some(file) = lock(&self.session.files).iter().find(with).cloned() else {
+            // Relaxed: the flag is for the next request of this connection.
+            self.session.has_returned.store(true, Ordering::Relaxed);
+            return None;
+        };
         self.seen.push(Arc::clone(&file));
         Some(file)
     }
@@ -284,6 +313,24 @@ mod tests {
         assert!(Arc::ptr_eq(&file, &two.open("vm", Lock::None).unwrap()));
         assert!(!Arc::ptr_eq(&file, &two.open("vm", Lock::Shared).unwrap()));
         assert_eq!(one.open("none", Lock::None).unwrap_err().0, Status::NotFound);
+    }
+
+    /// Otherwise another restore could have the image before the one that had its lock.
+    #[test]
+    fn a_new_server_gives_locks_to_the_sessions_of_the_former_one_first() {
+        const TIME: Duration = Duration::from_secs(600);
+        let (_dir, sessions) = sessions(never());
+        let begin = Instant::now();
+        let sessions = sessions.returning_for(TIME);
+        let new = sessions.join([1; 16], 1, &[]).unwrap();
+        let mut old = sessions.join([2; 16], 1, &[]).unwrap();
+        assert!(sessions.waits(&new.session, begin) >= TIME);
+        assert!(sessions.waits(&old.session, begin) >= TIME);
+        assert!(old.file(7).is_none());
+        assert_eq!(sessions.waits(&old.session, begin), Duration::ZERO);
+        // This would wait otherwise.
+        old.open("vm", Lock::Exclusive).unwrap();
+        assert_eq!(sessions.waits(&new.session, Instant::now() + TIME), Duration::ZERO);
     }
 
     #[test]

@@ -30,6 +30,8 @@ const ASK: Duration = Duration::from_millis(100);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// The most connections that may wait at one door: as many as QEMU opens.
 const MAX_WAITING: usize = 264;
+/// Why a multifd channel is refused that waits without its migration.
+const NO_MAIN: &str = "a multifd channel whose migration did not begin within";
 /// Pause after a failure to accept a connection.
 const BACK_OFF: Duration = Duration::from_millis(100);
 /// Interval of attempts to open a door that could not be opened.
@@ -106,7 +108,9 @@ struct Waiting {
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
     Migration,
-    /// A multifd channel whose main connection is still silent, or too few bytes.
+    /// A multifd channel: its main connection is still silent, or has not come.
+    Channel,
+    /// Too few bytes.
     Undecided,
     Silent,
     Stranger(String),
@@ -314,7 +318,7 @@ impl Gate {
                 }
                 Look::Gone => drop(self.waiting.remove(at)),
                 found => {
-                    let spoke = found == Look::Undecided;
+                    let spoke = found != Look::Silent;
                     if so_long >= ASK {
                         let answer = keeper.awaits(&self.door, &one.socket, one.since);
                         one.asked = answer.is_none();
@@ -325,6 +329,13 @@ impl Gate {
                     let patience = patience.max(if spoke { UNDECIDED } else { ASK });
                     match so_long < patience {
                         true => at += 1,
+                        // A stranger may be forwarded. This one has pages of a VM, and no QEMU
+                        // there would know whose they are.
+                        false if found == Look::Channel => {
+                            reset(self.waiting.remove(at).socket);
+                            let why = format!("{NO_MAIN} {} s", so_long.as_secs());
+                            keeper.refused(&self.door, &why);
+                        }
                         false if spoke => {
                             let why = format!("it began no migration in {} s", so_long.as_secs());
                             keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
@@ -352,7 +363,8 @@ fn look(socket: &QemuSocket) -> Look {
         Err(_) => return Look::Gone,
     };
     match stream::classify(&first[..got]) {
-        None | Some(Kind::Multifd) => Look::Undecided,
+        None => Look::Undecided,
+        Some(Kind::Multifd) => Look::Channel,
         Some(Kind::Main | Kind::Recovery) => Look::Migration,
         Some(_) if first.starts_with(&[0x16, 0x03]) => Look::Stranger(
             "it begins with TLS: turn TLS off in libvirt (platen secures the links between the \

@@ -12,7 +12,7 @@ use crate::listener::DoorListener;
 use crate::order::Order;
 use crate::place::Place;
 use crate::record::{now, Phase, Record, Role, Status};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::{self, DirBuilder};
@@ -26,8 +26,10 @@ use std::time::{Duration, Instant};
 
 /// The number of records of ended migrations that are stored.
 const HISTORY: usize = 100;
-/// The most time that a carrier may take to report the state of its migration.
+/// The most time that all carriers together may take to report the state of their migrations.
 const FIRST_WORD: Duration = Duration::from_secs(2);
+/// The wait for a carrier after that time. A receive without any wait would wait for ever.
+const LAST_LOOK: Duration = Duration::from_millis(1);
 /// Interval of attempts to reach a carrier that could not be reached.
 const AGAIN: Duration = Duration::from_millis(100);
 /// The most time that a carrier whose process exists may take to listen at its socket: its record
@@ -110,6 +112,19 @@ fn is_carrier(pid: u32) -> bool {
     command.split(|byte| *byte == 0).any(|word| word == b"carry")
 }
 
+/// A carrier's first message: its record, with the listening socket of its door.
+type FirstWord = io::Result<Option<(Record, Option<OwnedFd>)>>;
+
+/// A carrier's first message. After `until`, one that has come already is read.
+fn first_word(channel: &Channel, until: Instant) -> Result<FirstWord, HostError> {
+    let failed = || HostError::system("cannot wait for a carrier");
+    let left = until.saturating_duration_since(Instant::now());
+    channel.set_patience(Some(left.max(LAST_LOOK))).map_err(failed())?;
+    let first = channel.receive::<Record>();
+    channel.set_patience(None).map_err(failed())?;
+    Ok(first)
+}
+
 /// The folder of the records below `run_dir`. It is made if it is missing, for this user alone.
 ///
 /// # Errors
@@ -147,6 +162,11 @@ impl Registry {
         Ok(Arc::new(Self { folder, carriers: Mutex::default(), watcher }))
     }
 
+    /// The folder of the records, which is this user's alone.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.carriers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -159,14 +179,17 @@ impl Registry {
         self.find_those(self.stored()?)
     }
 
-    /// Finds the carriers of these records, which were read before.
+    /// Finds the carriers of these records, which were read before. All of them have the same time
+    /// to answer: a service with many stopped carriers must not start late.
     fn find_those(self: &Arc<Self>, records: Vec<Record>) -> Result<Found, HostError> {
         let mut found = Found::default();
-        for record in records {
-            if record.phase == Phase::Ended {
-                continue;
-            }
-            let channel = match Channel::connect(&socket_of(&self.folder, &record.id)) {
+        let running = records.into_iter().filter(|record| record.phase != Phase::Ended);
+        let reached: Vec<_> = running
+            .map(|record| (Channel::connect(&socket_of(&self.folder, &record.id)), record))
+            .collect();
+        let until = Instant::now() + FIRST_WORD;
+        for (channel, record) in reached {
+            let channel = match channel {
                 Ok(channel) => channel,
                 Err(error) if is_absence(&error) && !is_carrier(record.pid) => {
                     self.bury_unless_ended(&record);
@@ -180,12 +203,7 @@ impl Registry {
                     continue;
                 }
             };
-            let patience = HostError::system("cannot wait for a carrier");
-            channel.set_patience(Some(FIRST_WORD)).map_err(patience)?;
-            let first = channel.receive::<Record>();
-            let forever = HostError::system("cannot wait for a carrier");
-            channel.set_patience(None).map_err(forever)?;
-            let record = match first {
+            let record = match first_word(&channel, until)? {
                 Ok(Some((now, listener))) => {
                     let door = Door { peer: now.peer.clone(), place: now.held() };
                     if let Some(listener) = listener.map(DoorListener::from) {

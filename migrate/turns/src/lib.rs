@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  session ─ Cap: its own limit
-//!     └───── Turns ─► memfd: the limit of all, and whose VM has stopped ◄─ Turns ─ other processes
+//!     └───── Turns ─► memory: the limit of all, and whose VM has stopped ◄─ Turns ─ other processes
 //! ```
 //!
 //! A [`Cap`] is one number: the time up to which the bytes so far take at the limited rate. The

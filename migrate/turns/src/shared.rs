@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -70,6 +71,18 @@ impl Turns {
     /// The kernel's error.
     pub fn file(rate: Option<u64>) -> io::Result<OwnedFd> {
         let file = map::file()?;
+        Self::limit(&file, rate)?;
+        Ok(file)
+    }
+
+    /// As [`Turns::file`], in a file at `path` that a later process finds again: sessions that
+    /// began before it share the limit with its own. The folder must be this user's alone.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error.
+    pub fn file_at(path: &Path, rate: Option<u64>) -> io::Result<OwnedFd> {
+        let file = map::file_at(path)?;
         Self::limit(&file, rate)?;
         Ok(file)
     }
@@ -162,6 +175,10 @@ mod tests {
     use super::*;
     use std::cmp::Reverse;
     use std::collections::BinaryHeap;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    const LEN: usize = 64;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -254,6 +271,29 @@ mod tests {
             session.wait(1);
             assert!(session.map.state().taken.load(Ordering::Relaxed) < now() + SECOND);
         }
+    }
+
+    /// A service that is restarted, and sessions of the one before it.
+    #[test]
+    fn a_file_that_is_opened_again_has_the_same_turns() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("turns");
+        let first = turns(&Turns::file_at(&path, Some(1 << 20)).unwrap(), 4);
+        let second = turns(&Turns::file_at(&path, Some(1 << 20)).unwrap(), 4);
+        first.count(5 << 20);
+        assert!(second.cap().unwrap().holds_back());
+        // A file that is not ours is neither mapped nor kept.
+        for (len, mode) in [(LEN - 1, 0o600), (LEN + 1, 0o600), (LEN, 0o660)] {
+            let other = folder.path().join(format!("{len}-{mode}"));
+            std::fs::write(&other, vec![0; len]).unwrap();
+            std::fs::set_permissions(&other, Permissions::from_mode(mode)).unwrap();
+            let given = std::fs::File::options().read(true).write(true).open(&other).unwrap();
+            assert!(Turns::open(&given.into(), Priority::default()).is_err(), "{len} {mode:o}");
+            turns(&Turns::file_at(&other, None).unwrap(), 4);
+            let found = std::fs::metadata(&other).unwrap();
+            assert_eq!((found.len(), found.mode() & 0o777), (LEN as u64, 0o600));
+        }
+        assert!(Turns::file_at(&folder.path().join("none/turns"), None).is_err());
     }
 
     #[test]

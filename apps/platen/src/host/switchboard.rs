@@ -49,7 +49,9 @@ impl Carriers {
         registry: Arc<Registry>,
         activity: Arc<Activity>,
     ) -> anyhow::Result<Arc<Self>> {
-        let turns = Turns::file(settings.config.max_bandwidth_host);
+        // Migrations of a service before this one have the same memory.
+        let turns = registry.folder().join("turns");
+        let turns = Turns::file_at(&turns, settings.config.max_bandwidth_host);
         let turns = turns.context("no memory for the turns of migrations")?;
         let (opening, settings) = (Mutex::new(()), Mutex::new(Arc::new(settings)));
         Ok(Arc::new(Self { settings, registry, opening, activity, turns }))

@@ -9,22 +9,55 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// The kernel's descriptor of calls that wait: they go on once it is closed.
-struct Hung {
+/// The kernel's descriptor of calls that wait: they fail once it is closed.
+pub(super) struct Hung {
     listener: OwnedFd,
+}
+
+impl Hung {
+    /// Waits until a call waits.
+    pub(super) fn wait(&self) -> bool {
+        let mut waits = [PollFd::new(&self.listener, PollFlags::IN)];
+        poll(&mut waits, Some(&LONG.try_into().unwrap())).unwrap();
+        waits[0].revents().contains(PollFlags::IN)
+    }
+
+    /// Lets the call go on that waits.
+    pub(super) fn pass(&self) {
+        const RECEIVE: libc::c_ulong = 0xc050_2100;
+        const SEND: libc::c_ulong = 0xc018_2101;
+        let fd = self.listener.as_raw_fd();
+        // SAFETY: the struct has only numbers.
+        let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel fills the struct, or fails.
+        let received = unsafe { libc::ioctl(fd, RECEIVE, &mut call) };
+        assert_eq!(received, 0, "{}", std::io::Error::last_os_error());
+        let flags = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap();
+        let mut answer = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags };
+        // SAFETY: the kernel reads the struct.
+        let sent = unsafe { libc::ioctl(fd, SEND, &mut answer) };
+        assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+    }
 }
 
 /// Runs `work` on a thread for which, and for whose processes, each write of many bytes waits for
 /// ever, as on a server of files that does not answer.
 fn with_hung_disk<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Hung) {
     const MANY: u64 = 3000;
+    let many = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ge, MANY).unwrap();
+    with_held(vec![(libc::SYS_write, vec![SeccompRule::new(vec![many]).unwrap()])], work)
+}
+
+/// Runs `work` on a thread for which, and for whose processes, the calls of these rules wait.
+pub(super) fn with_held<T: Send>(
+    rules: Vec<(i64, Vec<SeccompRule>)>,
+    work: impl FnOnce() -> T + Send,
+) -> (T, Hung) {
     /// `SECCOMP_RET_USER_NOTIF`, in the place of the errno below.
     const NOTIFY: u32 = 0x7fc0_0000;
     const EXAMPLE: u32 = 0x123;
-    let many = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ge, MANY).unwrap();
-    let rules = [(libc::SYS_write, vec![SeccompRule::new(vec![many]).unwrap()])];
     let here = std::env::consts::ARCH.try_into().unwrap();
     let rules = rules.into_iter().collect();
     let action = SeccompAction::Errno(EXAMPLE);
@@ -76,9 +109,7 @@ fn an_interrupt_lets_the_vm_go_on_although_the_disk_hangs() {
         save.arg("save").arg(&image).args(["--qmp", &source.address()]).args(how);
         save.args(["--compress-threads", "1"]).stderr(Stdio::null());
         let (mut save, hung) = with_hung_disk(|| save.spawn().unwrap());
-        let mut waits = [PollFd::new(&hung.listener, PollFlags::IN)];
-        poll(&mut waits, Some(&LONG.try_into().unwrap())).unwrap();
-        assert!(waits[0].revents().contains(PollFlags::IN), "{how:?} does not write to the disk");
+        assert!(hung.wait(), "{how:?} does not write to the disk");
         let pid = rustix::process::Pid::from_child(&save);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         let mut monitor = Qmp::connect(&second_monitor(&source.socket), LONG).unwrap();

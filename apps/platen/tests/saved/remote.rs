@@ -141,6 +141,41 @@ fn a_save_of_a_store_on_another_host_is_in_use_until_its_vm_is_loaded() {
     assert!(images.end().is_empty());
 }
 
+/// The locks end with the server that has them. The restore reads nothing meanwhile.
+#[test]
+fn a_server_that_is_back_has_the_lock_of_a_restore_that_reads_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved_paused(folder) else { return };
+    drop(source);
+    let images = Images::serve(folder, "127.80.76.6:0", &PLAIN);
+    let (remote, address) = (images.image("image"), images.address.clone());
+    let (first, second) = (waits(folder, "first"), waits(folder, "second"));
+    let mut restore = Restore::held(&remote, &first, &PLAIN);
+    let wait = |locked: bool| {
+        let deadline = Instant::now() + LONG;
+        while is_locked(&image) != locked {
+            assert!(Instant::now() < deadline, "the lock: not {locked}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait(true);
+    images.end();
+    wait(false);
+    let _images = Images::serve(folder, &address, &PLAIN);
+    wait(true);
+    let words = ["restore", &remote, "--qmp", &second.address(), "--insecure"];
+    fails(folder, &words, "is in use by process");
+    restore.child.kill().unwrap();
+}
+
+/// Whether a process has locked the file, by the kernel's list.
+fn is_locked(path: &str) -> bool {
+    let inode = format!(":{} ", std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap()));
+    let locks = fs::read_to_string("/proc/locks").unwrap();
+    locks.lines().any(|line| line.contains(" FLOCK ") && line.contains(&inode))
+}
+
 #[test]
 fn a_restore_goes_on_when_the_server_of_its_image_is_back() {
     let dir = tempfile::tempdir().unwrap();

@@ -160,6 +160,23 @@ fn a_migration_gets_no_channel_that_a_cancelled_one_has_left() {
     assert_eq!(there, [&open, &main, &own].map(|socket| socket.local_addr().unwrap()));
 }
 
+/// It has pages of a VM: it is no stranger, which may go on without encryption and to any QEMU.
+#[test]
+fn a_channel_without_its_migration_is_reset_and_never_a_stranger() {
+    let (mut doors, mut keeper) = doors(20_011, &[me()]);
+    let mut channel = TcpStream::connect((peer(), 20_011)).unwrap();
+    channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
+    someone_waits(&mut doors, &mut keeper, 0);
+    let waiting = &mut doors.doors[0].waiting[0];
+    waiting.since = waiting.since.checked_sub(UNDECIDED).unwrap();
+    turn(&mut doors, &mut keeper, |keeper| {
+        !keeper.refused.is_empty() || !keeper.strangers.is_empty()
+    });
+    assert!(keeper.strangers.is_empty(), "{:?}", keeper.strangers);
+    assert!(keeper.refused[0].contains("multifd"), "{:?}", keeper.refused);
+    assert_eq!(channel.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
 #[test]
 fn what_is_no_migration_is_told_apart_and_nothing_of_it_read() {
     let (mut doors, mut keeper) = doors(20_002, &[me()]);

@@ -155,6 +155,31 @@ fn a_carrier_that_is_stopped_holds_up_no_service() {
     wait(|| registry.running()[0].plain == 7);
 }
 
+/// A service manager waits for a service for 90 s.
+#[test]
+fn many_carriers_that_are_stopped_hold_up_no_service() {
+    const STOPPED: usize = 30;
+    let run = tempfile::tempdir().unwrap();
+    let registry = Registry::open(run.path(), silent()).unwrap();
+    let posts: Vec<_> = (0..STOPPED)
+        .map(|_| {
+            let begin = record();
+            write_record(&registry.folder, &begin).unwrap();
+            crate::channel::Post::listen(&socket_of(&registry.folder, &begin.id)).unwrap()
+        })
+        .collect();
+    let begin = Instant::now();
+    assert_eq!(registry.find_again().unwrap().running, STOPPED);
+    let took = begin.elapsed();
+    assert!(took < FIRST_WORD * 15, "each was waited for: {took:?}");
+    // All of them are heard when they go on.
+    let carriers: Vec<_> = posts.iter().map(|post| post.accept().unwrap()).collect();
+    for (carrier, known) in carriers.iter().zip(registry.running()) {
+        carrier.send(&Record { plain: 7, ..known }, None).unwrap();
+    }
+    wait(|| registry.running().iter().all(|record| record.plain == 7));
+}
+
 /// A service reads all records before it looks for their carriers.
 #[test]
 fn a_carrier_that_ends_while_a_service_looks_for_it_keeps_its_outcome() {

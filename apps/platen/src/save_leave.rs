@@ -1,0 +1,70 @@
+//! The end of a save at which the VM stays stopped, for the helper that acts if the command dies.
+
+use anyhow::Context;
+use qmp::{MigrationInfo, Qmp};
+use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// A save whose VM QEMU keeps stopped at its end (`postmigrate`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Leave {
+    /// Path at which the image appears when it is complete.
+    image: PathBuf,
+    /// The migration that saves the VM.
+    migration: Counters,
+}
+
+/// Counters that stay as they are once QEMU has sent all pages. Those of another migration of a VM
+/// that has run meanwhile differ.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Counters {
+    setup: Option<u64>,
+    normal: Option<u64>,
+    duplicate: Option<u64>,
+    passes: Option<u64>,
+}
+
+impl Counters {
+    fn of(info: &MigrationInfo) -> Self {
+        let ram = info.ram.clone().unwrap_or_default();
+        Self {
+            setup: info.setup_time,
+            normal: ram.normal,
+            duplicate: ram.duplicate,
+            passes: ram.dirty_sync_count,
+        }
+    }
+}
+
+impl Leave {
+    /// The save of the migration `info`, whose pages are all sent, into `image`.
+    pub(crate) fn new(image: &Path, info: &MigrationInfo) -> anyhow::Result<Self> {
+        let image = std::path::absolute(image).context("the image's path")?;
+        Ok(Self { image, migration: Counters::of(info) })
+    }
+
+    /// Lets the VM continue if this save has stopped it, and there is no image. The command must
+    /// have died: only then the image stays without a name.
+    pub(crate) fn resume(&self, qmp: &mut Qmp, info: &MigrationInfo) -> anyhow::Result<bool> {
+        if info.status() != "completed" || Counters::of(info) != self.migration {
+            return Ok(false);
+        }
+        if qmp.query_status()?.status != "postmigrate" || !self.is_missing()? {
+            return Ok(false);
+        }
+        qmp.execute("cont", None).context("the VM is paused, and there is no image of it")?;
+        Ok(true)
+    }
+
+    /// Whether nothing is at the image's path.
+    fn is_missing(&self) -> anyhow::Result<bool> {
+        match self.image.symlink_metadata() {
+            Ok(_) => Ok(false),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
+            Err(error) => Err(error).with_context(|| {
+                format!("the VM is paused until {} can be looked for", self.image.display())
+            }),
+        }
+    }
+}

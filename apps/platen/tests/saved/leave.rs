@@ -1,0 +1,112 @@
+//! The end of a save after which the VM does not continue: a process that dies there leaves the VM
+//! running and no image, or the VM stopped and an image.
+
+use super::hung::{with_held, Hung};
+use super::*;
+
+use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
+
+/// How the save is begun: with one stream, and by channels.
+const HOW: [&[&str]; 2] = [&["--then", "quit"], &["--then", "pause", "--channels", "2"]];
+
+/// Starts a save for which these calls wait, and waits until one of them does.
+fn save_held_at(
+    calls: &[(i64, Vec<SeccompRule>)],
+    source: &Qemu,
+    image: &Path,
+    how: &[&str],
+) -> (Child, Hung) {
+    let mut save = Command::new(env!("CARGO_BIN_EXE_platen"));
+    save.arg("save").arg(image).args(["--qmp", &source.address()]).args(how);
+    save.stderr(Stdio::null());
+    let (save, hung) = with_held(calls.to_vec(), || save.spawn().unwrap());
+    assert!(hung.wait(), "{how:?} makes no such call");
+    (save, hung)
+}
+
+/// Rules for all calls of these numbers.
+fn rules(calls: &[i64]) -> Vec<(i64, Vec<SeccompRule>)> {
+    calls.iter().map(|&call| (call, Vec::new())).collect()
+}
+
+fn kill(mut save: Child) {
+    save.kill().unwrap();
+    save.wait().unwrap();
+}
+
+/// The status of the VM, by the monitor that the save has not.
+fn status(source: &Qemu) -> String {
+    let mut monitor = Qmp::connect(&second_monitor(&source.socket), LONG).unwrap();
+    monitor.query_status().unwrap().status
+}
+
+/// QEMU lets a VM run if the save ends before QEMU has been answered. The image has its name only
+/// behind that: QEMU has stopped the VM for good while the name is made durable.
+#[test]
+fn a_vm_never_runs_beside_its_complete_image() {
+    for how in HOW {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path();
+        let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+        let before = settings(&source);
+        let image = folder.join("image");
+        let (save, hung) = save_held_at(&rules(&[libc::SYS_fsync]), &source, &image, how);
+        while !image.exists() {
+            hung.pass();
+            assert!(hung.wait(), "{how:?} does not make the name durable");
+        }
+        assert_eq!(status(&source), "postmigrate", "{how:?}");
+        kill(save);
+        drop(hung);
+        settings_come_back(&source, &before);
+        assert_eq!(status(&source), "postmigrate", "{how:?}");
+        works(folder, &["image", "verify", image.to_str().unwrap()]);
+    }
+}
+
+/// The VM is stopped, and its image has no name yet. A VM that was paused stays so.
+#[test]
+fn a_save_killed_before_its_image_has_a_name_lets_the_vm_continue() {
+    for (how, paused) in HOW.into_iter().flat_map(|how| [(how, false), (how, true)]) {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path();
+        let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+        if paused {
+            source.stop();
+        }
+        let before = settings(&source);
+        let image = folder.join("image");
+        let names = [libc::SYS_linkat, libc::SYS_renameat2];
+        let (save, hung) = save_held_at(&rules(&names), &source, &image, how);
+        assert_eq!(status(&source), "postmigrate", "{how:?}");
+        kill(save);
+        drop(hung);
+        settings_come_back(&source, &before);
+        let expected = if paused { "postmigrate" } else { "running" };
+        assert_eq!(status(&source), expected, "{how:?}");
+        assert!(!image.exists(), "{how:?}");
+    }
+}
+
+/// QEMU dies as it is answered. Nobody knows whether it has read the answer: this image may be all
+/// that is left of the VM.
+#[test]
+fn an_image_stays_if_its_qemu_dies_before_it_has_confirmed_the_end() {
+    const SHUT: u64 = 8;
+    for how in HOW {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path();
+        let Some(mut source) = Qemu::start(folder, "source", &MACHINE) else { return };
+        let image = folder.join("image");
+        let len = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, SHUT);
+        let rule = SeccompRule::new(vec![len.unwrap()]).unwrap();
+        let calls = vec![(libc::SYS_sendto, vec![rule])];
+        let (mut save, hung) = save_held_at(&calls, &source, &image, how);
+        assert_eq!(status(&source), "finish-migrate", "{how:?}");
+        source.child.kill().unwrap();
+        source.child.wait().unwrap();
+        hung.pass();
+        assert!(!save.wait().unwrap().success());
+        works(folder, &["image", "verify", image.to_str().unwrap()]);
+    }
+}
