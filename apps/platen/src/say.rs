@@ -107,8 +107,20 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// As [`printable`], for a part of a line: line feeds and tabs are escaped, too. Otherwise the text
+/// of another host could look like a line, or a column, of this one.
+pub(crate) fn printable_part(text: &str) -> Cow<'_, str> {
+    match printable(text) {
+        text if !text.contains(['\n', '\t']) => text,
+        text => Cow::Owned(text.replace('\n', "\\n").replace('\t', "\\t")),
+    }
+}
+
+/// A message as it is written. Its further lines are indented: a reason of another host may have
+/// line feeds, and a line that begins with `platen:` is always a message of this process.
 fn whole(line: &str) -> Vec<u8> {
-    let mut whole = format!("platen: {}", printable(line)).into_bytes();
+    let text = printable(line.trim_end_matches('\n')).replace('\n', "\n  ");
+    let mut whole = format!("platen: {text}").into_bytes();
     whole.truncate(MOST - 1);
     whole.push(b'\n');
     whole
@@ -212,6 +224,13 @@ mod tests {
     fn text_of_another_host_carries_no_terminal_escapes() {
         assert_eq!(printable("a\u{1b}[2Jb\tc\nd\u{9b}"), "a\\u{1b}[2Jb\tc\nd\\u{9b}");
         assert_eq!(whole("a\rb"), b"platen: a\\rb\n");
+        assert_eq!(printable_part("a\nb\tc\u{1b}"), "a\\nb\\tc\\u{1b}");
+    }
+
+    #[test]
+    fn text_of_another_host_is_no_message_of_its_own() {
+        let lines = String::from_utf8(whole("b refuses: no\nplaten: all is well\n")).unwrap();
+        assert_eq!(lines.lines().filter(|line| line.starts_with("platen:")).count(), 1, "{lines}");
     }
 
     #[test]

@@ -382,6 +382,47 @@ fn users_who_may_not_migrate_are_reset() {
     assert_eq!(rig.ended(A, 1)["status"], "unconfirmed");
 }
 
+/// Any user may listen at a port of a door address that no QEMU has.
+#[test]
+fn a_process_of_a_user_who_may_not_migrate_gets_no_byte_of_a_vm() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root, to listen as another user");
+        return;
+    }
+    let rig = Rig::new("allow_users = [\"23456\"]\n");
+    let (_a, _b) = (rig.start(A), rig.start(B));
+    let listen = |user: u32| {
+        let listen = || {
+            let user = rustix::thread::Uid::from_raw(user);
+            // Of this thread only: its sockets are that user's.
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            rig.listen_as_qemu(B, 49152)
+        };
+        std::thread::scope(|scope| scope.spawn(listen).join().unwrap())
+    };
+    let stranger = listen(12345);
+    let source = rig.connect_as_qemu(A, 49152);
+    let _ = (&source).write_all(&rig::main_stream(10));
+    stranger.set_nonblocking(true).unwrap();
+    until(|| {
+        let mut got = Vec::new();
+        if let Ok((mut socket, _)) = stranger.accept() {
+            socket.set_nonblocking(false).unwrap();
+            let _ = std::io::Read::read_to_end(&mut socket, &mut got);
+        }
+        assert!(got.is_empty(), "it has got {} bytes of the VM", got.len());
+        !rig.status(B)["history"].as_array().unwrap().is_empty()
+    });
+    let cause = rig.ended(B, 1)["cause"].as_str().unwrap().to_owned();
+    assert!(cause.contains("user 12345 listens at"), "{cause}");
+    drop((source, stranger));
+    let qemu = listen(23456);
+    let source = rig.connect_as_qemu(A, 49152);
+    (&source).write_all(UNCONFIRMED).unwrap();
+    let (destination, _) = rig.accept(&qemu);
+    assert_eq!(read_exactly(&destination, UNCONFIRMED.len()), UNCONFIRMED);
+}
+
 /// `platen relay` of this version speaks to a service by the name of a door, and to no other
 /// target.
 #[test]

@@ -2,11 +2,11 @@
 
 use std::io::{Read, Write};
 
-use libdeflater::Decompressor;
 use pipeline::Job;
 use zstd_safe::DCtx;
 
 use crate::error::io_error;
+use crate::member::Decoder;
 use crate::ordered::Ordered;
 use crate::source::Source;
 use crate::zstd::StreamError;
@@ -18,7 +18,7 @@ const MOST_PLAIN: u64 = 16 << 20;
 
 enum Unpacker {
     Zstd(DCtx<'static>),
-    Gzip(Decompressor),
+    Gzip(Decoder),
 }
 
 /// A whole frame, and a buffer for its plain bytes.
@@ -36,7 +36,7 @@ impl Job for Unpack {
     fn run(mut self, unpacker: &mut Unpacker) -> Self::Output {
         let done = match unpacker {
             Unpacker::Zstd(context) => zstd::unpack(context, &self.frame, &mut self.plain),
-            Unpacker::Gzip(context) => gzip::unpack(context, &self.frame, &mut self.plain),
+            Unpacker::Gzip(decoder) => gzip::unpack(decoder, &self.frame, &mut self.plain),
         };
         (self, done)
     }
@@ -56,7 +56,7 @@ pub fn decompress(
 ) -> Result<Totals, FilterError> {
     let context = |_| match format {
         Format::Zstd => Unpacker::Zstd(DCtx::create()),
-        Format::Gzip => Unpacker::Gzip(Decompressor::new()),
+        Format::Gzip => Unpacker::Gzip(Decoder::new()),
     };
     let frames = Ordered::new("unpack", threads.max(1), context);
     let mut this = Decompress {
@@ -158,17 +158,25 @@ impl Decompress<'_> {
         Ok(true)
     }
 
-    /// Whether the stream ends here. gzip files may have zeros after the last member.
+    /// Whether the stream ends here. gzip files may have zeros after the last member; zeros between
+    /// two members are lost blocks of a file.
     fn is_padding(&mut self) -> Result<bool, FilterError> {
+        let (number, begin) = (self.totals.frames, self.source.offset);
         loop {
             if !self.source.want(1).map_err(io_error("read"))? {
                 return Ok(true);
             }
             let bytes = self.source.held();
-            if self.format != Format::Gzip || bytes[0] != 0 {
-                return Ok(false);
-            }
             let zeros = bytes.iter().take_while(|&&byte| byte == 0).count();
+            if self.format != Format::Gzip || zeros == 0 {
+                let gap = self.source.offset - begin;
+                if gap == 0 {
+                    return Ok(false);
+                }
+                self.write(true)?;
+                let reason = format!("{gap} zeros are in its place, and bytes behind them");
+                return Err(self.wrong(number, begin, reason));
+            }
             std::io::BufRead::consume(&mut self.source, zeros);
         }
     }

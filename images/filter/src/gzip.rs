@@ -5,8 +5,9 @@
 
 use std::io::Write;
 
-use libdeflater::{CompressionLvl, Compressor, Crc, Decompressor};
+use libdeflater::{CompressionLvl, Compressor, Crc};
 
+use crate::member::Decoder;
 use crate::source::Source;
 use crate::zstd::{copy, StreamError};
 
@@ -71,15 +72,18 @@ pub(crate) fn may_state_its_length(bytes: &[u8]) -> bool {
 }
 
 /// Decodes a whole member into `plain`, which has the member's plain length.
-pub(crate) fn unpack(
-    context: &mut Decompressor,
-    frame: &[u8],
-    plain: &mut [u8],
-) -> Result<(), String> {
-    match context.gzip_decompress(frame, plain) {
-        Ok(len) if len == plain.len() => Ok(()),
-        Ok(len) => Err(format!("{len} bytes where it states {}", plain.len())),
-        Err(error) => Err(error.to_string()),
+///
+/// The stated length of the member has no checksum of its own. With a larger one the member would
+/// end early, and the members behind it would be lost.
+pub(crate) fn unpack(decoder: &mut Decoder, frame: &[u8], plain: &mut [u8]) -> Result<(), String> {
+    match decoder.decode(frame, plain)? {
+        (read, _) if read != frame.len() => {
+            Err(format!("it ends at its byte {read}, and states {} bytes", frame.len()))
+        }
+        (_, len) if len != plain.len() => {
+            Err(format!("{len} bytes where it states {}", plain.len()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -28,6 +28,7 @@ mod compress;
 mod decompress;
 mod error;
 mod gzip;
+mod member;
 mod ordered;
 mod source;
 mod zstd;

@@ -84,7 +84,7 @@ pub use forward::{forward, Care, MARK};
 pub use guest::{of_connection, of_listener, of_path, of_process};
 pub use listener::{connection, make_own_folder, DoorAddress, DoorListener};
 pub use order::{Job, Order, SessionOrder, Task};
-pub use peer_user::{connection_owner, tcp_listener, AllowedUsers, Owner};
+pub use peer_user::{connection_owner, listener_owner, AllowedUsers, Owner};
 pub use place::Place;
 pub use qemu_conf::{doors_missing, doors_off, doors_on, setting_of, QEMU_CONF};
 pub use record::{now, Event, Phase, Record, Role, Status, What};

@@ -153,6 +153,23 @@ pub(crate) fn admit(path: &Path, allowed: &AllowedUsers) -> io::Result<()> {
     acl::grant(path, acl::List::Own, &allowed.0, acl::READ_WRITE)
 }
 
+/// Makes a folder, and those above it, through which all users may pass, whatever the umask is. One
+/// that exists stays as it is.
+pub(crate) fn make_passage(folder: &Path) -> io::Result<()> {
+    // The folder above a relative path of one part is named by no bytes.
+    if folder.is_dir() || folder.as_os_str().is_empty() {
+        return Ok(());
+    }
+    if let Some(above) = folder.parent() {
+        make_passage(above)?;
+    }
+    match DirBuilder::new().mode(PASS).create(folder) {
+        // Another process has made it meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made.and_then(|()| Ok(chmod(folder, PASS.into())?)),
+    }
+}
+
 /// Makes a folder of unix sockets, and the folder above it, so that all users may pass through
 /// both.
 fn make_folder(folder: &Path) -> io::Result<()> {

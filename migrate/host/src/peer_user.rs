@@ -91,17 +91,12 @@ pub fn connection_owner(own: SocketAddr, other: SocketAddr) -> io::Result<Option
 }
 
 /// The owner of the socket that listens at exactly this address, or at this port of all addresses.
+/// Another socket at the same address has another inode.
 ///
 /// # Errors
 /// The kernel does not tell.
-pub(crate) fn listener_owner(address: SocketAddr) -> io::Result<Option<Owner>> {
+pub fn listener_owner(address: SocketAddr) -> io::Result<Option<Owner>> {
     Ok(listener(address)?.and_then(Owner::of))
-}
-
-/// The inode of the socket that listens at this address, as for [`listener_owner`]; `None` if there
-/// is none, or if the kernel does not tell. Another socket at the same address has another inode.
-pub fn tcp_listener(address: SocketAddr) -> Option<u64> {
-    listener_owner(address).ok().flatten().map(|owner| owner.inode)
 }
 
 /// How many connections may wait at the socket that listens there.
@@ -152,12 +147,12 @@ mod tests {
         let error = AllowedUsers(vec![me() + 1]).check(&server).unwrap_err();
         assert!(error.contains(&format!("user {}", me())), "{error}");
         assert_eq!(listener_owner(here).unwrap().unwrap().uid, me());
-        let first = tcp_listener(here).unwrap();
-        assert_eq!(tcp_listener(here), Some(first));
+        let first = listener_owner(here).unwrap().unwrap();
+        assert_eq!(listener_owner(here).unwrap(), Some(first));
         drop((listener, server, client));
-        assert_eq!(tcp_listener(here), None);
+        assert_eq!(listener_owner(here).unwrap(), None);
         let _second = TcpListener::bind(here).unwrap();
-        assert!(tcp_listener(here).is_some_and(|second| second != first));
+        assert!(listener_owner(here).unwrap().is_some_and(|second| second != first));
     }
 
     /// The kernel says that a socket without a process is root's.

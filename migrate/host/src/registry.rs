@@ -8,7 +8,7 @@
 use crate::channel::Channel;
 use crate::doors::Door;
 use crate::error::HostError;
-use crate::listener::DoorListener;
+use crate::listener::{make_passage, DoorListener};
 use crate::order::Order;
 use crate::place::Place;
 use crate::record::{now, Phase, Record, Role, Status};
@@ -131,6 +131,12 @@ fn first_word(channel: &Channel, until: Instant) -> Result<FirstWord, HostError>
 /// The folder cannot be made, or belongs to another user.
 pub(crate) fn folder(run_dir: &Path) -> Result<PathBuf, HostError> {
     let folder = run_dir.join("migrations");
+    // Others must be able to pass through the folders above: the unix sockets for QEMU's users are
+    // in a folder beside `run_dir`.
+    if let Some(above) = run_dir.parent() {
+        make_passage(above)
+            .map_err(HostError::system(format!("cannot make the folder {}", above.display())))?;
+    }
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)

@@ -9,9 +9,9 @@ use super::endpoint::Endpoint;
 use anyhow::{bail, ensure, Context};
 use relay::{Listening, RelayError, UnixAddress};
 use std::fmt;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -31,13 +31,17 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// The shortest time-out of a socket: zero would mean no time-out.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
+/// Root's folder. Its sockets are for root alone; the folders of `platen host`, which runs as a user
+/// of its own, and those of QEMU's sockets are in it, too.
+const SHARED: &str = "/run/platen";
+
 /// The folder of the control sockets.
 pub(crate) fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
         return Ok(given.to_owned());
     }
     if rustix::process::geteuid().is_root() {
-        return Ok("/run/platen".into());
+        return Ok(SHARED.into());
     }
     let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR") else {
         bail!("XDG_RUNTIME_DIR is not set: say --run-dir DIR");
@@ -53,15 +57,28 @@ pub(crate) fn address(folder: &Path, name: &str) -> UnixAddress {
 /// As [`folder`], but creates the folder if it is missing, and checks its owner and mode.
 pub(crate) fn make_folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let folder = folder(given)?;
+    make(&folder, folder == Path::new(SHARED))?;
+    Ok(folder)
+}
+
+/// Creates a folder for this user alone. All users may pass through a `shared` one, which may be of
+/// an older version that made it for root alone.
+fn make(folder: &Path, shared: bool) -> anyhow::Result<()> {
+    const OWN: u32 = 0o700;
+    const PASSAGE: u32 = 0o711;
     DirBuilder::new()
         .recursive(true)
-        .mode(0o700)
-        .create(&folder)
+        .mode(OWN)
+        .create(folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let there = std::fs::metadata(&folder).with_context(|| folder.display().to_string())?;
+    let there = std::fs::metadata(folder).with_context(|| folder.display().to_string())?;
     let user = rustix::process::geteuid().as_raw();
-    check_owner(&folder, (there.uid(), there.mode()), user)?;
-    Ok(folder)
+    check_owner(folder, (there.uid(), there.mode()), user)?;
+    if shared && there.uid() == user && there.mode() & 0o777 == OWN {
+        std::fs::set_permissions(folder, Permissions::from_mode(PASSAGE))
+            .with_context(|| folder.display().to_string())?;
+    }
+    Ok(())
 }
 
 /// Refuses a folder in which another user could replace a device's control socket.
@@ -244,6 +261,22 @@ mod tests {
         for (owner, mode) in [(1000, 0o40700), (1000, 0o40755), (0, 0o40755), (0, 0o41777)] {
             assert_eq!(check(owner, mode), "");
         }
+    }
+
+    /// `platen host` runs as a user of its own, and has its folders in root's.
+    #[test]
+    fn all_may_pass_through_a_shared_folder_whoever_has_made_it() {
+        let above = tempfile::tempdir().unwrap();
+        let mode = |folder: &Path| std::fs::metadata(folder).unwrap().mode() & 0o777;
+        let folder = above.path().join("platen");
+        make(&folder, false).unwrap();
+        assert_eq!(mode(&folder), 0o700);
+        make(&folder, true).unwrap();
+        assert_eq!(mode(&folder), 0o711);
+        // What an administrator has set stays.
+        std::fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+        make(&folder, true).unwrap();
+        assert_eq!(mode(&folder), 0o755);
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use super::carriage::{Carriage, Outcome};
 use anyhow::Context;
-use host::{of_process, tcp_listener, unix_listeners, Awaits, Phase, Record, Status, What};
+use host::{
+    connection_owner, listener_owner, of_process, unix_listeners, Awaits, Phase, Record, Status,
+    What,
+};
 use relay::{
     Destination, DestinationEnd, Host, Promise, QemuAddress, QemuSocket, RelayError, Server,
     ServerConfig,
@@ -84,6 +87,11 @@ impl Receiving {
     fn is_of_this_vm(&self) -> Result<(), String> {
         // If nothing listens, no connection is made.
         let Some(now) = listener_at(&self.address) else { return Ok(()) };
+        if let QemuAddress::Tcp(address) = self.address {
+            if let Ok(Some(owner)) = listener_owner(address) {
+                self.judge(owner.uid)?;
+            }
+        }
         if *self.listener.get_or_init(|| now) == now {
             return Ok(());
         }
@@ -92,6 +100,32 @@ impl Receiving {
              VM: migrate again",
             self.address
         ))
+    }
+}
+
+impl Receiving {
+    /// Refuses a process of a user who may not migrate: any user may listen at a port that no QEMU
+    /// has, and would get the memory of a VM.
+    fn judge(&self, uid: u32) -> Result<(), String> {
+        if self.carriage.settings.allowed_users().0.contains(&uid) {
+            return Ok(());
+        }
+        Err(format!(
+            "user {uid} listens at {}, who may not migrate: allow_users in the configuration names \
+             those who may",
+            self.address
+        ))
+    }
+
+    /// As [`judge`](Self::judge), for the process that has accepted a connection. Its listening
+    /// socket may have been closed since.
+    fn judge_owner(&self, socket: &TcpStream) -> Result<(), String> {
+        let ends = socket.peer_addr().and_then(|there| Ok((there, socket.local_addr()?)));
+        match ends.and_then(|(there, here)| connection_owner(there, here)) {
+            Ok(Some(owner)) => self.judge(owner.uid),
+            // It waits to be accepted.
+            _ => Ok(()),
+        }
     }
 }
 
@@ -121,19 +155,16 @@ impl Host for Receiving {
     fn connected(&self, socket: &QemuSocket) -> Result<(), String> {
         // It may have come between the look and the connection.
         self.is_of_this_vm()?;
-        let (QemuSocket::Unix(socket), Some(path)) = (socket, &self.path) else { return Ok(()) };
+        let (socket, path) = match (socket, &self.path) {
+            (QemuSocket::Unix(socket), Some(path)) => (socket, path),
+            (QemuSocket::Tcp(socket), _) => return self.judge_owner(socket),
+            (QemuSocket::Unix(_), None) => return Ok(()),
+        };
         // The second QEMU may have come between the first look and the connection.
         is_of_one_vm(path)?;
         let told = |error: rustix::io::Errno| format!("its user cannot be told: {error}");
         let user = socket_peercred(socket).map_err(told)?;
-        let uid = user.uid.as_raw();
-        if !self.carriage.settings.allowed_users().0.contains(&uid) {
-            return Err(format!(
-                "user {uid} listens at {}, who may not migrate: allow_users in the configuration \
-                 names those who may",
-                path.display()
-            ));
-        }
+        self.judge(user.uid.as_raw())?;
         let pid = user.pid.as_raw_pid();
         let first = *self.process.get_or_init(|| pid);
         if pid != first {
@@ -193,7 +224,7 @@ impl Host for Receiving {
 /// tell.
 fn listener_at(address: &QemuAddress) -> Option<u64> {
     match address {
-        QemuAddress::Tcp(address) => tcp_listener(*address),
+        QemuAddress::Tcp(address) => listener_owner(*address).ok().flatten().map(|it| it.inode),
         QemuAddress::Unix(address) => match unix_listeners(address.path()).ok()?[..] {
             [only] => Some(only),
             _ => None,

@@ -8,7 +8,7 @@ use super::feed::{GREETING, MAX_FOLLOWERS};
 use super::status::{self, HostStatus};
 use super::{EventsArgs, ServiceArgs};
 use crate::device::endpoint::Endpoint;
-use crate::say::{printable, say, show};
+use crate::say::{printable_part, say, show};
 use anyhow::Context;
 use host::{Event, Phase};
 use relay::{Listening, UnixAddress};
@@ -176,10 +176,11 @@ fn described(event: &Event) -> String {
         .unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let (date, time) = (at.date(), at.time());
     let disk = if event.what == host::What::Disk { " disk" } else { "" };
-    let vm = event.vm.as_ref().map_or(String::new(), |vm| format!(" of {}", printable(vm)));
+    let vm = event.vm.as_ref().map_or(String::new(), |vm| format!(" of {}", printable_part(vm)));
     let way = if event.role == host::Role::Source { "to" } else { "from" };
     let status = event.status.map_or(event.phase.name(), host::Status::name);
-    let cause = event.cause.as_ref().map_or(String::new(), |it| format!(": {}", printable(it)));
+    let cause =
+        event.cause.as_ref().map_or(String::new(), |it| format!(": {}", printable_part(it)));
     format!(
         "{}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z {}{disk}{vm} {way} {} (port {}) {status}{cause}",
         date.year(),
@@ -190,7 +191,7 @@ fn described(event: &Event) -> String {
         time.second(),
         time.millisecond(),
         event.id,
-        printable(&event.peer),
+        printable_part(&event.peer),
         event.port
     )
 }
@@ -250,12 +251,12 @@ mod tests {
             phase: Phase::Ended,
             ended: Some(1_700_000_000_123),
             status: Some(host::Status::Failed),
-            cause: Some("the reason".into()),
+            cause: Some("the reason\n2023".into()),
             ..Record::default()
         };
         assert_eq!(
             described(&Event::from(&record)),
-            "2023-11-14T22:13:20.123Z 7 of g1 to b\\u{1b} (port 49152) failed: the reason"
+            "2023-11-14T22:13:20.123Z 7 of g1 to b\\u{1b} (port 49152) failed: the reason\\n2023"
         );
     }
 }

@@ -5,7 +5,7 @@ use super::settings::Settings;
 use super::switchboard::Carriers;
 use super::ServiceArgs;
 use crate::device::control;
-use crate::say::{printable, show};
+use crate::say::{printable, printable_part, show};
 use anyhow::Context;
 use host::{now, Record};
 use serde::{Deserialize, Serialize};
@@ -135,12 +135,12 @@ fn table(records: &[Record]) -> String {
             out,
             "{:<22} {role:<11} {:<16} {:>5} {:<16} {state:<11} {:>9.1} {ratio:>6.2} {:>8.1}  {}",
             record.id,
-            printable(&record.peer),
+            printable_part(&record.peer),
             record.port,
-            printable(record.vm.as_deref().unwrap_or("-")),
+            printable_part(record.vm.as_deref().unwrap_or("-")),
             record.transferred as f64 / 1e6,
             until.saturating_sub(record.began) as f64 / 1e3,
-            printable(record.cause.as_deref().unwrap_or("")),
+            printable_part(record.cause.as_deref().unwrap_or("")),
         );
     }
     out
@@ -164,10 +164,11 @@ mod tests {
             plain: 3_000_000,
             transferred: 1_000_000,
             status: Some(Status::Failed),
-            cause: Some("the reason".into()),
+            cause: Some("the reason\n1-2-4 source".into()),
             ..Record::default()
         };
         let text = table(&[record]);
+        assert_eq!(text.lines().count(), 2, "a cause is no line of its own: {text}");
         let line = text.lines().nth(1).unwrap();
         for words in ["1-2-3", "source", " b ", "49152", "failed", "1.0", "3.00", "2.5", "reason"] {
             assert!(line.contains(words), "{words}: {text}");

@@ -163,6 +163,10 @@ impl Carriers {
             }
             std::thread::sleep(LOOK);
         };
+        // Another hello may have come since the front has looked.
+        if self.registry.has_session(&promise.hello.session) {
+            return Err("the session exists already".into());
+        }
         let vm = match settings.deliver(place) {
             QemuAddress::Tcp(address) => of_listener(address),
             QemuAddress::Unix(address) => of_path(address.path()),

@@ -270,3 +270,12 @@ fn the_last_hundred_are_stored() {
     fs::write(registry.folder.join("x.json"), "{").unwrap();
     assert_eq!(registry.history().unwrap().len(), 100);
 }
+
+#[test]
+fn the_folder_is_the_service_s_and_all_may_pass_through_those_above() {
+    let above = tempfile::tempdir().unwrap();
+    Registry::open(&above.path().join("run/platen/host"), silent()).unwrap();
+    let mode = |name: &str| fs::metadata(above.path().join(name)).unwrap().mode() & 0o777;
+    assert_eq!(["run", "run/platen"].map(mode), [0o711; 2]);
+    assert_eq!(["run/platen/host", "run/platen/host/migrations"].map(mode), [0o700; 2]);
+}

@@ -223,6 +223,10 @@ impl Front {
                     .into(),
             );
         }
+        // A second session of this identifier would get links of the first one.
+        if self.switchboard.holds(&hello.session) {
+            return Err("the session exists already".into());
+        }
         let Some(owner) = link.peer().cloned() else {
             return Err("the source shows no certificate".into());
         };

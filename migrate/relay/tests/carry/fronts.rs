@@ -264,3 +264,21 @@ fn a_session_whose_process_takes_no_link_now_is_not_said_to_be_gone() {
         dial(&peer, Some(&connector), &link).unwrap();
     });
 }
+
+/// The identifier of a session can be read on the network, in the passes of its links.
+#[test]
+fn a_session_s_identifier_opens_no_second_session() {
+    bounded(|| {
+        let site = Site::new();
+        let asked = Hello { name: Some("door:49152".into()), again: true, ..hello() };
+        let connector = site.connector();
+        let peer = site.address.to_string();
+        let (_, welcome) = dial(&peer, Some(&connector), &asked).unwrap();
+        let error = site.dial(&asked);
+        assert!(matches!(error, SessionError::Refused { .. }), "{error}");
+        assert!(error.to_string().contains("the session exists already"), "{error}");
+        // The first one is as it was: its owner opens its link.
+        let link = Hello { token: Some(welcome.token), pass: true, ..asked };
+        dial(&peer, Some(&connector), &link).unwrap();
+    });
+}

@@ -156,7 +156,7 @@ mod tests {
         let [then, mut now] = [8, 1].map(|cpus| Plan::on(cpus, args, None).unwrap());
         let ublk::Geometry { queues, depth, max_io, .. } = then.ublk_options().geometry;
         let state = ublk::DiskState::Quiesced;
-        now.take_over(&ublk::Info { id: 3, queues, depth, max_io, state, pid: 9 });
+        now.take_over(&ublk::Info { id: 3, queues, depth, max_io, state, pid: 9, mark: 0 });
         assert_eq!((now.queues(), now.threads(None)), (8, then.threads(None)));
         assert_eq!(now.heap(None), then.heap(None));
     }

@@ -114,7 +114,7 @@ fn described(findings: &[Finding]) -> String {
             Verdict::Warn => "warn",
             Verdict::Fail => "FAIL",
         };
-        let _ = writeln!(out, "{verdict}  {check}: {}", printable(found));
+        let _ = writeln!(out, "{verdict}  {check}: {}", printable(found).replace('\n', "\n      "));
         if let Some(advice) = advice {
             let _ = writeln!(out, "      -> {}", printable(advice));
         }
