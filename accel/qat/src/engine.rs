@@ -107,15 +107,6 @@ impl Engine {
         engine
     }
 
-    /// Gives an engine without a `Qat` one, on which the next `poll` looks for an instance.
-    pub fn attach(&mut self, qat: &Arc<Qat>) {
-        if self.qat.is_none() {
-            register(&self.calls);
-            self.qat = Some(Arc::clone(qat));
-            self.claim_at = 0;
-        }
-    }
-
     /// Whether the next piece would go to a device.
     pub fn on_device(&self) -> bool {
         self.device.as_ref().is_some_and(Device::usable)

@@ -5,7 +5,7 @@
 
 use crate::calls::{self, Call, Calls};
 use crate::channel::Channel;
-use crate::instance::{lock, Instance, InstanceInfo, Unfit};
+use crate::instance::{lock, Instance, Unfit};
 use crate::load::{Api, Libraries};
 use crate::mailbox::State;
 use crate::watchdog::Hang;
@@ -125,11 +125,6 @@ impl Qat {
             .spawn(move || of_thread.watch(interval))
             .map_err(|error| StartError::Thread(error.to_string()))?;
         Ok(Arc::new(Self { inner, events: Some(events) }))
-    }
-
-    /// The instances that engines can use.
-    pub fn instances(&self) -> impl ExactSizeIterator<Item = &InstanceInfo> {
-        self.inner.instances.iter().map(|instance| &instance.info)
     }
 
     /// The instances that cannot be used.

@@ -1,7 +1,7 @@
 //! One thread's compressor: a job, and the reaction to its failures.
 
 use crate::counters::{count, Counters};
-use crate::library::{Job, Path, Status};
+use crate::library::{Job, Status};
 use codec::{Deflate, Deflated};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,7 +34,6 @@ impl Default for Options {
 pub struct Compressor {
     /// `None` once the thread goes on without libqpl.
     job: Option<Box<dyn Job>>,
-    path: Path,
     options: Options,
     counters: Arc<Counters>,
     in_a_row: u32,
@@ -54,22 +53,17 @@ enum Failure {
 }
 
 impl Compressor {
-    pub(crate) fn new(job: Result<Box<dyn Job>, Status>, path: Path, options: Options) -> Self {
+    pub(crate) fn new(job: Result<Box<dyn Job>, Status>, options: Options) -> Self {
         let counters = Arc::new(Counters::default());
         if let Err(status) = &job {
             counters.failed(format!("qpl_init_job: {status}"));
         }
-        Self { job: job.ok(), path, options, counters, in_a_row: 0, made: 0 }
+        Self { job: job.ok(), options, counters, in_a_row: 0, made: 0 }
     }
 
     /// The counters.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
-    }
-
-    /// The maker of the streams.
-    pub fn path(&self) -> Path {
-        self.path
     }
 
     fn make(&mut self, plain: &[u8], out: &mut [u8]) -> Result<Deflated, Failure> {

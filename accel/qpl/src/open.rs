@@ -106,7 +106,7 @@ impl Qpl {
         let mut out = vec![0; plain.len()];
         let job = self.library.job(self.path, self.job_size, plain.len());
         let job = job.map_err(|status| OpenError::Unavailable { path: self.path, status })?;
-        let mut compressor = Compressor::new(Ok(job), self.path, self.options);
+        let mut compressor = Compressor::new(Ok(job), self.options);
         match compressor.deflate(&plain, &mut out) {
             Deflated::Done(len) if inflates_to(&plain, &out[..len]) => Ok(()),
             Deflated::Done(_) => Err(failed("it inflates to other bytes".into())),
@@ -121,7 +121,7 @@ impl Qpl {
     /// Makes a compressor for one thread and units of at most `capacity` bytes.
     pub fn compressor(&self, capacity: usize) -> Compressor {
         let job = self.library.job(self.path, self.job_size, capacity.min(MAX_PLAIN));
-        Compressor::new(job, self.path, self.options)
+        Compressor::new(job, self.options)
     }
 
     /// The maker of the streams.

@@ -120,11 +120,6 @@ impl Controller {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// The decisions so far, oldest first: at most the last 256 that changed something.
-    pub fn explain(&self) -> Vec<Decision> {
-        self.explain_after(0).1
-    }
-
     /// The number of decisions so far, and the stored ones after the first `known`.
     pub fn explain_after(&self, known: u64) -> (u64, Vec<Decision>) {
         let planner = self.lock();

@@ -97,11 +97,6 @@ impl Arena {
         self.freed.notify_all();
     }
 
-    /// Bytes in each slot.
-    pub fn slot_bytes(&self) -> usize {
-        self.slot_bytes
-    }
-
     /// The number of free slots; approximate while other threads take and free slots. The call
     /// walks the free list.
     pub fn free(&self) -> usize {
@@ -141,12 +136,7 @@ pub struct Slot {
     number: u32,
 }
 
-impl Slot {
-    /// The slot's arena.
-    pub fn arena(&self) -> &Arc<Arena> {
-        &self.arena
-    }
-}
+impl Slot {}
 
 impl Deref for Slot {
     type Target = [u8];

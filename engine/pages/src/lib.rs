@@ -13,7 +13,7 @@
 //! allocated after [`Arena::new`]; the kernel provides a page of the mapping when it is first
 //! touched. A slot still holds the bytes of its last owner.
 //!
-//! [`same_filled`] and [`is_zero`] find the pages that need no codec.
+//! [`same_filled`] finds the pages that need no codec.
 //!
 //! # What fails
 //!
@@ -28,7 +28,7 @@ mod arena;
 mod scan;
 
 pub use arena::{Arena, Slot};
-pub use scan::{is_zero, same_filled};
+pub use scan::same_filled;
 
 /// The page size of the supported hosts, in bytes. Guests may use larger pages, which are multiples
 /// of it.

@@ -9,7 +9,6 @@ pub struct Reorder<T> {
     /// Item `n` waits in cell `n % window`.
     window: Box<[Option<T>]>,
     next: u64,
-    waiting: usize,
 }
 
 /// Why an item was refused. This program makes the numbers, so the cause is a bug in it.
@@ -40,7 +39,7 @@ impl<T> Reorder<T> {
     /// A window of `capacity` numbers, at least one.
     pub fn new(capacity: usize) -> Self {
         let window = (0..capacity.max(1)).map(|_| None).collect();
-        Self { window, next: 0, waiting: 0 }
+        Self { window, next: 0 }
     }
 
     /// Accepts item number `seq`.
@@ -61,7 +60,6 @@ impl<T> Reorder<T> {
             return Err(ReorderError::Duplicate { seq, next: self.next });
         }
         self.window[cell] = Some(item);
-        self.waiting += 1;
         Ok(())
     }
 
@@ -69,18 +67,7 @@ impl<T> Reorder<T> {
     pub fn pop(&mut self) -> Option<T> {
         let item = self.window[self.cell(self.next)].take()?;
         self.next += 1;
-        self.waiting -= 1;
         Some(item)
-    }
-
-    /// The number that is next in order.
-    pub fn next_seq(&self) -> u64 {
-        self.next
-    }
-
-    /// How many items are held.
-    pub fn waiting(&self) -> usize {
-        self.waiting
     }
 
     fn cell(&self, seq: u64) -> usize {

@@ -137,11 +137,6 @@ impl<T> Results<T> {
         done != self.queued.0.load(Ordering::Relaxed)
     }
 
-    /// The number of results for which there is room.
-    pub fn capacity(&self) -> usize {
-        self.ring.capacity()
-    }
-
     /// Futex system calls made at this ring so far.
     pub fn futex_calls(&self) -> u64 {
         self.items.futex_calls() + self.room.futex_calls() + self.finished.futex_calls()

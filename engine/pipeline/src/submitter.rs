@@ -126,9 +126,4 @@ impl<J: Job> Submitter<J> {
     pub fn pool(&self) -> &Arc<Pool<J>> {
         &self.pool
     }
-
-    /// The results that receive the outputs.
-    pub fn results(&self) -> &Arc<Results<J::Output>> {
-        &self.results
-    }
 }

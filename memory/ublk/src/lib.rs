@@ -61,6 +61,5 @@ pub use control::{Control, ControlError};
 pub use error::ServeError;
 pub use geometry::{DiskState, Geometry, Info};
 pub use queue::QueueError;
-pub use queues::Counters;
 pub use server::{abandon, disk, mark, Options, Server};
 pub use tags::Violation;

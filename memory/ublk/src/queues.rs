@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -19,18 +18,10 @@ use crate::queue::{serve, QueueError};
 use crate::ring::{Arrival, KernelRing};
 use crate::tags::Tags;
 
-/// Requests answered without the backend, since the server started.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Invalid requests, answered with EIO or EOPNOTSUPP.
-    pub senseless: AtomicU64,
-}
-
 /// Queues of a device that is being started.
 pub(crate) struct Queues {
     pub(crate) threads: Vec<JoinHandle<()>>,
     pub(crate) ends: Receiver<(u16, Result<(), QueueError>)>,
-    pub(crate) counters: Arc<Counters>,
 }
 
 impl Queues {
@@ -44,7 +35,6 @@ impl Queues {
         let failed = |action| move |source| ServeError::Io { id, action, source };
         let device = open_device(id)?;
         let buffers = Arc::new(buffers);
-        let counters = Arc::new(Counters::default());
         let (ended, ends) = mpsc::channel();
         let mut threads = Vec::with_capacity(geometry.queues.into());
         for queue in 0..geometry.queues {
@@ -55,7 +45,6 @@ impl Queues {
                 queue,
                 ioctl,
                 buffers: Arc::clone(&buffers),
-                counters: Arc::clone(&counters),
             };
             let ended: Sender<_> = ended.clone();
             let spawned = thread::Builder::new()
@@ -68,7 +57,7 @@ impl Queues {
                 .map_err(failed("start a thread"))?;
             threads.push(spawned);
         }
-        Ok(Self { threads, ends, counters })
+        Ok(Self { threads, ends })
     }
 
     /// The result of a command that waits for the queues; if a queue has ended, its error is the
@@ -92,12 +81,11 @@ struct Thread {
     queue: u16,
     ioctl: bool,
     buffers: Arc<Buffers>,
-    counters: Arc<Counters>,
 }
 
 impl Thread {
     fn run(self, mut backend: impl Queue) -> Result<(), QueueError> {
-        let Self { device, geometry, queue, ioctl, buffers, counters } = self;
+        let Self { device, geometry, queue, ioctl, buffers } = self;
         let mut tags = Tags::new(geometry.depth, geometry.size / 4096, geometry.max_io);
         let mut arrivals: Vec<Arrival> = Vec::with_capacity(usize::from(geometry.depth) + 1);
         let kept = Arc::clone(&buffers);
@@ -105,7 +93,6 @@ impl Thread {
         let path = IoPath::enter();
         let result = serve(&mut ring, &mut backend, &mut tags, &buffers, queue, &mut arrivals);
         drop(path);
-        counters.senseless.fetch_add(tags.senseless, Ordering::Relaxed);
         // First the backend, because it may still write to the buffers.
         drop(backend);
         drop(ring);

@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc::Receiver;
-use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use crate::control::{Control, ControlError};
 use crate::error::ServeError;
 use crate::geometry::{DiskState, Geometry, Info};
 use crate::queue::QueueError;
-use crate::queues::{Counters, Queues};
+use crate::queues::Queues;
 use crate::sys::{self, MAX_DEPTH};
 
 /// A server's options.
@@ -88,7 +87,6 @@ pub struct Server {
     size: u64,
     threads: Vec<JoinHandle<()>>,
     ends: Receiver<(u16, Result<(), QueueError>)>,
-    counters: Arc<Counters>,
 }
 
 impl Server {
@@ -184,19 +182,9 @@ impl Server {
         Ok(())
     }
 
-    /// The device's number.
-    pub fn id(&self) -> u32 {
-        self.id
-    }
-
     /// The path of the disk.
     pub fn disk(&self) -> PathBuf {
         disk(self.id)
-    }
-
-    /// Counters of this server.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
     }
 
     /// Waits up to `timeout` for a queue to end; `None` if none has.
@@ -222,8 +210,8 @@ impl Server {
 
 impl Queues {
     fn into_server(self, control: Control, id: u32, size: u64) -> Server {
-        let Self { threads, ends, counters } = self;
-        Server { control, id, size, threads, ends, counters }
+        let Self { threads, ends } = self;
+        Server { control, id, size, threads, ends }
     }
 }
 

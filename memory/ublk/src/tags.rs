@@ -113,15 +113,13 @@ pub(crate) struct Tags {
     pages: u64,
     max_io: u32,
     alive: u16,
-    /// Invalid requests.
-    pub(crate) senseless: u64,
 }
 
 impl Tags {
     /// The tags of a queue, for a disk of `pages` pages.
     pub(crate) fn new(depth: u16, pages: u64, max_io: u32) -> Self {
         let states = vec![State::Idle; usize::from(depth)].into_boxed_slice();
-        Self { states, pages, max_io, alive: depth, senseless: 0 }
+        Self { states, pages, max_io, alive: depth }
     }
 
     fn depth(&self) -> u16 {
@@ -168,10 +166,7 @@ impl Tags {
                 *state = State::Serving(success);
                 Ok(Step::Serve(tag, asked))
             }
-            Err(errno) => {
-                self.senseless += 1;
-                Ok(Step::Commit(tag, -errno))
-            }
+            Err(errno) => Ok(Step::Commit(tag, -errno)),
         }
     }
 
@@ -277,7 +272,6 @@ mod tests {
         for (bad, answer) in cases {
             assert_eq!(tags.arrived(1, 0, |_| bad), Ok(Step::Commit(1, answer)), "{bad:?}");
         }
-        assert_eq!(tags.senseless, cases.len() as u64);
         let last = descriptor(sys::OP_READ, 792, 8);
         assert!(matches!(tags.arrived(1, 0, |_| last), Ok(Step::Serve(1, _))));
     }

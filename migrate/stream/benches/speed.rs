@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use stream::synth::{main_stream, multifd_streams, Style};
-use stream::{pack, saving, unpack, Kind, Token, Tokeniser};
+use stream::{pack, unpack, Kind, Token, Tokeniser};
 
 const PAGE: usize = 4096;
 const CHUNK: usize = 512 * 1024;
@@ -30,10 +30,7 @@ fn main() {
         |n: usize| (0..n).flat_map(move |i| [vec![0; PAGE], vec![i.to_le_bytes()[0]; PAGE]]);
     let lane = |style, pages: Vec<Vec<u8>>| multifd_streams(style, PAGE, 1, pages).1.remove(0);
 
-    println!(
-        "{:34} {:>8} {:>8} {:>8} {:>8}  {:>12}",
-        "GB/s", "feed", "saving", "pack", "unpack", "structure"
-    );
+    println!("{:34} {:>8} {:>8} {:>8}  {:>12}", "GB/s", "feed", "pack", "unpack", "structure");
     let page_main = main_stream(Style::Qemu92, PAGE, noise(16384));
     row("main, 64 MiB of pages", Kind::Main, &page_main, 16384);
     row(
@@ -66,13 +63,13 @@ fn main() {
 }
 
 fn row(name: &str, kind: Kind, bytes: &[u8], pages: usize) {
-    let mut best = [f64::MAX; 4];
+    let mut best = [f64::MAX; 3];
     let mut tokens: Vec<Token> = Vec::with_capacity(CHUNK);
     let mut packed = vec![0; CHUNK + 4096];
     let mut plain = vec![0; CHUNK];
     let mut structure = 0;
     for _ in 0..ROUNDS {
-        let mut spent = [0.0; 4];
+        let mut spent = [0.0; 3];
         let mut tokeniser = Tokeniser::new(kind, PAGE);
         structure = 0;
         for piece in bytes.chunks(CHUNK) {
@@ -83,11 +80,10 @@ fn row(name: &str, kind: Kind, bytes: &[u8], pages: usize) {
             };
             tokens.clear();
             time(0, &mut || tokeniser.feed(black_box(piece), &mut tokens));
-            time(1, &mut || _ = black_box(saving(piece, &tokens, PAGE)));
             let mut len = 0;
-            time(2, &mut || len = pack(piece, &tokens, PAGE, &mut packed).expect("room"));
+            time(1, &mut || len = pack(piece, &tokens, PAGE, &mut packed).expect("room"));
             let plain = &mut plain[..piece.len()];
-            time(3, &mut || unpack(black_box(&packed[..len]), plain).expect("packed"));
+            time(2, &mut || unpack(black_box(&packed[..len]), plain).expect("packed"));
             assert!(plain == piece, "identical");
             structure += 12 + u32::from_be_bytes(packed[4..8].try_into().expect("4")) as usize;
         }
@@ -99,6 +95,6 @@ fn row(name: &str, kind: Kind, bytes: &[u8], pages: usize) {
     let speed = |seconds: f64| bytes.len() as f64 / seconds / 1e9;
     #[allow(clippy::cast_precision_loss, reason = "figures to print")]
     let each = structure as f64 / pages.max(1) as f64;
-    let [feed, saving, pack, unpack] = best.map(speed);
-    println!("{name:34} {feed:8.1} {saving:8.1} {pack:8.2} {unpack:8.2}  {each:7.4} B/page");
+    let [feed, pack, unpack] = best.map(speed);
+    println!("{name:34} {feed:8.1} {pack:8.2} {unpack:8.2}  {each:7.4} B/page");
 }

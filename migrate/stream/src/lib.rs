@@ -45,6 +45,6 @@ mod tokeniser;
 
 pub use facts::Facts;
 pub use layout::multifd_header_len;
-pub use packed::{pack, saving, unpack, worth_packing_without_codec, UnpackError, MAX_CHUNK};
+pub use packed::{pack, unpack, worth_packing_without_codec, UnpackError, MAX_CHUNK};
 pub use token::Token;
 pub use tokeniser::{classify, Kind, Tokeniser};

@@ -336,7 +336,6 @@ fn same_filled_pages_shrink_to_their_word() {
     let outcome = sweep(Kind::Main, &bytes);
     assert!(outcome.packed < 200, "{}", outcome.packed);
     let whole = check(Kind::Main, PAGE, &bytes, &[1 << 20]);
-    assert_eq!(stream::saving(&bytes, &whole.tokens, PAGE), 100 * 4104 - 8);
     assert!(!stream::worth_packing_without_codec(&whole.tokens));
 }
 

@@ -87,7 +87,7 @@ fn check(name: &str, world: &World, more: f64, failed: &mut Vec<String>) {
     );
     println!("{line}");
     if chosen.time > 1.05 * best.time + more {
-        for decision in auto.explain().iter().rev().take(4) {
+        for decision in auto.explain_after(0).1.iter().rev().take(4) {
             println!("{decision}");
         }
         println!("{}", auto.current());

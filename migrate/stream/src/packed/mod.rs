@@ -9,5 +9,5 @@ mod unpack;
 
 pub use error::UnpackError;
 pub use format::MAX_CHUNK;
-pub use pack::{pack, saving, worth_packing_without_codec};
+pub use pack::{pack, worth_packing_without_codec};
 pub use unpack::unpack;

@@ -240,31 +240,8 @@ fn copy(
     Some(body)
 }
 
-/// Bytes that packing saves (zero runs, same-filled pages, headers), without the few bytes of
-/// structure that it adds. Reads each page body only as far as it repeats one word.
-pub fn saving(bytes: &[u8], tokens: &[Token], page_size: usize) -> usize {
-    let mut from = 0;
-    let mut saved = 0;
-    for token in tokens {
-        let len = token.len(page_size);
-        let Some(covered) = bytes.get(from..).and_then(|rest| rest.get(..len)) else { break };
-        let head = usize::from(matches!(token, Token::Pages { .. })) * 8;
-        saved += match token {
-            Token::ZeroRun { .. } | Token::MultifdHeader => len,
-            Token::Pages { .. } | Token::Bodies { .. } => {
-                let records = covered.chunks_exact(head + page_size);
-                let filled = records.filter(|record| same_filled(&record[head..]).is_some());
-                filled.count() * (head + page_size)
-            }
-            Token::Raw { .. } | Token::Barrier { .. } => 0,
-        };
-        from += len;
-    }
-    saved
-}
-
 /// Whether packing alone, without a codec, more than halves a feed, estimated from its tokens (4
-/// KiB pages assumed). Same-filled pages need the bytes: see [`saving`].
+/// KiB pages assumed). Same-filled pages do not count: finding them needs the bytes.
 pub fn worth_packing_without_codec(tokens: &[Token]) -> bool {
     let (mut runs, mut all) = (0, 0);
     for token in tokens {
