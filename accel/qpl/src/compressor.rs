@@ -84,8 +84,9 @@ impl Compressor {
             status => return Err(Failure::Once(format!("the job ended with {status}"))),
         }
         let written = usize::try_from(job.written()).unwrap_or(usize::MAX);
-        let (Some(made), Some(place)) = (job.output().get(..written), out.get_mut(..written))
-        else {
+        // No stream of deflate is empty, and no peer would take it.
+        let made = job.output().get(..written).filter(|made| !made.is_empty());
+        let (Some(made), Some(place)) = (made, out.get_mut(..written)) else {
             let room = out.len();
             let why = format!("it says that it wrote {written} bytes to a place of {room}");
             return Err(Failure::ForGood(why));

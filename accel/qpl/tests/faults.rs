@@ -177,7 +177,7 @@ fn queues_that_stay_full_cost_a_unit_of_libdeflate() {
 
 #[test]
 fn a_length_that_cannot_be_ends_its_use() {
-    for len in [u32::MAX, (1 << 20) + 1, 40_000] {
+    for len in [u32::MAX, (1 << 20) + 1, 40_000, 0] {
         let (qpl, _) = with(&[(2, Fault::Says(len))], SURE);
         let seen = units(&qpl, 4);
         assert_eq!((seen.units, seen.failures, seen.without), (1, 1, 2), "{seen:?}");

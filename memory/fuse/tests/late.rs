@@ -27,7 +27,7 @@ const PAGES: u64 = 4096;
 const READ: u32 = 2049;
 const HEAP: &str = "PLATEN_TEST_LATE_HEAP";
 
-/// What the disk has, and what the successor has in its heap.
+/// The bytes of the disk, and those that the successor has in its heap.
 const ON_DISK: u8 = 0xd1;
 const IN_HEAP: u8 = 0x4e;
 

@@ -67,8 +67,8 @@ impl Switchover {
     }
 
     /// Reads and drops bytes of the stream for [`pass`](Self::pass), without waiting; returns their
-    /// number. The first byte that shows that the source QEMU is in postcopy stays in the socket, as
-    /// do those behind it: they may end the stream.
+    /// number. The first byte that shows that the source QEMU is in postcopy stays in the socket,
+    /// as do those behind it: they may end the stream.
     pub(crate) fn read_on(self, socket: &impl AsFd) -> rustix::io::Result<u64> {
         let mut bytes = [0; 16384];
         let Self::Coming(left) = self else { return Ok(0) };

@@ -49,7 +49,7 @@ pub(crate) struct Guests {
     pub(crate) tracks: Vec<Track>,
     /// Parts that do not run.
     pub(crate) left_out: Vec<Done>,
-    /// What runs alone, after the tracks, because it measures.
+    /// Jobs that measure, and run alone after the tracks.
     pub(crate) alone: Vec<Track>,
     claims: Vec<tempfile::TempDir>,
 }

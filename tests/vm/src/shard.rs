@@ -17,8 +17,8 @@ pub struct Shard {
     /// From 1.
     number: usize,
     count: usize,
-    /// The folder in which each program makes a file for a scenario that it begins. Without one, the
-    /// program runs its own shard only.
+    /// The folder in which each program makes a file for a scenario that it begins. Without one,
+    /// the program runs its own shard only.
     claims: Option<PathBuf>,
 }
 

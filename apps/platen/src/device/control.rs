@@ -31,8 +31,8 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// The shortest time-out of a socket: zero would mean no time-out.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
-/// Root's folder. Its sockets are for root alone; the folders of `platen host`, which runs as a user
-/// of its own, and those of QEMU's sockets are in it, too.
+/// Root's folder. Its sockets are for root alone; the folders of `platen host`, which runs as a
+/// user of its own, and those of QEMU's sockets are in it, too.
 const SHARED: &str = "/run/platen";
 
 /// The folder of the control sockets.
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(mode(&folder), 0o700);
         make(&folder, true).unwrap();
         assert_eq!(mode(&folder), 0o711);
-        // What an administrator has set stays.
+        // A mode that an administrator has set stays.
         std::fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
         make(&folder, true).unwrap();
         assert_eq!(mode(&folder), 0o755);

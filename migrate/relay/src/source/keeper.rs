@@ -19,7 +19,8 @@
 //! memory. The end of the stream may wait in the socket, so the keeper looks before it closes
 //! ([`Settle`]). Bytes beyond the PING behind the packaged state show that a source is in postcopy.
 //! A source of QEMU 10.2 and later shows nothing: the keeper holds on until the relay has given it
-//! the PONG of the packaged state, repeats that PONG, and goes on when the source must have seen it.
+//! the PONG of the packaged state, repeats that PONG, and goes on when the source must have seen
+//! it.
 //!
 //! **What fails.** Without a keeper (killed as well) the source sees its socket close, as with QEMU
 //! alone.

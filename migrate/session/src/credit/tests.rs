@@ -71,7 +71,8 @@ fn an_ack_of_another_number_of_bytes_is_refused_by_number() {
     }
 }
 
-/// The success of a destination is not passed on for bytes about which the ends disagree (W15, W22).
+/// The success of a destination is not passed on for bytes about which the ends disagree (W15,
+/// W22).
 #[test]
 fn what_a_refused_ack_acknowledges_stays_unacknowledged() {
     let wrong: [fn(&mut AckEntry); 2] = [|entry| entry.hash ^= 1, |entry| entry.offset += 1];

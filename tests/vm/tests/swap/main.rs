@@ -7,12 +7,13 @@
 //!
 //! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
 //! of `make test`. Programs with the same folder of claims share the scenarios out among themselves
-//! (`vm_tests::Shard`). Needs the files that `scripts/fetch-linux612` and `scripts/fetch-qemu 10` unpack, and the binary of the same
-//! profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` is the length of the soak (60; 10 by NBD; 3
-//! with `--quick`), `PLATEN_SWAP_BEYOND=MIB` what the program has beyond the guest's memory (100;
-//! 20 with `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's memory (256; 192 with `--quick`),
-//! `PLATEN_SWAP_LARGE=MIB` that of the guests that store several GiB (4096),
-//! `PLATEN_SWAP_LINUX=target/linux7` the guests' kernel (`scripts/fetch-linux7`; without, 6.12).
+//! (`vm_tests::Shard`). Needs the files that `scripts/fetch-linux612` and `scripts/fetch-qemu 10`
+//! unpack, and the binary of the same profile; fails without. `PLATEN_SWAP_SOAK=SECONDS` is the
+//! length of the soak (60; 10 by NBD; 3 with `--quick`), `PLATEN_SWAP_BEYOND=MIB` what the program
+//! has beyond the guest's memory (100; 20 with `--quick`), `PLATEN_SWAP_MEMORY=MIB` the guest's
+//! memory (256; 192 with `--quick`), `PLATEN_SWAP_LARGE=MIB` that of the guests that store several
+//! GiB (4096), `PLATEN_SWAP_LINUX=target/linux7` the guests' kernel (`scripts/fetch-linux7`;
+//! without, 6.12).
 
 mod disk;
 mod limits;

@@ -30,14 +30,14 @@ pub(crate) fn beyond_memory(stage: &Stage) -> Result<()> {
 /// Pages that the kernel frees while values are read do not stay stored: the kernel uses the free
 /// slots of one area before it goes on to the next.
 pub(crate) fn read_again(stage: &Stage) -> Result<()> {
-    const AREAS: u64 = 8;
     const SIZE_MIB: u64 = 512;
     let mut guest = stage.boot("redis-read", 256)?;
     guest.vm.sh("printf '[policy]\\ndictionary = \"off\"\\n' > /tmp/policy.toml", SHORT)?;
     let serve = "--size 512M --codec zstd --ublk --swap --policy /tmp/policy.toml";
     guest.serve(serve, "page-cluster")?;
     let areas = guest.vm.sh("tail -n +2 /proc/swaps", SHORT)?.lines().count() as u64;
-    ensure!(areas == AREAS, "{areas} swap areas");
+    // Of a disk that may grow: 16 at most, some of them kept for the growth.
+    ensure!((8..=16).contains(&areas), "{areas} swap areas");
     guest.redis()?;
     let keys = (guest.available_mib()? + 110) * (1 << 20) / (VALUE + 120);
     for what in ["fill", "check"] {
@@ -49,7 +49,7 @@ pub(crate) fn read_again(stage: &Stage) -> Result<()> {
     ensure!(swapped > 100, "only {swapped} MiB are swapped out");
     // One area, and what is discarded a little later.
     ensure!(
-        stored < swapped + SIZE_MIB / AREAS + 16,
+        stored < swapped + SIZE_MIB / areas + 16,
         "{stored} MiB are stored of which {swapped} are swapped out"
     );
     println!("  {keys} values read: {stored} MiB stored, {swapped} MiB swapped out");
@@ -57,8 +57,8 @@ pub(crate) fn read_again(stage: &Stage) -> Result<()> {
     // More is swapped out than memory has room for: the end is put off, and no area stays off.
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.wait_for("serve", "cannot take all back", LONG)?;
-    let areas = guest.vm.sh("tail -n +2 /proc/swaps", SHORT)?.lines().count() as u64;
-    ensure!(areas == AREAS, "{areas} swap areas after a failed swapoff");
+    let left = guest.vm.sh("tail -n +2 /proc/swaps", SHORT)?.lines().count() as u64;
+    ensure!(left == areas, "{left} of {areas} swap areas after a failed swapoff");
     let command = format!("guest swap redis-check /tmp/redis.sock keys={keys} size={VALUE}");
     let said = guest.vm.sh(&format!("{command} | tail -1"), LONG)?;
     ensure!(said.contains(&format!("ok keys={keys}")), "after a failed swapoff: {said}");

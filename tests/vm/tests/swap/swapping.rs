@@ -32,7 +32,7 @@ fn pressed(mut guest: Guest, arguments: &str, seconds: u64) -> Result<()> {
     // An error that takes a backtrace aborts a program without tables for unwinding.
     let wrong = "RUST_BACKTRACE=1 platen device serve --size 1 --ublk";
     let (status, said) = guest.vm.try_sh(wrong, SHORT)?;
-    ensure!(status == 1 && said.contains("not a number of pages"), "{status}: {said}");
+    ensure!(status == 1 && said.contains("no whole number of pages"), "{status}: {said}");
     guest.serve(arguments, "page-cluster")?;
     if arguments.contains("--nbd") {
         reads_fit(&mut guest)?;

@@ -7,7 +7,8 @@
 //!
 //! A scenario runs if its name contains one of the filters; with `--quick`, if it is in the choice
 //! of `make test`. Programs with the same folder of claims share the scenarios out among themselves
-//! (`vm_tests::Shard`). Needs the files of `scripts/setup` and the binary of the same profile. `PLATEN_VM_LOOPBACK=1` does without namespaces.
+//! (`vm_tests::Shard`). Needs the files of `scripts/setup` and the binary of the same profile.
+//! `PLATEN_VM_LOOPBACK=1` does without namespaces.
 
 mod accelerator;
 mod advise;

@@ -200,7 +200,7 @@ fn chained(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let first = save.report()?;
     let before = vm.guest.work("loops")?;
     vm.guest.wait_work("loops", before)?;
-    // A save that gets no CPU takes long, and what the guest then writes twice is in its image twice.
+    // A save that gets no CPU takes long, and its image then has pages twice that the guest writes.
     vm.guest.stop()?;
     vm.guest.dirty(GENTLE, LOAD.1, 16)?;
     let mut save = start_save(stage, &vm, &two, &["--then", "pause"])?;
