@@ -302,8 +302,8 @@ fn a_standby_server_obeys_its_supervisor_and_ignores_signals() {
 fn impossible_arguments_are_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     for (options, reason) in [
-        (&["--size", "1000"][..], "not a number of pages"),
-        (&["--size", "0"], "not a number of pages"),
+        (&["--size", "1000"][..], "no whole number of pages"),
+        (&["--size", "0"], "no whole number of pages"),
         (&["--codec", "zlib", "--level", "10"], "expected 0 to 9"),
         (&["--mem-limit", "4K"], "slot table alone need"),
         (&["--size", "4000T"], "--size: 4398046511104000 bytes are more than a device can have"),

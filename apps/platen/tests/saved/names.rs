@@ -23,7 +23,8 @@ fn a_report_never_takes_the_place_of_an_image() {
     assert!(!done && text.contains("its folder does not exist"), "{text}");
     assert!(!Path::new(&new).exists());
     // By another name of the same file it is found only when the image is there.
-    let other = format!("{}/./new", folder.display());
+    std::os::unix::fs::symlink(folder, folder.join("link")).unwrap();
+    let other = format!("{}/link/new", folder.display());
     let (done, text) = run(&["save", &new, "--qmp", &address, "--json", &other]);
     assert!(done && text.contains("it is no report: it stays as it is"), "{text}");
     assert!(works(folder, &["image", "verify", &new]).0.contains("sound"));

@@ -65,7 +65,7 @@ fn saves_of_a_store_are_listed_verified_removed_and_restored() {
     fails(folder, &["image", "rm", &stray], "not an image of platen");
     assert!(Path::new(&stray).exists());
     fails(folder, &["image", "list", &folder.display().to_string()], "is no store");
-    fails(folder, &["image", "init", &store], "exists");
+    fails(folder, &["image", "init", &store], "is a store already");
     works(folder, &["image", "rm", &one]);
     works(folder, &["image", "verify", &two]);
     assert!(block(&two, "pc.ram") == expected);
