@@ -31,8 +31,8 @@ pub(crate) fn vm(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
 fn remedy(status: &str) -> &'static str {
     match status {
         "postmigrate" => {
-            "if it was migrated, it runs at the destination, so save it there; if it was saved with --then pause, \
-             let it go on first (cont)"
+            "if it was migrated, it runs at the destination, so save it there; if it was saved with \
+             --then pause, let it go on first (cont)"
         }
         "inmigrate" => "this QEMU waits for a VM itself (-incoming), and has none to save",
         _ => "let it go on first (cont)",
