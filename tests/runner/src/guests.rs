@@ -2,15 +2,15 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result};
 
 use crate::cargo::{self, Program};
 use crate::fetched::{is_set, SKIP_LIBVIRT, SKIP_PACKAGES, SKIP_SWAP};
 use crate::job::{Done, Job, Track};
 use crate::outcome::{Format, Outcome};
 
-/// The parts of a proof with guests. They run side by side, because they wait most of their time.
-pub(crate) const PARTS: [&str; 3] = ["vm", "libvirt", "swap"];
+/// The parts of a proof with guests.
+pub(crate) const PARTS: [&str; 5] = ["vm", "libvirt", "swap", "demo-memory", "memory-matrix"];
 
 /// The number of programs that run the whole-VM tests at once. Each boots the VMs that its
 /// scenarios share, so more of them cost more CPU. Fewer would wait too much of their time, above
@@ -100,6 +100,13 @@ pub(crate) fn all(programs: &[Program], parts: &[&str]) -> Result<Guests> {
         }
         guests.tracks.push(jobs.into());
     }
+    if parts.contains(&"memory-matrix") && guests.runs("memory-matrix") {
+        guests.shards(programs, "memory-matrix", SWAP_SHARDS, &[])?;
+    }
+    if parts.contains(&"demo-memory") && guests.runs("demo-memory") {
+        let job = harness(programs, "demo-memory", "demo-memory", &[])?;
+        guests.tracks.push(vec![job].into());
+    }
     if parts.contains(&"swap") && guests.runs("swap") {
         guests.shards(programs, "swap", SWAP_SHARDS, &[])?;
         let newer = harness(programs, "swap", "swap, Linux 7", &WITH_NEWER_LINUX)?;
@@ -138,26 +145,39 @@ impl Guests {
     }
 }
 
-/// A job of the whole-VM tests (`vm`), of the swap guests (`swap`), or under libvirt (`libvirt`).
+/// A job of the whole-VM tests (`vm`), of the swap guests (`swap`), under libvirt (`libvirt`), or
+/// of a program that compares platen with zram.
 fn harness(
     programs: &[Program],
     part: &'static str,
     name: &str,
     arguments: &[&str],
 ) -> Result<Job> {
-    let is_wanted = |program: &&Program| {
-        cargo::SCENARIOS.contains(&&*program.name) && program.name.ends_with(&format!("/{part}"))
+    let scenarios = |part: &str| -> Result<&Program> {
+        let is_wanted = |program: &&Program| {
+            cargo::SCENARIOS.contains(&&*program.name)
+                && program.name.ends_with(&format!("/{part}"))
+        };
+        let found = programs.iter().find(is_wanted);
+        found.with_context(|| format!("cargo has built no program of the scenarios of {part}"))
     };
-    let Some(program) = programs.iter().find(is_wanted) else {
-        bail!("cargo has built no program of the scenarios of {part}");
+    let compares = match part {
+        "demo-memory" => "demo_memory",
+        "memory-matrix" => "swap_matrix",
+        _ => {
+            let path = &scenarios(part)?.path;
+            return Ok(Job::new(part, name, Format::Scenarios, path, arguments));
+        }
     };
-    Ok(Job::new(part, name, Format::Scenarios, &program.path, arguments))
+    // cargo builds the programs of a crate beside the folder of its tests.
+    let folder = scenarios("swap")?.path.ancestors().nth(2).context("no folder")?;
+    Ok(Job::new(part, name, Format::Plain, folder.join(compares), arguments))
 }
 
 /// Why a part cannot run, or shall not; `None` if it does.
 pub(crate) fn why_not(part: &str) -> Option<String> {
     let skip = match part {
-        "swap" => SKIP_SWAP,
+        "swap" | "demo-memory" | "memory-matrix" => SKIP_SWAP,
         "packages" => SKIP_PACKAGES,
         "libvirt" => SKIP_LIBVIRT,
         _ => return None,

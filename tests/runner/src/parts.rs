@@ -20,12 +20,15 @@ pub(crate) const PARTS: [&str; 12] = [
     "fuzz",
     "vm",
     "libvirt",
-    "packages",
     "swap",
-    "demo",
     "demo-memory",
     "memory-matrix",
+    "packages",
+    "demo",
 ];
+
+/// The parts that run behind all others, by the command that a user types: each builds the product.
+const ALONE: [&str; 2] = ["packages", "demo"];
 
 /// `make test`: one build without link-time optimisation; all tests of crates, the loom models as
 /// written, the fuzz targets over their seeds, a choice of whole-VM tests and swap guests.
@@ -65,7 +68,8 @@ pub(crate) fn test() -> Result<bool> {
     Ok(summary::print(&all, begin.elapsed()))
 }
 
-/// `make proof`: everything, or the named parts.
+/// `make proof`: everything, or the named parts. Most parts wait much of their time, so all of them
+/// run side by side but those that measure, and those that build the product once more.
 ///
 /// # Errors
 /// Those of [`test`](fn@test), and an unknown part.
@@ -79,49 +83,72 @@ pub(crate) fn proof(chosen: &[String]) -> Result<bool> {
     let mut all = vec![set_up()?];
     let fetched = [&FETCHED[..], &FETCHED_FOR_PROOF[..]].concat();
     all.extend(run_tracks(vec![fetch(&fetched).into()], summary::say)?);
-    let mut parts: Vec<&'static str> = PARTS.to_vec();
-    parts.retain(|part| chosen.is_empty() || chosen.iter().any(|name| name == part));
-    let has_guests = |part: &&&str| guests::PARTS.contains(*part);
-    let with_guests: Vec<&str> = parts.iter().filter(has_guests).copied().collect();
-    for part in parts {
-        if with_guests.first() == Some(&part) {
-            println!("\n== {}", with_guests.join(", "));
-            let programs = crates::build(&["--release"])?;
-            let mut guests = guests::all(&programs, &with_guests)?;
-            all.append(&mut guests.left_out);
-            all.extend(run_tracks(std::mem::take(&mut guests.tracks), summary::say)?);
-            all.extend(run_tracks(std::mem::take(&mut guests.alone), summary::say)?);
-        } else if !guests::PARTS.contains(&part) {
-            println!("\n== {part}");
-            match guests::why_not(part) {
-                Some(why) => all.push(guests::without(part, &why)),
-                None => all.extend(run_tracks(vec![track(part)?], summary::say)?),
-            }
+    let is_chosen = |part: &&str| chosen.is_empty() || chosen.iter().any(|name| name == part);
+    let parts: Vec<&'static str> = PARTS.iter().copied().filter(|part| is_chosen(part)).collect();
+    let mut tracks = without_guests(&parts)?;
+    let with_guests: Vec<&str> =
+        parts.iter().copied().filter(|part| guests::PARTS.contains(part)).collect();
+    let mut alone = Vec::new();
+    // The folder of what the programs have claimed goes with this value.
+    let mut guests = guests::Guests::default();
+    if !with_guests.is_empty() {
+        let programs = crates::build(&["--release"])?;
+        guests = guests::all(&programs, &with_guests)?;
+        tracks.append(&mut guests.tracks);
+        alone.append(&mut guests.alone);
+    }
+    all.append(&mut guests.left_out);
+    println!("{:6.1} s  set-up and build", begin.elapsed().as_secs_f64());
+    all.extend(run_tracks(tracks, summary::say)?);
+    for part in parts.into_iter().filter(|part| ALONE.contains(part)) {
+        match guests::why_not(part) {
+            Some(why) => all.push(guests::without(part, &why)),
+            None => alone.push(vec![script(part, "make", &[part])].into()),
         }
+    }
+    for track in alone {
+        all.extend(run_tracks(vec![track], summary::say)?);
     }
     Ok(summary::print(&all, begin.elapsed()))
 }
 
-/// The jobs of one part of a proof, without guests of the runner's own.
-fn track(part: &'static str) -> Result<Track> {
-    let script =
-        |program: &str, arguments: &[&str]| Job::new(part, part, Format::Plain, program, arguments);
-    Ok(match part {
-        "crates" => {
-            let programs = crates::build(&[])?;
+/// The tracks of a proof's parts without guests. They let those with guests go first.
+fn without_guests(parts: &[&'static str]) -> Result<Vec<Track>> {
+    let has = |part: &str| parts.contains(&part);
+    let mut tracks = Vec::new();
+    if has("crates") || has("specification") {
+        // The inventory of the tests asks the programs.
+        let programs = crates::build(&[])?;
+        if has("crates") {
             let mut jobs = vec![crates::guest_init()];
             let whole = |job: Job| job.env("PLATEN_PROOF", "1");
             jobs.extend(crates::crates(&programs).into_iter().map(whole));
-            Track { jobs, at_once: CRATES_AT_ONCE }
+            let jobs = jobs.into_iter().map(Job::nice).collect();
+            tracks.push(Track { jobs, at_once: CRATES_AT_ONCE });
         }
-        "specification" => {
-            crates::build(&[])?;
-            let rows = Job::new(part, part, Format::Plain, crate::me(), &["specification"]);
-            vec![rows, crates::circles(), crates::words()].into()
-        }
-        "loom" => vec![script("scripts/loom", &[])].into(),
-        "fuzz" => vec![script("fuzz/run.sh", &["60"])].into(),
-        // The checks, the packages and the demos, by the commands that a user types.
-        _ => vec![script("make", &[part])].into(),
-    })
+    }
+    let mut jobs = Vec::new();
+    if has("specification") {
+        let rows = Job::new(
+            "specification",
+            "specification",
+            Format::Plain,
+            crate::me(),
+            &["specification"],
+        );
+        jobs.extend([rows, crates::circles(), crates::words()]);
+    }
+    let scripts: [(&str, &str, &[&str]); 3] = [
+        ("check", "make", &["check"]),
+        ("loom", "scripts/loom", &[]),
+        ("fuzz", "fuzz/run.sh", &["60"]),
+    ];
+    let scripts = scripts.into_iter().filter(|(part, ..)| has(part));
+    jobs.extend(scripts.map(|(part, program, arguments)| script(part, program, arguments).nice()));
+    tracks.push(jobs.into());
+    Ok(tracks)
+}
+
+fn script(part: &'static str, program: &str, arguments: &[&str]) -> Job {
+    Job::new(part, part, Format::Plain, program, arguments)
 }

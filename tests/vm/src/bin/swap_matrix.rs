@@ -6,7 +6,8 @@
 //! short than today ([`Case::least`]).
 //!
 //! The cases are a choice in which each pair of values of two properties occurs; `--all` takes
-//! every combination. `--only TEXT` takes those whose name has this text. Beside them, each size of
+//! every combination. `--only TEXT` takes those whose name has this text. Programs with shards and
+//! a common folder of claims share the cases out. Beside them, each size of
 //! guest is filled until redis is killed, with zstd and the default policy (groups of idle
 //! pages): there the goal is 10 % more than zram.
 
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use rustix::process::{kill_process, Pid, Signal};
 use vm_tests::swap::{missing, number, Guest, Stage};
-use vm_tests::{cleanup, end, table};
+use vm_tests::{cleanup, end, table, Shard};
 
 const VALUE: u64 = 4000;
 
@@ -116,12 +117,13 @@ fn run_all() -> Result<()> {
     if let Some(why) = missing() {
         bail!("no guest can be started: {why}");
     }
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    let shard = take_shard(&mut words)?;
     let (mut cases, only) = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => (pairs(), ""),
         ["--all"] => (all(), ""),
         ["--only", text] => (all(), text),
-        _ => bail!("usage: swap_matrix [--all | --only TEXT]"),
+        _ => bail!("usage: swap_matrix [--all | --only TEXT] [--shard=NUMBER/COUNT --claims=DIR]"),
     };
     cases.extend(filled());
     cases.retain(|case| case.name().contains(only));
@@ -129,7 +131,11 @@ fn run_all() -> Result<()> {
     let stage = Stage::new()?;
     let mut rows = Vec::new();
     let mut lost = 0;
-    for case in cases {
+    for at in shard.order(cases.len()) {
+        if !shard.claim(at)? {
+            continue;
+        }
+        let case = cases[at];
         println!("{} ...", case.name());
         let zram = run(&stage, case, false).context("with zram")?;
         let platen = run(&stage, case, true).context("with platen")?;
@@ -150,6 +156,19 @@ fn run_all() -> Result<()> {
     print!("{}", table::render(&["guest", "values", "zram", "platen", "stored", ""], &rows));
     ensure!(lost == 0, "in {lost} of {} guests platen did not hold what it must", rows.len());
     Ok(())
+}
+
+/// Takes the words out that name a part of the cases, for several programs that share them out.
+fn take_shard(words: &mut Vec<String>) -> Result<Shard> {
+    let mut shard = Shard::default();
+    for word in std::mem::take(words) {
+        match word.split_once('=') {
+            Some(("--shard", value)) => shard.set(value)?,
+            Some(("--claims", folder)) => shard.share(folder),
+            _ => words.push(word),
+        }
+    }
+    Ok(shard)
 }
 
 /// The result of redis.
