@@ -24,8 +24,15 @@ macro_rules! fuzz_target {
 #[path = "../../../fuzz/seeds.rs"]
 mod seeds;
 
-/// Each seed is also cut to about ten lengths, and has about ten of its bytes changed.
-const VARIANTS: usize = 10;
+/// Each seed is also cut to about ten lengths, and has about ten of its bytes changed; four with
+/// `PLATEN_QUICK`.
+fn variants() -> usize {
+    if std::env::var_os("PLATEN_QUICK").is_some() {
+        4
+    } else {
+        10
+    }
+}
 
 /// Runs a target on its seeds and their mutations.
 fn run(name: &str, target: fn(&[u8])) {
@@ -44,7 +51,7 @@ fn run(name: &str, target: fn(&[u8])) {
     };
     for seed in seeds {
         target(&seed);
-        for _ in 0..VARIANTS.min(seed.len()) {
+        for _ in 0..variants().min(seed.len()) {
             target(&seed[..random(seed.len())]);
             let mut bent = seed.clone();
             bent[random(seed.len())] ^= 1 << random(8);

@@ -45,7 +45,9 @@ fn nbdcopy_gets_back_what_it_put_in() {
     if !have(&["nbdcopy", "nbdinfo"]) {
         return;
     }
-    for codec in ["lz4", "zstd", "zlib", "none"] {
+    let codecs = ["zstd", "none", "lz4", "zlib"];
+    let most = if std::env::var_os("PLATEN_QUICK").is_some() { 2 } else { codecs.len() };
+    for codec in &codecs[..most] {
         let served = Served::new(&["--codec", codec, "--workers", "3"]);
         let (plain, copy) = (served.path("plain"), served.path("copy"));
         let mut image = image(40 * MIB + 12345);

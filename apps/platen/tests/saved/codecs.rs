@@ -66,12 +66,17 @@ fn a_save_whose_device_hangs_ends_with_its_cause_and_the_vm_goes_on() {
     let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
     let before = settings(&source);
     let image = folder.join("image").display().to_string();
+    // Each call hangs for 10 s; the one that takes the CPU as long is left to `make proof`.
+    let most = if std::env::var_os("PLATEN_QUICK").is_some() { 3 } else { 4 };
     for (script, call, flags) in [
         ("now block start", "cpaDcStartInstance", &[][..]),
         ("at 1 block submit", "cpaDcCompressData2", &[]),
-        ("at 5 spin submit", "cpaDcCompressData2", &["--then", "pause"]),
         ("at 5 block poll", "icp_sal_DcPollInstance", &["--snapshot"]),
-    ] {
+        ("at 5 spin submit", "cpaDcCompressData2", &["--then", "pause"]),
+    ]
+    .into_iter()
+    .take(most)
+    {
         let output = Command::new(env!("CARGO_BIN_EXE_platen"))
             .args(["save", &image, "--qmp", &source.address(), "--codec", "qatzip"])
             .args(["--accelerator", "qat", "--compress-threads", "1"])
