@@ -301,9 +301,9 @@ impl Ledger {
     /// Whether the receiver has a buffer for one more DATA frame of `stream` (W13).
     fn has_buffer(&self, stream: u16, grants: &Grants) -> bool {
         let out = &self.streams[usize::from(stream)];
-        let open = self.streams.iter().filter(|out| out.open);
-        let shared: u32 =
-            open.map(|out| out.data_frames.saturating_sub(grants.stream_frames)).sum();
+        // Those of streams that have ended, too: the receiver still has them.
+        let beyond = |out: &Outbound| out.data_frames.saturating_sub(grants.stream_frames);
+        let shared: u32 = self.streams.iter().map(beyond).sum();
         out.records.len() < MAX_FRAMES_IN_FLIGHT
             && (out.data_frames < grants.stream_frames || shared < grants.shared_frames)
     }

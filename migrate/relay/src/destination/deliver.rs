@@ -83,6 +83,12 @@ struct Held {
     receipt: Receipt,
 }
 
+/// The error for a delta table where W29 allows none.
+fn no_table_here(header: &Header) -> SessionError {
+    let detail = "a delta table on a stream that is not the main one, or in postcopy".into();
+    SessionError::Sequence { stream: header.stream, seq: header.seq, detail }
+}
+
 struct Delivery<'a> {
     shared: &'a Arc<Shared>,
     stream: u16,
@@ -154,10 +160,7 @@ impl Delivery<'_> {
     /// Turns the differences in a chunk back into pages (W29).
     fn undo_deltas(&mut self, header: &Header, chunk: &mut [u8]) -> Result<(), SessionError> {
         if self.kind != Some(Kind::Main) || self.tokeniser.facts().postcopy_running {
-            let detail =
-                "a delta table on a stream that is not the main one, or in postcopy".into();
-            let (stream, seq) = (header.stream, header.seq);
-            return Err(SessionError::Sequence { stream, seq, detail });
+            return Err(no_table_here(header));
         }
         let shared = self.shared;
         let receiver = self.deltas.get_or_insert_with(|| {
@@ -198,6 +201,9 @@ impl Delivery<'_> {
         self.shared.return_path.fetch_or(facts.return_path, Ordering::AcqRel);
         self.shared.postcopy.fetch_or(facts.postcopy_running, Ordering::AcqRel);
         if facts.postcopy_running {
+            if header.table_len > 0 {
+                return Err(no_table_here(&header).into());
+            }
             drop_aside(self.deltas.take());
         }
         let (end, fed) = (facts.switch_end, facts.fed);

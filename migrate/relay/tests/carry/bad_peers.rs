@@ -12,7 +12,7 @@ use crate::identity::single;
 use codec::{Codec, UnitHeader};
 use session::{
     dial, read_preamble, write_preamble, AckEntry, FrameType, Grants, Header, Hello, Histories,
-    Link, RunningHash, SessionError, Welcome, FLAG_HISTORY, HELLO_TIMEOUT,
+    Link, RunningHash, SessionError, Welcome, FLAG_HISTORY, FLAG_PACKED, HELLO_TIMEOUT,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -363,6 +363,16 @@ fn invalid_delta_tables_end_their_session_alone() {
             liar.bare(FrameType::Open, 0, 0);
             liar.data(0, 1, 0, &bytes);
             liar.data_with_table(0, 2, bytes.len() as u64, &record, &[8, 1, 0, 0]);
+        });
+        assert!(error.contains("or in postcopy"), "{error}");
+        // Nor in the chunk that turns to postcopy.
+        let error = caught(None, |liar| {
+            let mut main = MainStream::new(PAGE);
+            main.file_header().packaged(&page);
+            let bytes = main.take();
+            let gap = u8::try_from(bytes.len() - PAGE).unwrap();
+            liar.bare(FrameType::Open, 0, 0);
+            liar.data_with_table(0, 1, 0, &bytes, &[gap, 1, 0, 0]);
         });
         assert!(error.contains("or in postcopy"), "{error}");
         // Only one stream has the cache, whatever a peer opens.

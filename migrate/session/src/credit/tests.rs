@@ -34,6 +34,26 @@ fn a_blocked_stream_does_not_use_the_credit_of_others() {
     }
 }
 
+/// The receiver still has the frames of a stream that has ended: they use its buffers as before
+/// (W13).
+#[test]
+fn frames_of_a_stream_that_has_ended_use_the_shared_credit_until_they_are_acknowledged() {
+    let credits = credits();
+    let full = |stream| {
+        let permits = std::iter::from_fn(|| credits.permit_beyond_window(stream));
+        permits.map(|permit| credits.issue_data(permit, 1000, 1, 0)).collect::<Vec<_>>()
+    };
+    credits.issue(0, FrameType::Open, 0).unwrap();
+    credits.issue(1, FrameType::Open, 1).unwrap();
+    // Its own two, and all that are shared.
+    let first = full(0);
+    assert_eq!(first.len(), 5);
+    credits.issue(0, FrameType::Eof, 0).unwrap();
+    assert_eq!(full(1).len(), 2, "more than the receiver has buffers for");
+    credits.acknowledge(&ack(&first[2]), Instant::now()).unwrap();
+    assert_eq!(full(1).len(), 3);
+}
+
 #[test]
 fn acknowledgements_return_credit_and_are_compared() {
     let credits = credits();

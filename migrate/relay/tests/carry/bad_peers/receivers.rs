@@ -67,6 +67,50 @@ fn a_receiver_that_acknowledges_other_bytes_is_detected() {
     });
 }
 
+/// The bytes of the return path are neither compressed nor packed, nor part of a history.
+#[test]
+fn a_return_path_in_another_form_ends_the_session() {
+    bounded(|| {
+        for (codec, flags, table) in [
+            (Codec::Zstd, 0, 0),
+            (Codec::Raw, FLAG_PACKED, 0),
+            (Codec::Raw, FLAG_HISTORY, 0),
+            (Codec::Raw, 0, 4),
+        ] {
+            let (address, server) = lying_server(move |link| {
+                next_header(link);
+                let plain = SHUT_OK;
+                let checksum = codec::checksum(&plain);
+                let mut hash = RunningHash::default();
+                hash.add(checksum);
+                let payload_len = if codec == Codec::Raw { 8 } else { 7 };
+                let unit = UnitHeader { codec, plain_len: 8, payload_len, checksum }.to_bytes();
+                let body = [&plain[..payload_len as usize], &[0; 4][..table]].concat();
+                let data = Header {
+                    flags,
+                    seq: 1,
+                    plain_len: 8,
+                    hash: hash.value(),
+                    table_len: u32::try_from(table).unwrap(),
+                    ..Header::free(FrameType::Data, u32::try_from(unit.len() + body.len()).unwrap())
+                };
+                let open = Header::free(FrameType::Open, 0).to_bytes();
+                let frames = [&open[..], &data.to_bytes(), &unit, &body].concat();
+                link.write_all(&frames).unwrap();
+            });
+            let folder = Receiving::new();
+            let sending =
+                Sending::new(&folder, address, Options { links: 1, ..Options::default() });
+            let socket = sending.connect();
+            (&socket).write_all(&single(20).main[..2000]).unwrap();
+            assert_eq!(read_rest(&socket), b"", "{codec} {flags} {table}");
+            let error = sending.result().unwrap_err().to_string();
+            assert!(error.contains("never compressed"), "{codec} {flags} {table}: {error}");
+            server.join().unwrap();
+        }
+    });
+}
+
 #[test]
 fn a_receiver_that_finishes_early_ends_the_session() {
     bounded(|| {
