@@ -27,6 +27,7 @@ use crate::disk;
 use crate::file::{parent_of, NewFile};
 use crate::layout::STORE_VERSION;
 use crate::pack::{PackRef, PACKS};
+use crate::part::short;
 use crate::save::Parts;
 use crate::{Damage, HotSet, Shape, State, WriteError};
 
@@ -104,7 +105,7 @@ impl Store {
     /// The store's file is damaged, of another version, or cannot be read.
     pub fn open(folder: &Path) -> Result<Option<Self>, WriteError> {
         let error = |source| WriteError::Store { path: folder.to_owned(), source };
-        let bytes = match std::fs::read(folder.join(STORE_FILE)) {
+        let bytes = match short(&folder.join(STORE_FILE), FILE_LEN) {
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
             {
