@@ -29,7 +29,7 @@ use crate::layout::STORE_VERSION;
 use crate::pack::{PackRef, PACKS};
 use crate::part::short;
 use crate::save::Parts;
-use crate::{Damage, HotSet, Shape, State, WriteError};
+use crate::{Damage, HotSet, Shape, WriteError};
 
 /// Name of the file that makes a folder a store.
 pub const STORE_FILE: &str = "platen-store";
@@ -45,11 +45,13 @@ pub struct Store {
     pub(crate) key: [u8; 32],
 }
 
-/// Contents of the file of a save, without its pages.
+/// Contents of the file of a save, without its pages and its device state, which may be long.
 #[derive(Clone, Debug)]
 pub struct SaveInfo {
-    /// Device state.
-    pub state: State,
+    /// The machine type, if the device state names it.
+    pub machine: Option<String>,
+    /// The facts: one JSON object.
+    pub facts: Vec<u8>,
     /// Page size and unit size.
     pub shape: Shape,
     /// Guest RAM, bytes.
@@ -198,7 +200,8 @@ impl Store {
         let parts = Parts::read(&file.into())?;
         let pages: u64 = parts.index.blocks.iter().map(|block| block.pages).sum();
         Ok(SaveInfo {
-            state: parts.state,
+            machine: parts.state.machine().map(Into::into),
+            facts: parts.state.facts,
             shape: parts.shape,
             ram_bytes: pages * parts.shape.page_size() as u64,
             file_len: parts.trailer.file_len,
