@@ -1,10 +1,11 @@
 //! The operations that change a store on disk, each a step at which a test can end the writer.
 
-use std::fs::{File, Metadata};
+use std::ffi::OsString;
+use std::fs::{read_dir, File, Metadata};
 use std::io::{self, Write};
 use std::path::Path;
 
-use rustix::fs::{linkat, AtFlags, CWD};
+use rustix::fs::{linkat, statx, AtFlags, StatxFlags, CWD};
 
 /// A kind of step, for the tests' model of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,29 @@ pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     folder.sync_all()
 }
 
+/// The names in a folder as they are now. Of a folder that hosts share by NFS the kernel may list
+/// the names that it has read half a minute ago (`acdirmin`), also under a lock.
+pub(crate) fn names(folder: &Path) -> io::Result<Vec<OsString>> {
+    // The kernel asks the server, and forgets names that are out of date. That this fails shows
+    // when the names are read.
+    let _ = statx(CWD, folder, AtFlags::STATX_FORCE_SYNC, StatxFlags::MTIME | StatxFlags::CTIME);
+    #[cfg(test)]
+    steps::forget(folder);
+    listed(folder)
+}
+
+fn listed(folder: &Path) -> io::Result<Vec<OsString>> {
+    #[cfg(test)]
+    if let Some(names) = steps::remembered(folder) {
+        return Ok(names);
+    }
+    let names = read_dir(folder)?.map(|entry| Ok(entry?.file_name()));
+    let names = names.collect::<io::Result<Vec<_>>>()?;
+    #[cfg(test)]
+    steps::remember(folder, &names);
+    Ok(names)
+}
+
 #[cfg(not(test))]
 #[expect(clippy::unnecessary_wraps, reason = "tests make it fail")]
 fn step(_: Step, _: impl FnOnce() -> io::Result<Metadata>, _: Option<&Path>) -> io::Result<()> {
@@ -76,6 +100,8 @@ fn step(
 pub(crate) mod steps {
     use super::Step;
     use std::cell::{Cell, RefCell};
+    use std::collections::HashMap;
+    use std::ffi::OsString;
     use std::io;
     use std::path::{Path, PathBuf};
 
@@ -85,6 +111,31 @@ pub(crate) mod steps {
     thread_local! {
         static LOG: RefCell<Option<(usize, Vec<Entry>)>> = const { RefCell::new(None) };
         static FAILS_ONCE: Cell<bool> = const { Cell::new(false) };
+        static KNOWN: RefCell<Option<Listings>> = const { RefCell::new(None) };
+    }
+
+    /// The names that a kernel knows of folders.
+    type Listings = HashMap<PathBuf, Vec<OsString>>;
+
+    /// From now on, folders have for this thread the names that it has read first, until
+    /// [`forget`], as on a host that shares them by NFS.
+    pub(crate) fn share_folders() {
+        KNOWN.set(Some(HashMap::new()));
+    }
+
+    pub(super) fn remembered(folder: &Path) -> Option<Vec<OsString>> {
+        KNOWN.with_borrow(|known| known.as_ref()?.get(folder).cloned())
+    }
+
+    pub(super) fn remember(folder: &Path, names: &[OsString]) {
+        KNOWN.with_borrow_mut(|known| {
+            known.as_mut().map(|known| known.insert(folder.to_owned(), names.to_vec()))
+        });
+    }
+
+    /// The server is asked.
+    pub(super) fn forget(folder: &Path) {
+        KNOWN.with_borrow_mut(|known| known.as_mut().and_then(|known| known.remove(folder)));
     }
 
     /// Logs this thread's steps from now on. From step `dies` on, each of them fails.

@@ -13,7 +13,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::fs::{create_dir, read_dir, File};
+use std::fs::{create_dir, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -175,11 +175,11 @@ impl Store {
     pub fn names(&self) -> Result<Vec<String>, WriteError> {
         let error = |source| self.error(Damage::io("the folder", source));
         let mut names = Vec::new();
-        for entry in read_dir(&self.folder).map_err(error)? {
-            let entry = entry.map_err(error)?;
-            let name = entry.file_name().to_string_lossy().into_owned();
+        for name in disk::names(&self.folder).map_err(error)? {
             // Neither a folder nor a socket is a save. An entry that cannot be read may be one.
-            let is_other = entry.path().metadata().is_ok_and(|metadata| !metadata.is_file());
+            let metadata = self.folder.join(&name).metadata();
+            let is_other = metadata.is_ok_and(|metadata| !metadata.is_file());
+            let name = name.to_string_lossy().into_owned();
             if !name.starts_with('.') && !is_reserved(&name) && !is_other {
                 names.push(name);
             }
