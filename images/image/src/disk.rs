@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{read_dir, File, Metadata};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{linkat, statx, AtFlags, StatxFlags, CWD};
@@ -56,15 +57,32 @@ pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     folder.sync_all()
 }
 
-/// The names in a folder as they are now. Of a folder that hosts share by NFS the kernel may list
-/// the names that it has read half a minute ago (`acdirmin`), also under a lock.
-pub(crate) fn names(folder: &Path) -> io::Result<Vec<OsString>> {
-    // The kernel asks the server, and forgets names that are out of date. That this fails shows
-    // when the names are read.
+/// Makes this host forget what is out of date of a folder that hosts share. An NFS client may go
+/// half a minute without asking its server (`acdirmin`), also under a lock: for the names in the
+/// folder, and for the file that has a name.
+pub(crate) fn refresh(folder: &Path) {
+    // Of a folder that is not there this fails, as what follows does.
     let _ = statx(CWD, folder, AtFlags::STATX_FORCE_SYNC, StatxFlags::MTIME | StatxFlags::CTIME);
     #[cfg(test)]
     steps::forget(folder);
+}
+
+/// The names in a folder as they are now, on whatever host it is.
+pub(crate) fn names(folder: &Path) -> io::Result<Vec<OsString>> {
+    refresh(folder);
     listed(folder)
+}
+
+/// The file system and the inode that `path` names, as far as this host knows.
+pub(crate) fn named(path: &Path) -> io::Result<(u64, u64)> {
+    #[cfg(test)]
+    if let Some(named) = steps::remembered_file(path) {
+        return Ok(named);
+    }
+    let named = path.metadata().map(|named| (named.dev(), named.ino()))?;
+    #[cfg(test)]
+    steps::remember_file(path, named);
+    Ok(named)
 }
 
 fn listed(folder: &Path) -> io::Result<Vec<OsString>> {
@@ -111,31 +129,49 @@ pub(crate) mod steps {
     thread_local! {
         static LOG: RefCell<Option<(usize, Vec<Entry>)>> = const { RefCell::new(None) };
         static FAILS_ONCE: Cell<bool> = const { Cell::new(false) };
-        static KNOWN: RefCell<Option<Listings>> = const { RefCell::new(None) };
+        static KNOWN: RefCell<Option<Known>> = const { RefCell::new(None) };
     }
 
-    /// The names that a kernel knows of folders.
-    type Listings = HashMap<PathBuf, Vec<OsString>>;
+    /// What a kernel knows: the names in folders, and the file that has a name.
+    #[derive(Default)]
+    struct Known {
+        names: HashMap<PathBuf, Vec<OsString>>,
+        files: HashMap<PathBuf, (u64, u64)>,
+    }
 
-    /// From now on, folders have for this thread the names that it has read first, until
-    /// [`forget`], as on a host that shares them by NFS.
+    /// From now on this thread knows of folders what it has looked up first, until [`forget`], as a
+    /// host that shares them by NFS.
     pub(crate) fn share_folders() {
-        KNOWN.set(Some(HashMap::new()));
+        KNOWN.set(Some(Known::default()));
     }
 
     pub(super) fn remembered(folder: &Path) -> Option<Vec<OsString>> {
-        KNOWN.with_borrow(|known| known.as_ref()?.get(folder).cloned())
+        KNOWN.with_borrow(|known| known.as_ref()?.names.get(folder).cloned())
     }
 
     pub(super) fn remember(folder: &Path, names: &[OsString]) {
         KNOWN.with_borrow_mut(|known| {
-            known.as_mut().map(|known| known.insert(folder.to_owned(), names.to_vec()))
+            known.as_mut().map(|known| known.names.insert(folder.to_owned(), names.to_vec()))
         });
     }
 
-    /// The server is asked.
+    pub(super) fn remembered_file(path: &Path) -> Option<(u64, u64)> {
+        KNOWN.with_borrow(|known| known.as_ref()?.files.get(path).copied())
+    }
+
+    pub(super) fn remember_file(path: &Path, named: (u64, u64)) {
+        KNOWN.with_borrow_mut(|known| {
+            known.as_mut().map(|known| known.files.insert(path.to_owned(), named))
+        });
+    }
+
+    /// The server is asked about a folder.
     pub(super) fn forget(folder: &Path) {
-        KNOWN.with_borrow_mut(|known| known.as_mut().and_then(|known| known.remove(folder)));
+        KNOWN.with_borrow_mut(|known| {
+            let Some(known) = known else { return };
+            known.names.remove(folder);
+            known.files.retain(|path, _| path.parent() != Some(folder));
+        });
     }
 
     /// Logs this thread's steps from now on. From step `dies` on, each of them fails.

@@ -161,10 +161,11 @@ pub fn make_private(file: &File) -> io::Result<()> {
     }
 }
 
-/// Whether `path` still names the open file.
-pub(crate) fn is_at(file: &File, path: &Path) -> bool {
-    let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
-    (open.dev(), open.ino()) == (named.dev(), named.ino())
+/// Whether `path` still names the open file, whatever other hosts have done in its folder.
+pub fn is_at(file: &File, path: &Path) -> bool {
+    disk::refresh(parent_of(path));
+    let (Ok(open), Ok(named)) = (file.metadata(), disk::named(path)) else { return false };
+    (open.dev(), open.ino()) == named
 }
 
 /// The folder that `path` lies in.
