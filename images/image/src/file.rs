@@ -109,11 +109,10 @@ impl NewFile {
                         }
                         _ => Err(error),
                     })
-                    // A server of NFS that has lost its first answer says this of our own link.
-                    .or_else(|error| match is_at(&self.file, path) {
-                        true if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                        _ => Err(error),
-                    });
+                    // The answer to the first request was lost: to the second one, a server of NFS
+                    // says of a link that it exists, and of a rename that there is no such file. The
+                    // caller lets the VM run on after an error: no image may have the name then.
+                    .or_else(|error| if is_at(&self.file, path) { Ok(()) } else { Err(error) });
                 let _ = std::fs::remove_file(&partial);
                 named?;
             }
@@ -324,6 +323,11 @@ mod tests {
             let file = File::create(&partial).unwrap();
             NewFile { file, folder: folder.path().to_owned(), partial: Some(partial.clone()) }
         };
+        let new_without = |partial: &Path| {
+            let new = new();
+            std::fs::remove_file(partial).unwrap();
+            new
+        };
         let first = new();
         std::fs::hard_link(&partial, &path).unwrap();
         first.link(&path).unwrap();
@@ -331,5 +335,11 @@ mod tests {
         let error = new().link(&path).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert!(path.exists() && !partial.exists());
+        // As it answers a rename: the former name is not there any more.
+        let (renamed, path) = (new(), folder.path().join("renamed"));
+        std::fs::rename(&partial, &path).unwrap();
+        renamed.link(&path).unwrap();
+        let error = new_without(&partial).link(&folder.path().join("none")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }
