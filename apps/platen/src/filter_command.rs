@@ -122,15 +122,29 @@ fn parse(format: Name, words: &[OsString]) -> Option<FilterArgs> {
     to_stdout.then_some(args)
 }
 
+/// How many folders of which PATH have been searched, for a program of this name that is a copy of
+/// platen: two copies would run each other for ever.
+const SEARCHED: &str = "PLATEN_FILTER_SEARCHED";
+
 /// Executes the next program of this name in PATH.
 fn other_program(name: &str, words: &[OsString]) -> anyhow::Result<ExitCode> {
     let own = std::fs::canonicalize("/proc/self/exe").context("cannot tell where platen is")?;
     let path = std::env::var_os("PATH").unwrap_or_default();
-    for folder in std::env::split_paths(&path) {
+    let searched = |folders: usize| {
+        let mut searched = OsString::from(format!("{folders} "));
+        searched.push(&path);
+        searched
+    };
+    let before = std::env::var_os(SEARCHED);
+    let folders: Vec<_> = std::env::split_paths(&path).collect();
+    let of_path = |folders: &usize| before.as_ref() == Some(&searched(*folders));
+    let first = (0..=folders.len()).find(of_path).unwrap_or(0);
+    for (nth, folder) in folders.iter().enumerate().skip(first) {
         let program = folder.join(name);
         let is_own = std::fs::canonicalize(&program).is_ok_and(|path| path == own);
         if !is_own && program.is_file() {
-            let error = Command::new(&program).args(words).exec();
+            let mut command = Command::new(&program);
+            let error = command.args(words).env(SEARCHED, searched(nth + 1)).exec();
             bail!("cannot run {}: {error}", program.display());
         }
     }

@@ -64,9 +64,7 @@ impl ImageLock {
                 Err(holders) => return Ok(Err(holders)),
             };
             // The collection of a store may have put another file in its place meanwhile.
-            let there = path.metadata().with_context(|| format!("image {}", path.display()))?;
-            let open = lock.file.metadata().with_context(|| format!("image {}", path.display()))?;
-            if (there.dev(), there.ino()) == (open.dev(), open.ino()) {
+            if image::is_at(&lock.file, path) {
                 return Ok(Ok(lock));
             }
         }

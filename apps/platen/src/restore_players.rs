@@ -218,8 +218,10 @@ impl Player {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 bail!("player {} takes no commands: is it stopped?", self.pid)
             }
-            // This fails if the player has died, which `events` shows.
-            _ => {}
+            // The player has died, which `events` shows.
+            Err(error) if is_over(&error) => {}
+            // It would report nothing of this VM, however long one waits.
+            sent => sent.with_context(|| format!("cannot give player {} the VM", self.pid))?,
         }
         Ok(Some(events))
     }
@@ -275,6 +277,17 @@ impl Heard {
     }
 }
 
+/// Whether the process at the other end of a channel has ended.
+fn is_over(error: &std::io::Error) -> bool {
+    let ends = [
+        ErrorKind::BrokenPipe,
+        ErrorKind::ConnectionRefused,
+        ErrorKind::ConnectionReset,
+        ErrorKind::NotConnected,
+    ];
+    ends.contains(&error.kind())
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -319,5 +332,20 @@ mod tests {
         }
         shutdown(&*player.channel, Shutdown::Write).unwrap();
         assert!(one.recv().is_err() && two.recv().is_err());
+    }
+
+    /// A player that has not got a command reports nothing, and its VM would wait for ever.
+    #[test]
+    fn a_command_that_cannot_be_sent_is_an_error_and_no_wait() {
+        let (ours, theirs) = Channel::pair().unwrap();
+        let mut command = Command::new("cat");
+        let input = theirs.try_clone().unwrap();
+        let child = command.stdin(input).stdout(theirs).spawn().unwrap();
+        drop(command);
+        let player = Player::over(0, ours, child).unwrap();
+        let serve = Serve { vm: 1, socket: "x".repeat(1 << 20).into(), resume: false };
+        let error = player.serve(&serve, None).err().expect("too long for a packet");
+        assert!(format!("{error:#}").contains("limit"), "{error:#}");
+        shutdown(&*player.channel, Shutdown::Write).unwrap();
     }
 }

@@ -1,8 +1,9 @@
 //! Functions that `save` and `restore` share.
 
+use crate::restore_recovery::UNANSWERED;
 use anyhow::{ensure, Context};
 use image::Image;
-use qmp::Qmp;
+use qmp::{Qmp, QmpError};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +11,13 @@ use std::time::{Duration, Instant};
 
 /// Time limit for a VM that is loaded to leave `inmigrate`.
 const STARTS: Duration = Duration::from_secs(60);
+
+/// Time for one answer. QEMU may answer later, too.
+const ANSWERS: Duration = Duration::from_secs(1);
+/// The error of a QEMU that has loaded the VM and does not answer.
+const MAY_RUN: &str =
+    "QEMU has loaded the VM, which may run there: look at it (query-status) before \
+                       the image is restored again";
 
 /// Capability settings that a plain stream requires, where QEMU has the capability.
 pub(crate) const PLAIN: [(&str, bool); 14] = [
@@ -41,13 +49,29 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
     Ok(Arc::new(image))
 }
 
-/// Waits until the VM leaves `inmigrate`; returns its run state.
+/// Waits until the VM, which QEMU has loaded, leaves `inmigrate`; returns its run state. A QEMU that
+/// answers late is asked again: its main loop may wait for a disk that another host releases.
+///
+/// # Errors
+///
+/// QEMU does not answer. The VM may run there all the same.
 pub(crate) fn wait_started(qmp: &mut Qmp) -> anyhow::Result<String> {
     let until = Instant::now() + STARTS;
     loop {
-        let vm = qmp.query_status()?.status;
-        if vm != "inmigrate" || Instant::now() > until {
-            return Ok(vm);
+        let is_over = Instant::now() > until;
+        let answer = match qmp.unanswered() {
+            // QEMU reads its monitor no more once too many questions wait there.
+            UNANSWERED.. if !is_over => None,
+            _ => match qmp.execute_within("query-status", None, ANSWERS) {
+                Err(QmpError::TimedOut { .. }) if !is_over => None,
+                answer => Some(answer.context(MAY_RUN)?),
+            },
+        };
+        if let Some(answer) = answer {
+            let vm = answer["status"].as_str().context(MAY_RUN)?;
+            if vm != "inmigrate" || is_over {
+                return Ok(vm.to_owned());
+            }
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -67,5 +91,53 @@ pub(crate) fn write_json(path: Option<&std::path::Path>, report: &Value) {
     let Some(path) = path else { return };
     if let Err(error) = crate::report_file::write_whole(path, &format!("{report}\n")) {
         crate::say::say(&format!("cannot write the report to {}: {error}", path.display()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    /// The state that is found at a monitor which answers `late` questions only when the next one
+    /// has come.
+    fn started(late: usize, states: &'static [&'static str]) -> anyhow::Result<String> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        thread::spawn(move || {
+            let (mut to, from) = (theirs.try_clone().unwrap(), BufReader::new(theirs));
+            let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
+            let greeting = json!({ "QMP": { "version": version, "capabilities": [] } });
+            writeln!(to, "{greeting}").unwrap();
+            let (mut asked, mut kept) = (0, String::new());
+            for line in from.lines().map_while(Result::ok) {
+                let command: Value = serde_json::from_str(&line).unwrap();
+                let mut answer = json!({});
+                if command["execute"] == "query-status" {
+                    let state = states[asked.min(states.len() - 1)];
+                    answer = json!({ "status": state, "running": state == "running" });
+                    asked += 1;
+                }
+                kept += &format!("{}\n", json!({ "return": answer, "id": command["id"] }));
+                if asked == 0 || asked > late {
+                    to.write_all(std::mem::take(&mut kept).as_bytes()).unwrap();
+                }
+            }
+        });
+        wait_started(&mut Qmp::over(ours, Duration::from_secs(300)).unwrap())
+    }
+
+    #[test]
+    fn a_vm_has_started_when_it_leaves_inmigrate() {
+        assert_eq!(started(0, &["inmigrate", "inmigrate", "running"]).unwrap(), "running");
+    }
+
+    /// Its main loop may wait for a disk that another host has just released. Without an answer
+    /// the VM may run, and must not be restored again.
+    #[test]
+    fn a_qemu_that_has_the_vm_and_answers_late_is_asked_again() {
+        assert_eq!(started(1, &["inmigrate", "running"]).unwrap(), "running");
     }
 }

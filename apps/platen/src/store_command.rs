@@ -125,7 +125,7 @@ pub(crate) fn say_shared(summary: &Summary) {
 
 /// The facts of a save. They may be empty, or of another version of platen.
 fn facts(info: &SaveInfo) -> Value {
-    serde_json::from_slice(&info.state.facts).unwrap_or_else(|_| json!({}))
+    serde_json::from_slice(&info.facts).unwrap_or_else(|_| json!({}))
 }
 
 /// The bytes of a store's packs, and of the packs that only one save uses.
@@ -177,7 +177,7 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
         .map(|(name, info)| match info {
             Ok(info) => json!({
                 "name": name, "ram-bytes": info.ram_bytes, "own-bytes": sizes.own(info),
-                "packs": info.packs.len(), "machine": info.state.machine(), "facts": facts(info),
+                "packs": info.packs.len(), "machine": info.machine, "facts": facts(info),
             }),
             Err(damage) => json!({ "name": name, "error": damage.chain() }),
         })

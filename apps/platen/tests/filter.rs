@@ -83,6 +83,33 @@ fn other_uses_run_the_usual_program() {
     }
 }
 
+/// Each copy is another file, and runs the next program of its name.
+#[test]
+fn two_copies_in_path_do_not_run_each_other_for_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let places = ["one", "two"].map(|name| folder.path().join(name));
+    for place in &places {
+        std::fs::create_dir(place).unwrap();
+        std::fs::copy(env!("CARGO_BIN_EXE_platen"), place.join("zstd")).unwrap();
+    }
+    let run = |nth: usize, path: &str| {
+        // With unlimited time the two would go on for ever.
+        let mut command = Command::new("/usr/bin/timeout");
+        command.arg("300").arg(places[nth].join("zstd")).arg("--version").env("PATH", path);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let copies = places.each_ref().map(|place| place.display().to_string()).join(":");
+    for nth in 0..2 {
+        let usual = run(nth, &format!("{copies}:/usr/bin"));
+        assert!(String::from_utf8_lossy(&usual.stdout).contains("Zstandard"), "{usual:?}");
+        let usual = run(nth, &format!("/usr/bin:{copies}"));
+        assert!(String::from_utf8_lossy(&usual.stdout).contains("Zstandard"), "{usual:?}");
+        let alone = run(nth, &format!("{copies}:/none"));
+        let said = String::from_utf8_lossy(&alone.stderr);
+        assert!(!alone.status.success() && said.contains("PATH has no other"), "{said}");
+    }
+}
+
 #[test]
 fn a_full_disk_and_a_reader_that_has_gone_are_failures() {
     let (folder, plain) = (links(), plain());

@@ -1,10 +1,12 @@
 //! The operations that change a store on disk, each a step at which a test can end the writer.
 
-use std::fs::{File, Metadata};
+use std::ffi::OsString;
+use std::fs::{read_dir, File, Metadata};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::fs::{linkat, AtFlags, CWD};
+use rustix::fs::{linkat, statx, AtFlags, StatxFlags, CWD};
 
 /// A kind of step, for the tests' model of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +57,46 @@ pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     folder.sync_all()
 }
 
+/// Makes this host forget what is out of date of a folder that hosts share. An NFS client may go
+/// half a minute without asking its server (`acdirmin`), also under a lock: for the names in the
+/// folder, and for the file that has a name.
+pub(crate) fn refresh(folder: &Path) {
+    // Of a folder that is not there this fails, as what follows does.
+    let _ = statx(CWD, folder, AtFlags::STATX_FORCE_SYNC, StatxFlags::MTIME | StatxFlags::CTIME);
+    #[cfg(test)]
+    steps::forget(folder);
+}
+
+/// The names in a folder as they are now, on whatever host it is.
+pub(crate) fn names(folder: &Path) -> io::Result<Vec<OsString>> {
+    refresh(folder);
+    listed(folder)
+}
+
+/// The file system and the inode that `path` names, as far as this host knows.
+pub(crate) fn named(path: &Path) -> io::Result<(u64, u64)> {
+    #[cfg(test)]
+    if let Some(named) = steps::remembered_file(path) {
+        return Ok(named);
+    }
+    let named = path.metadata().map(|named| (named.dev(), named.ino()))?;
+    #[cfg(test)]
+    steps::remember_file(path, named);
+    Ok(named)
+}
+
+fn listed(folder: &Path) -> io::Result<Vec<OsString>> {
+    #[cfg(test)]
+    if let Some(names) = steps::remembered(folder) {
+        return Ok(names);
+    }
+    let names = read_dir(folder)?.map(|entry| Ok(entry?.file_name()));
+    let names = names.collect::<io::Result<Vec<_>>>()?;
+    #[cfg(test)]
+    steps::remember(folder, &names);
+    Ok(names)
+}
+
 #[cfg(not(test))]
 #[expect(clippy::unnecessary_wraps, reason = "tests make it fail")]
 fn step(_: Step, _: impl FnOnce() -> io::Result<Metadata>, _: Option<&Path>) -> io::Result<()> {
@@ -76,6 +118,8 @@ fn step(
 pub(crate) mod steps {
     use super::Step;
     use std::cell::{Cell, RefCell};
+    use std::collections::HashMap;
+    use std::ffi::OsString;
     use std::io;
     use std::path::{Path, PathBuf};
 
@@ -85,6 +129,49 @@ pub(crate) mod steps {
     thread_local! {
         static LOG: RefCell<Option<(usize, Vec<Entry>)>> = const { RefCell::new(None) };
         static FAILS_ONCE: Cell<bool> = const { Cell::new(false) };
+        static KNOWN: RefCell<Option<Known>> = const { RefCell::new(None) };
+    }
+
+    /// What a kernel knows: the names in folders, and the file that has a name.
+    #[derive(Default)]
+    struct Known {
+        names: HashMap<PathBuf, Vec<OsString>>,
+        files: HashMap<PathBuf, (u64, u64)>,
+    }
+
+    /// From now on this thread knows of folders what it has looked up first, until [`forget`], as a
+    /// host that shares them by NFS.
+    pub(crate) fn share_folders() {
+        KNOWN.set(Some(Known::default()));
+    }
+
+    pub(super) fn remembered(folder: &Path) -> Option<Vec<OsString>> {
+        KNOWN.with_borrow(|known| known.as_ref()?.names.get(folder).cloned())
+    }
+
+    pub(super) fn remember(folder: &Path, names: &[OsString]) {
+        KNOWN.with_borrow_mut(|known| {
+            known.as_mut().map(|known| known.names.insert(folder.to_owned(), names.to_vec()))
+        });
+    }
+
+    pub(super) fn remembered_file(path: &Path) -> Option<(u64, u64)> {
+        KNOWN.with_borrow(|known| known.as_ref()?.files.get(path).copied())
+    }
+
+    pub(super) fn remember_file(path: &Path, named: (u64, u64)) {
+        KNOWN.with_borrow_mut(|known| {
+            known.as_mut().map(|known| known.files.insert(path.to_owned(), named))
+        });
+    }
+
+    /// The server is asked about a folder.
+    pub(super) fn forget(folder: &Path) {
+        KNOWN.with_borrow_mut(|known| {
+            let Some(known) = known else { return };
+            known.names.remove(folder);
+            known.files.retain(|path, _| path.parent() != Some(folder));
+        });
     }
 
     /// Logs this thread's steps from now on. From step `dies` on, each of them fails.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{fchown, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,13 +44,12 @@ impl NewFile {
 
     /// Creates a file in `folder`. `name` helps to recognise its temporary name.
     pub(crate) fn create_in(folder: &Path, name: &str) -> io::Result<Self> {
-        let mode = Mode::RUSR | Mode::WUSR;
-        let (fd, partial) = match open(folder, OFlags::TMPFILE | FLAGS, mode) {
+        let (fd, partial) = match open(folder, OFlags::TMPFILE | FLAGS, MODE) {
             Ok(fd) => (fd, None),
             // A file system without O_TMPFILE, such as NFS, returns one of these.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
-                let partial = temporary(folder, name);
-                (open(&partial, OFlags::CREATE | OFlags::EXCL | FLAGS, mode)?, Some(partial))
+                let (fd, partial) = create_partial(folder, name)?;
+                (fd, Some(partial))
             }
             Err(errno) => return Err(errno.into()),
         };
@@ -110,11 +109,10 @@ impl NewFile {
                         }
                         _ => Err(error),
                     })
-                    // A server of NFS that has lost its first answer says this of our own link.
-                    .or_else(|error| match is_at(&self.file, path) {
-                        true if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                        _ => Err(error),
-                    });
+                    // The answer to the first request was lost: to the second one, a server of NFS
+                    // says of a link that it exists, and of a rename that there is no such file. The
+                    // caller lets the VM run on after an error: no image may have the name then.
+                    .or_else(|error| if is_at(&self.file, path) { Ok(()) } else { Err(error) });
                 let _ = std::fs::remove_file(&partial);
                 named?;
             }
@@ -132,9 +130,7 @@ impl NewFile {
             Some(partial) => partial,
             None => {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                let partial = temporary(&self.folder, &name);
-                self.link_open(&partial)?;
-                partial
+                at_free_name(&self.folder, &name, |partial| self.link_open(partial))?.1
             }
         };
         disk::rename(&self.file, &partial, path).inspect_err(|_| {
@@ -164,10 +160,11 @@ pub fn make_private(file: &File) -> io::Result<()> {
     }
 }
 
-/// Whether `path` still names the open file.
-pub(crate) fn is_at(file: &File, path: &Path) -> bool {
-    let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
-    (open.dev(), open.ino()) == (named.dev(), named.ino())
+/// Whether `path` still names the open file, whatever other hosts have done in its folder.
+pub fn is_at(file: &File, path: &Path) -> bool {
+    disk::refresh(parent_of(path));
+    let (Ok(open), Ok(named)) = (file.metadata(), disk::named(path)) else { return false };
+    (open.dev(), open.ino()) == named
 }
 
 /// The folder that `path` lies in.
@@ -178,11 +175,28 @@ pub(crate) fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// A temporary name in `folder`.
-fn temporary(folder: &Path, name: &str) -> PathBuf {
-    // Relaxed: only the number counts.
-    let nth = PARTIALS.fetch_add(1, Ordering::Relaxed);
-    folder.join(format!(".{name}{PARTIAL}{}-{nth}", std::process::id()))
+/// Creates a file with a temporary name.
+fn create_partial(folder: &Path, name: &str) -> io::Result<(OwnedFd, PathBuf)> {
+    let flags = OFlags::CREATE | OFlags::EXCL | FLAGS;
+    at_free_name(folder, name, |partial| Ok(open(partial, flags, MODE)?))
+}
+
+/// Calls `make` with temporary names in `folder` up to one that no file has, and returns the name.
+/// A process with the number of this one may have died there: in a container many have one number.
+fn at_free_name<T>(
+    folder: &Path,
+    name: &str,
+    make: impl Fn(&Path) -> io::Result<T>,
+) -> io::Result<(T, PathBuf)> {
+    loop {
+        // Relaxed: only the number counts.
+        let nth = PARTIALS.fetch_add(1, Ordering::Relaxed);
+        let partial = folder.join(format!(".{name}{PARTIAL}{}-{nth}", std::process::id()));
+        match make(&partial) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return Ok((made?, partial)),
+        }
+    }
 }
 
 impl Drop for NewFile {
@@ -198,6 +212,7 @@ const ACL: &str = "system.posix_acl_access";
 /// Maximum length of an extended attribute, bytes (`XATTR_SIZE_MAX`).
 const MAX_ACL: usize = 64 << 10;
 
+const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 const FLAGS: OFlags = OFlags::RDWR.union(OFlags::CLOEXEC);
 
 #[cfg(test)]
@@ -277,6 +292,28 @@ mod tests {
         assert_eq!((mode(&last), list_of(&last)), (0o650, list_of(&listed)));
     }
 
+    /// In a container the next process often has the number of the one that was killed.
+    #[test]
+    fn files_of_a_process_that_has_died_do_not_stop_one_with_its_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = |nth| folder.path().join(format!(".image{PARTIAL}{}-{nth}", std::process::id()));
+        let litter = || {
+            let next = PARTIALS.load(Ordering::Relaxed);
+            (next..next + 100).for_each(|nth| std::fs::write(left(nth), b"left").unwrap());
+        };
+        litter();
+        let (file, partial) = create_partial(folder.path(), "image").unwrap();
+        assert_eq!(std::fs::read(&partial).unwrap(), b"");
+        drop(file);
+        litter();
+        let path = folder.path().join("image");
+        std::fs::write(&path, b"former").unwrap();
+        let new = NewFile::create_in(folder.path(), "image").unwrap();
+        new.write(b"later").unwrap();
+        new.replace(&path).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"later");
+    }
+
     /// As a server of NFS answers a link that it has made already.
     #[test]
     fn a_name_that_the_file_has_already_is_no_error_and_that_of_another_is_one() {
@@ -286,6 +323,11 @@ mod tests {
             let file = File::create(&partial).unwrap();
             NewFile { file, folder: folder.path().to_owned(), partial: Some(partial.clone()) }
         };
+        let new_without = |partial: &Path| {
+            let new = new();
+            std::fs::remove_file(partial).unwrap();
+            new
+        };
         let first = new();
         std::fs::hard_link(&partial, &path).unwrap();
         first.link(&path).unwrap();
@@ -293,5 +335,11 @@ mod tests {
         let error = new().link(&path).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert!(path.exists() && !partial.exists());
+        // As it answers a rename: the former name is not there any more.
+        let (renamed, path) = (new(), folder.path().join("renamed"));
+        std::fs::rename(&partial, &path).unwrap();
+        renamed.link(&path).unwrap();
+        let error = new_without(&partial).link(&folder.path().join("none")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

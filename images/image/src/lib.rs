@@ -70,7 +70,7 @@ mod writer;
 pub use collect::Collected;
 pub use damage::Damage;
 pub use extents::{Content, Extent};
-pub use file::make_private;
+pub use file::{is_at, make_private};
 pub use finish::Finished;
 pub use hot::{HotPage, HotSet};
 pub use image_file::{ImageFile, RemoteFile};

@@ -1,8 +1,12 @@
-//! Reads checked parts of a file.
+//! Reads checked parts of a file, and short files.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use codec::checksum;
+use rustix::fs::OFlags;
 
 use crate::layout::Part;
 use crate::{Damage, ImageFile};
@@ -24,4 +28,17 @@ pub(crate) fn read_at(file: &ImageFile, out: &mut [u8], at: u64, what: &str) -> 
         }
         _ => Damage::io(format!("{what} at byte {at}"), error),
     })
+}
+
+/// Reads a file of at most `most` bytes, and one byte more of a longer one. A pipe, which would
+/// block, and a device, which may have no end, give no bytes: in a folder that users share, anyone
+/// may have made them.
+pub(crate) fn short(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("a flag of open");
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let mut bytes = Vec::new();
+    if file.metadata()?.is_file() {
+        file.take(most as u64 + 1).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }

@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::disk;
+use crate::file::parent_of;
 use crate::layout::{Form, Part, Trailer};
 use crate::pack::{open_pack, Base, PackRef};
 use crate::packs::{open_all, OpenPack, Packs};
@@ -171,8 +173,9 @@ impl Image {
 
 /// Whether `path` names another file than `file`.
 fn is_replaced(file: &File, path: &Path) -> bool {
-    let (Ok(open), Ok(named)) = (file.metadata(), path.metadata()) else { return false };
-    (open.dev(), open.ino()) != (named.dev(), named.ino())
+    disk::refresh(parent_of(path));
+    let (Ok(open), Ok(named)) = (file.metadata(), disk::named(path)) else { return false };
+    (open.dev(), open.ino()) != named
 }
 
 fn nth() -> u64 {

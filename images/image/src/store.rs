@@ -13,7 +13,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::fs::{create_dir, read_dir, File};
+use std::fs::{create_dir, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -27,8 +27,9 @@ use crate::disk;
 use crate::file::{parent_of, NewFile};
 use crate::layout::STORE_VERSION;
 use crate::pack::{PackRef, PACKS};
+use crate::part::short;
 use crate::save::Parts;
-use crate::{Damage, HotSet, Shape, State, WriteError};
+use crate::{Damage, HotSet, Shape, WriteError};
 
 /// Name of the file that makes a folder a store.
 pub const STORE_FILE: &str = "platen-store";
@@ -44,11 +45,13 @@ pub struct Store {
     pub(crate) key: [u8; 32],
 }
 
-/// Contents of the file of a save, without its pages.
+/// Contents of the file of a save, without its pages and its device state, which may be long.
 #[derive(Clone, Debug)]
 pub struct SaveInfo {
-    /// Device state.
-    pub state: State,
+    /// The machine type, if the device state names it.
+    pub machine: Option<String>,
+    /// The facts: one JSON object.
+    pub facts: Vec<u8>,
     /// Page size and unit size.
     pub shape: Shape,
     /// Guest RAM, bytes.
@@ -104,7 +107,7 @@ impl Store {
     /// The store's file is damaged, of another version, or cannot be read.
     pub fn open(folder: &Path) -> Result<Option<Self>, WriteError> {
         let error = |source| WriteError::Store { path: folder.to_owned(), source };
-        let bytes = match std::fs::read(folder.join(STORE_FILE)) {
+        let bytes = match short(&folder.join(STORE_FILE), FILE_LEN) {
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
             {
@@ -172,11 +175,11 @@ impl Store {
     pub fn names(&self) -> Result<Vec<String>, WriteError> {
         let error = |source| self.error(Damage::io("the folder", source));
         let mut names = Vec::new();
-        for entry in read_dir(&self.folder).map_err(error)? {
-            let entry = entry.map_err(error)?;
-            let name = entry.file_name().to_string_lossy().into_owned();
+        for name in disk::names(&self.folder).map_err(error)? {
             // Neither a folder nor a socket is a save. An entry that cannot be read may be one.
-            let is_other = entry.path().metadata().is_ok_and(|metadata| !metadata.is_file());
+            let metadata = self.folder.join(&name).metadata();
+            let is_other = metadata.is_ok_and(|metadata| !metadata.is_file());
+            let name = name.to_string_lossy().into_owned();
             if !name.starts_with('.') && !is_reserved(&name) && !is_other {
                 names.push(name);
             }
@@ -197,7 +200,8 @@ impl Store {
         let parts = Parts::read(&file.into())?;
         let pages: u64 = parts.index.blocks.iter().map(|block| block.pages).sum();
         Ok(SaveInfo {
-            state: parts.state,
+            machine: parts.state.machine().map(Into::into),
+            facts: parts.state.facts,
             shape: parts.shape,
             ram_bytes: pages * parts.shape.page_size() as u64,
             file_len: parts.trailer.file_len,

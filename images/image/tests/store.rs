@@ -1,5 +1,7 @@
 //! A store returns every page of each of its saves, or names the damage.
 
+#[path = "store/foreign.rs"]
+mod foreign;
 #[path = "store/packs.rs"]
 mod packs;
 

@@ -1,5 +1,7 @@
 //! Saves in a store.
 
+use image::{Options, State, Store, Writer};
+
 use super::*;
 
 /// Waits until the VM's firmware writes to no more than a few pages, in several looks in a row: the
@@ -166,4 +168,26 @@ fn a_save_killed_at_any_moment_leaves_the_other_saves_whole() {
         ["image", "rm"].into_iter().chain(names.iter().map(String::as_str)).collect();
     works(folder, &words);
     assert_eq!(fs::read_dir(format!("{store}/packs")).unwrap().count(), 0);
+}
+
+/// The state of some devices has hundreds of MiB, and a store has many saves.
+#[test]
+fn a_list_of_saves_with_much_device_state_takes_the_memory_of_one() {
+    const SAVES: usize = 24;
+    const STATE: usize = 8 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path()).unwrap();
+    for nth in 0..SAVES {
+        let writer = Writer::create_in(&store, &format!("{nth}"), None, Options::default());
+        let state = State { devices: vec![1; STATE], facts: b"{}".to_vec(), ..State::default() };
+        writer.unwrap().finish(&state).unwrap().link().unwrap();
+    }
+    // The limit of memory in KiB: half of what two copies of all states take.
+    let limit = SAVES * STATE >> 10;
+    let mut list = Command::new("sh");
+    list.args(["-c", &format!("ulimit -d {limit}; exec \"$@\""), "sh"]);
+    list.args([env!("CARGO_BIN_EXE_platen"), "image", "list"]).arg(dir.path());
+    let output = list.output().unwrap();
+    let listed = String::from_utf8_lossy(&output.stdout);
+    assert!(listed.contains(&format!("{SAVES} saves")), "{listed}{}", said(&output));
 }

@@ -1,5 +1,8 @@
 //! A process that dies at any step of a store's operations leaves every finished save whole.
 
+mod forged;
+mod hosts;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
