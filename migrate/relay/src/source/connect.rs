@@ -131,6 +131,7 @@ impl Source {
             return_path: AtomicBool::new(false),
             between_messages: AtomicBool::new(true),
             postcopy: AtomicBool::new(false),
+            only_preempt_is_silent: AtomicBool::new(false),
             switched: AtomicBool::new(false),
             cut_short: AtomicBool::new(false),
             switchover: SharedSwitchover::new(),
