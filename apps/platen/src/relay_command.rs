@@ -10,6 +10,7 @@ use anyhow::Context;
 use relay::{RelayError, Source, SourceEnd, SourceHandle};
 use session::{SessionError, Setup};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
@@ -20,9 +21,14 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
     let listening = listen(&args.listen)?;
     // `None` while there is no session to end on an interrupt.
     let running = Arc::new(Mutex::new(None));
-    let interrupted = running.clone();
+    let stopped = Arc::new(AtomicBool::new(false));
+    let (interrupted, stops) = (running.clone(), stopped.clone());
     ctrlc::set_handler(move || match &*lock(&interrupted) {
-        Some(handle) => SourceHandle::stop(handle),
+        Some(handle) => {
+            // The relay may have ended already, and be about to connect again.
+            stops.store(true, Ordering::Release);
+            SourceHandle::stop(handle);
+        }
         None => leave::now(1),
     })
     .context("cannot handle signals")?;
@@ -38,10 +44,15 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
         }
         let measure = Measure::begin(plan.settings);
         let result = source.run(say, || measure.for_peer(&source));
-        let Some(lost) = receiver_gone(&source, &result) else {
+        // The handler holds the lock, too: a stop is seen here, or ends the process.
+        let mut handle = lock(&running);
+        let lost = receiver_gone(&source, &result).filter(|_| !stopped.load(Ordering::Acquire));
+        let Some(lost) = lost else {
+            drop(handle);
             return finish(args, measure.report(&source), result);
         };
-        *lock(&running) = None;
+        *handle = None;
+        drop(handle);
         say(&format!("{lost}; connecting again"));
         again = true;
     }

@@ -7,6 +7,7 @@ use crate::transport::Link;
 use crate::{reader, writer};
 use socket2::SockRef;
 use std::net::TcpStream;
+use std::sync::mpsc::{self, Sender};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -24,23 +25,21 @@ impl Session {
     /// link of that number (W26).
     ///
     /// # Errors
-    /// The system refuses socket options or threads; or links come and go faster than their threads
-    /// end.
+    /// The system refuses descriptors, socket options or threads; or links come and go faster than
+    /// their threads end. The session has its other links then, and that of this number, as before.
     pub fn add_link(self: &Arc<Self>, number: u16, link: Link) -> Result<(), SessionError> {
         let socket = self.prepare(link.socket())?;
         self.check_threads()?;
+        let Started { begin, threads } = start(self, link)?;
         let (state, replaced) = self.links.add(number, socket);
         if let Some(old) = replaced {
             self.lose(&old, self.link_lost("replaced by a new one"));
         }
-        match start(self, &state, link) {
-            Ok(threads) => self.adopt_threads(threads),
-            Err(error) => {
-                // One of its threads may run.
-                self.fail(SessionError::Local { reason: error.to_string() });
-                return Err(error);
-            }
+        for begin in begin {
+            // Each thread waits for this.
+            let _ = begin.send(state.clone());
         }
+        self.adopt_threads(threads);
         if self.failure().is_some() {
             self.links.cut();
         }
@@ -68,28 +67,33 @@ impl Session {
     }
 }
 
-/// Starts the writer and the reader of a link.
-fn start(
-    session: &Arc<Session>,
-    state: &Arc<LinkState>,
-    link: Link,
-) -> Result<[JoinHandle<()>; 2], SessionError> {
+/// The threads of a link, which begin when they get its state, or end when they cannot get it.
+struct Started {
+    begin: [Sender<Arc<LinkState>>; 2],
+    threads: [JoinHandle<()>; 2],
+}
+
+/// Starts the writer and the reader of a link. The session knows nothing of the link before both
+/// are there, so that it need not end if the system refuses one.
+fn start(session: &Arc<Session>, link: Link) -> Result<Started, SessionError> {
     let failed =
         |source| SessionError::Resource { what: "cannot start a link's threads".into(), source };
     let (reading, writing) = link.split().map_err(failed)?;
-    let reader = {
-        let (session, state) = (session.clone(), state.clone());
-        std::thread::Builder::new()
-            .name("link-rx".into())
-            .spawn(move || reader::run(&session, &state, reading))
-            .map_err(failed)?
+    let begins = |name: &str, body: Box<dyn FnOnce(&Session, &Arc<LinkState>) + Send>| {
+        let (begin, state) = mpsc::channel();
+        let session = session.clone();
+        let body = move || {
+            if let Ok(state) = state.recv() {
+                body(&session, &state);
+            }
+        };
+        std::thread::Builder::new().name(name.into()).spawn(body).map(|thread| (begin, thread))
     };
-    let (session, state) = (session.clone(), state.clone());
-    let writer = std::thread::Builder::new()
-        .name("link-tx".into())
-        .spawn(move || writer::run(&session, &state, writing))
-        .map_err(failed)?;
-    Ok([writer, reader])
+    let run = Box::new(move |session: &_, state: &_| reader::run(session, state, reading));
+    let (begin_reader, reader) = begins("link-rx", run).map_err(failed)?;
+    let run = Box::new(move |session: &_, state: &_| writer::run(session, state, writing));
+    let (begin_writer, writer) = begins("link-tx", run).map_err(failed)?;
+    Ok(Started { begin: [begin_writer, begin_reader], threads: [writer, reader] })
 }
 
 #[cfg(test)]

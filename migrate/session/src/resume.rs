@@ -47,6 +47,7 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
     let mut turn = 0;
     // The last attempt: when it ended, and whether it opened a link.
     let mut last: Option<(Instant, bool)> = None;
+    let mut told_of_shortage = false;
     loop {
         let missing = links.missing(turn);
         if is_over() {
@@ -67,23 +68,29 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
             continue;
         }
         let link_number = u16::try_from(*number).unwrap_or(u16::MAX);
-        let result = redial.link(link_number, passed);
+        let link = redial.link(link_number, passed);
         if is_over() {
             return;
         }
-        last = Some((Instant::now(), result.is_ok()));
+        let made = link.and_then(|link| session.add_link(link_number, link));
+        last = Some((Instant::now(), made.is_ok()));
         turn = number + 1;
-        match result {
-            Ok(link) => {
-                if let Err(error) = session.add_link(link_number, link) {
-                    return session.fail(error);
-                }
-            }
+        match made {
+            Ok(()) => told_of_shortage = false,
             // The server answers, but does not have the session: further attempts cannot succeed.
             Err(error @ (SessionError::Over { .. } | SessionError::Refused { .. }))
                 if missing.outage.is_some() =>
             {
                 return session.fail(error);
+            }
+            // This host has no descriptors, memory or threads now, and may have them soon.
+            Err(SessionError::Resource { what, source }) => {
+                if !std::mem::replace(&mut told_of_shortage, true) {
+                    let peer = &session.peer;
+                    session.sink.notice(&format!(
+                        "cannot make a link to {peer} anew ({what}: {source}); trying again"
+                    ));
+                }
             }
             Err(_) => {}
         }

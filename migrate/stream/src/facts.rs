@@ -30,6 +30,10 @@ pub struct Facts {
     /// Main: a section begins behind PACKAGED, or the connection recovers a paused postcopy. The
     /// source QEMU is in postcopy for good and no longer starts its own VM.
     pub switched: bool,
+    /// Main: the first section of RAM has ended, or a later one has begun. Every multifd channel of
+    /// the source has been opened and has written its first SYNC before: QEMU waits for that
+    /// before it ends the section.
+    pub set_up: bool,
     /// Main: sections of RAM behind the first that have begun, without those that the tokeniser has
     /// found behind opaque bytes.
     pub sections: u64,
@@ -103,6 +107,7 @@ impl Facts {
             postcopy_running: false,
             switch_end: 0,
             switched: false,
+            set_up: false,
             sections: 0,
             ram_end: false,
             colo: false,

@@ -56,7 +56,8 @@ pub(super) struct Migration {
 
 impl Migration {
     /// Starts `platen migrate` with these arguments. `tell` gets its messages, with the VM's
-    /// number.
+    /// number. The process is the last step that can fail: after an error there is none, and the VM
+    /// is where it was.
     ///
     /// # Errors
     /// The system has no more processes, threads or descriptors.
@@ -68,7 +69,11 @@ impl Migration {
     ) -> anyhow::Result<Self> {
         let report = folder.join(format!("{vm}.json"));
         let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
-        let mut child = Command::new("/proc/self/exe")
+        read_lines(vm, ours, tell.clone(), sample, None)?;
+        let errors = errors_of(vm, tell, |line| {
+            Some(line.strip_prefix("platen: ").unwrap_or(line).to_owned())
+        })?;
+        let child = Command::new("/proc/self/exe")
             .arg0("platen")
             .arg("migrate")
             .args(words)
@@ -77,22 +82,14 @@ impl Migration {
             .arg(&report)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stderr(errors)
             .process_group(0)
             .spawn()
             .context("cannot start platen migrate")?;
-        if let Some(errors) = child.stderr.take() {
-            let told = |line: &[u8]| {
-                let line = String::from_utf8_lossy(line);
-                Some(Told::Line(line.strip_prefix("platen: ").unwrap_or(&line).to_owned()))
-            };
-            read_lines(vm, errors, tell.clone(), told, Some(Told::NoMoreLines))?;
-        }
-        read_lines(vm, ours, tell.clone(), sample, None)?;
         Ok(Self { child, report, over: Arc::default() })
     }
 
-    /// Starts `virsh migrate` of the domain `name` with these words.
+    /// Starts `virsh migrate` of the domain `name` with these words, as the last step.
     ///
     /// # Errors
     /// The errors of [`Self::start`].
@@ -102,21 +99,11 @@ impl Migration {
         words: &[OsString],
         tell: &Sender<(usize, Told)>,
     ) -> anyhow::Result<Self> {
-        let mut child = domain::virsh(&[])
-            .args(words)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .context("cannot start virsh (package libvirt-clients)")?;
-        if let Some(errors) = child.stderr.take() {
-            let told = |line: &[u8]| {
-                let line = String::from_utf8_lossy(line).trim().to_owned();
-                let line = line.strip_prefix("error: ").map_or(line.clone(), str::to_owned);
-                (!line.is_empty()).then_some(Told::Line(line))
-            };
-            read_lines(vm, errors, tell.clone(), told, Some(Told::NoMoreLines))?;
-        }
+        let errors = errors_of(vm, tell, |line| {
+            let line = line.trim();
+            let line = line.strip_prefix("error: ").unwrap_or(line);
+            (!line.is_empty()).then(|| line.to_owned())
+        })?;
         let over = Arc::new(AtomicBool::new(false));
         let tell = tell.clone();
         domain::follow(name.to_owned(), Arc::clone(&over), move |bytes| {
@@ -125,7 +112,17 @@ impl Migration {
             let told = bytes.map(|bytes| Told::Sample { sample: sample(bytes), answers: true });
             tell.send((vm, told.unwrap_or(Told::Answer))).is_ok()
         })?;
-        Ok(Self { child, report: PathBuf::new(), over })
+        let child = domain::virsh(&[])
+            .args(words)
+            .stdout(Stdio::null())
+            .stderr(errors)
+            .process_group(0)
+            .spawn()
+            .context("cannot start virsh (package libvirt-clients)");
+        if child.is_err() {
+            over.store(true, Ordering::Release);
+        }
+        Ok(Self { child: child?, report: PathBuf::new(), over })
     }
 
     /// Asks the process to cancel the migration. Call this once: a second signal would force the
@@ -166,6 +163,19 @@ fn sample(line: &[u8]) -> Option<Told> {
     let value: Value = serde_json::from_slice(line).ok()?;
     let (bytes, in_doubt) = (value["transferred"].as_u64()?, value["in-doubt"].as_bool()?);
     Some(Told::Sample { sample: Sample { bytes, in_doubt }, answers: value["answers"].as_bool()? })
+}
+
+/// Starts the thread that reads the messages of a process, and returns the process's standard
+/// error. `message` is what the user is told of a line.
+fn errors_of(
+    vm: usize,
+    tell: &Sender<(usize, Told)>,
+    message: impl Fn(&str) -> Option<String> + Send + 'static,
+) -> anyhow::Result<Stdio> {
+    let (errors, theirs) = std::io::pipe().context("cannot make a pipe")?;
+    let told = move |line: &[u8]| message(&String::from_utf8_lossy(line)).map(Told::Line);
+    read_lines(vm, errors, tell.clone(), told, Some(Told::NoMoreLines))?;
+    Ok(theirs.into())
 }
 
 /// Reads lines on a thread of its own, which ends with the stream; `end` is told then.

@@ -38,18 +38,18 @@ fn ask(words: &[&str]) -> anyhow::Result<String> {
         .stderr(Stdio::piped())
         .spawn()
         .context("cannot start virsh (package libvirt-clients)")?;
-    let reader = |from: Option<Box<dyn Read + Send>>| {
-        thread::spawn(move || {
-            let mut text = Vec::new();
-            if let Some(from) = from {
-                // The bytes before an error count.
-                let _ = from.take(OUTPUT).read_to_end(&mut text);
-            }
-            String::from_utf8_lossy(&text).trim().to_owned()
-        })
+    let out = child.stdout.take().map(|pipe| Box::new(pipe) as Box<_>);
+    let errors = child.stderr.take().map(|pipe| Box::new(pipe) as Box<_>);
+    let threads = read(out).and_then(|out| Ok((out, read(errors)?)));
+    let (out, errors) = match threads {
+        Ok(threads) => threads,
+        Err(error) => {
+            // It only asks, and nobody would read its answer.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
     };
-    let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as Box<_>));
-    let errors = reader(child.stderr.take().map(|pipe| Box::new(pipe) as Box<_>));
     let status = within(&mut child, LIMIT).with_context(|| {
         format!("virsh {} has not answered within {} s", words.join(" "), LIMIT.as_secs())
     })?;
@@ -58,6 +58,19 @@ fn ask(words: &[&str]) -> anyhow::Result<String> {
     let last = errors.lines().last().unwrap_or("no message").trim_start_matches("error: ");
     ensure!(status.success(), "virsh {}: {last:.300}", words.join(" "));
     Ok(out)
+}
+
+/// Starts the thread that reads what `virsh` prints.
+fn read(from: Option<Box<dyn Read + Send>>) -> anyhow::Result<thread::JoinHandle<String>> {
+    let body = move || {
+        let mut text = Vec::new();
+        if let Some(from) = from {
+            // The bytes before an error count.
+            let _ = from.take(OUTPUT).read_to_end(&mut text);
+        }
+        String::from_utf8_lossy(&text).trim().to_owned()
+    };
+    thread::Builder::new().name("virsh".into()).spawn(body).context("cannot start a thread")
 }
 
 /// Waits for a process; kills it after `limit`.

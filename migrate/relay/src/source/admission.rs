@@ -25,8 +25,9 @@ const BACK_OFF: Duration = Duration::from_millis(200);
 /// The shortest and the longest interval at which a connection that has sent one to three bytes is
 /// checked.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(200));
-/// A connection without a byte for this long, after the main one has announced postcopy, is its
-/// preempt channel: every other kind writes at once.
+/// A connection without a byte for this long, once every other one of QEMU has written, is the
+/// preempt channel. The time is for a process that only tests whether the socket is alive, and for
+/// bytes that the kernel has not delivered yet.
 const SILENT: Duration = Duration::from_millis(100);
 
 /// Accepts QEMU's connections until the migration is over, or the entrance is another process's.
@@ -89,6 +90,8 @@ fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
     let is_main = kind.is_main();
     if kind == Kind::Recovery {
         shared.postcopy.store(true, Ordering::Release);
+        // QEMU opens its multifd channels no second time.
+        shared.only_preempt_is_silent.store(true, Ordering::Release);
         shared.set_switched();
     }
     if kind == Kind::Preempt {
@@ -157,6 +160,8 @@ fn open(shared: &Arc<Shared>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
 fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
     let began = Instant::now();
     loop {
+        // Before the wait: a channel that wrote first has its bytes here by the end of it.
+        let only_preempt_is_silent = shared.only_preempt_is_silent.load(Ordering::Acquire);
         let readable = wait_readable(&connection.socket, Some(SILENT));
         if let Some(kind) = shared.classify(connection) {
             return Some(kind);
@@ -166,7 +171,7 @@ fn first_bytes(shared: &Shared, connection: &Connection) -> Option<Kind> {
         }
         let late = began.elapsed() >= shared.setup_timeout;
         if !readable {
-            if shared.postcopy.load(Ordering::Acquire) {
+            if only_preempt_is_silent {
                 return Some(connection.set_preempt());
             }
             if late && !shared.has_main() {

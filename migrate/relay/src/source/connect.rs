@@ -131,6 +131,7 @@ impl Source {
             return_path: AtomicBool::new(false),
             between_messages: AtomicBool::new(true),
             postcopy: AtomicBool::new(false),
+            only_preempt_is_silent: AtomicBool::new(false),
             switched: AtomicBool::new(false),
             cut_short: AtomicBool::new(false),
             switchover: SharedSwitchover::new(),
@@ -307,8 +308,10 @@ fn open_links(
     session.add_link(0, first)?;
     for link in 1..hello.links {
         let hello = Hello { link, ..hello.clone() };
-        match dial(&config.peer, config.connector.as_ref(), &hello) {
-            Ok((made, _)) => session.add_link(link, made)?,
+        let made = dial(&config.peer, config.connector.as_ref(), &hello)
+            .and_then(|(made, _)| session.add_link(link, made));
+        match made {
+            Ok(()) => {}
             // Reopened later, like a link that is lost.
             Err(error) if !config.resume.is_zero() && may_come_later(&error) => {}
             Err(error) => return Err(error.into()),
@@ -319,12 +322,13 @@ fn open_links(
 
 /// Whether a link that could not be opened may be opened later.
 fn may_come_later(error: &SessionError) -> bool {
-    use session::SessionError::{Connect, HelloLate, LinkLost, Tls};
+    use session::SessionError::{Connect, HelloLate, LinkLost, Resource, Tls};
     matches!(
         error,
         LinkLost { .. }
             | HelloLate { .. }
             | Connect { .. }
+            | Resource { .. }
             | Tls(TlsError::Late { .. } | TlsError::Cut { .. })
     )
 }

@@ -1,6 +1,7 @@
 //! The consequence of each event for the migration (W21 to W23, W28).
 
-use super::doubt::{final_events, hold, pause, peer_reason};
+use super::doubt::{hold, pause};
+use super::last_events::{final_events, peer_reason, Stops, WAITS};
 use super::shared::{Event, Shared, FAREWELL};
 use crate::error::{error_chain, RelayError};
 use crate::sockets::LAST_EOF;
@@ -34,8 +35,9 @@ pub(super) struct Decision<'a, N> {
     destination_closed: bool,
     /// SHUT's value, once the source QEMU has it.
     shut: Option<u32>,
-    /// A stop was requested while the destination might have been starting the VM.
-    stop_asked: bool,
+    /// The requests to end that came while the destination might have been starting the VM, or
+    /// while other events were awaited.
+    stops: Stops,
     /// The source QEMU has SHUT, or the destination QEMU has closed: how long to wait for the rest.
     deadline: Option<Instant>,
 }
@@ -55,7 +57,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             main_eof: false,
             destination_closed: false,
             shut: None,
-            stop_asked: false,
+            stops: Stops::default(),
             deadline: None,
         }
     }
@@ -96,7 +98,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
                 }
                 // QEMU has its answer and leaves its socket open: nothing more depends on it.
                 Err(_) => match self.shut {
-                    Some(code) if code != 0 => return Err(self.refused(code)),
+                    Some(code) if code != 0 => return Err(self.shared.refusal(code)),
                     None if self.destination_closed => self.look_for_acks()?,
                     _ => Course::Well,
                 },
@@ -107,31 +109,16 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
     }
 
-    /// The destination QEMU reported a failure. A source in postcopy does not run its VM again.
-    fn refused(&self, code: u32) -> RelayError {
-        if self.is_in_postcopy() {
-            RelayError::PostcopyRefused { code }
-        } else {
-            RelayError::DestinationRefused { code }
-        }
-    }
-
     /// Holds QEMU's sockets: the destination may be starting the VM, and this end gets no answer.
     fn hold(&mut self, cause: Arc<SessionError>) -> Result<Course, RelayError> {
-        hold(self.shared, self.redial, self.events, cause, self.notice).map(|()| Course::Well)
-    }
-
-    /// Whether the destination has the VM in postcopy, and memory of it is still to come. Then a
-    /// source whose socket closes at the right moment pauses.
-    fn is_in_postcopy(&self) -> bool {
-        let shared = self.shared;
-        (shared.has_switched() || shared.is_only_answered()) && !shared.has_sent_all()
+        let events = (self.events, &mut self.stops);
+        hold(self.shared, self.redial, events, cause, self.notice).map(|()| Course::Well)
     }
 
     /// Makes the source QEMU pause in postcopy.
     fn pause(&mut self, cause: Arc<SessionError>) -> Result<Course, RelayError> {
-        let course = pause(self.shared, self.redial, self.events, cause, self.notice);
-        course.map(|()| Course::Well)
+        let events = (self.events, &mut self.stops);
+        pause(self.shared, self.redial, events, cause, self.notice).map(|()| Course::Well)
     }
 
     fn has_return_path(&self) -> bool {
@@ -144,7 +131,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         match (self.main_eof, code) {
             (false, _) => Ok(Course::On),
             (true, 0) => Ok(Course::Well),
-            (true, code) => Err(self.refused(code)),
+            (true, code) => Err(self.shared.refusal(code)),
         }
     }
 
@@ -154,7 +141,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         self.main_eof = true;
         match self.shut {
             Some(0) => Ok(Course::Well),
-            Some(code) => Err(self.refused(code)),
+            Some(code) => Err(self.shared.refusal(code)),
             // Without a return path a migration ends like this; the destination reports when it has
             // all bytes.
             None if shared.ended_whole.load(Ordering::Acquire) => {
@@ -208,7 +195,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         let shared = self.shared;
         match self.shut {
             Some(0) => return Ok(Course::On),
-            Some(code) => return Err(self.refused(code)),
+            Some(code) => return Err(self.shared.refusal(code)),
             // QEMU has closed with all bytes, or before it took them all. In the second case its
             // socket's error is under way.
             None if shared.ended_whole.load(Ordering::Acquire)
@@ -225,7 +212,8 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             }
             None => {}
         }
-        let reason = peer_reason(self.events).unwrap_or(RelayError::DestinationEnded);
+        let reason = peer_reason(self.events, &mut self.stops, self.notice);
+        let reason = reason.unwrap_or(RelayError::DestinationEnded);
         let cause = match &reason {
             RelayError::Ended(error) => error.clone(),
             _ => {
@@ -234,7 +222,7 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
             }
         };
         let never = shared.says_never(&cause);
-        if self.is_in_postcopy() {
+        if shared.is_in_postcopy() {
             return self.pause(cause);
         }
         if shared.switchover.get().is_some() && shared.may_run_there() && !never {
@@ -250,48 +238,50 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         let shared = self.shared;
         // A last message of the destination QEMU may still be under way to the source QEMU. That
         // message decides.
-        let last = final_events(shared, self.events);
+        let last = final_events(shared, self.events, &mut self.stops, self.notice);
         self.main_eof |= last.main_eof;
         match self.shut.or(last.shut) {
             Some(0) => {
                 (self.notice)(&format!("the peer left before its report: {error}"));
                 return Ok(Course::Well);
             }
-            Some(code) => return Err(self.refused(code)),
+            Some(code) => return Err(self.shared.refusal(code)),
             None => {}
         }
         // Pairs with the fences in `Sink::still_open` and `set_switched`.
         fence(Ordering::SeqCst);
         let never = shared.says_never(&error);
-        if self.is_in_postcopy() {
+        if shared.is_in_postcopy() {
             return self.pause(error);
         }
         if shared.may_run_there() && !never && self.has_return_path() && !self.main_eof {
             return self.hold(error);
         }
-        Err(RelayError::Ended(error))
+        match self.stops.take_first() {
+            // Its user does not want another session.
+            Some(reason) if !shared.has_main() => Err(interrupted(reason).into()),
+            _ => Err(RelayError::Ended(error)),
+        }
     }
 
     /// Ends the relay, at the user's request or for another reason.
     fn stop(&mut self, reason: Option<String>) -> Result<Course, RelayError> {
         let shared = self.shared;
         let doubtful = |shut: Option<u32>| shut.is_none() && shared.may_run_there();
-        if doubtful(self.shut) && !self.stop_asked {
-            self.stop_asked = true;
-            let in_postcopy = self.is_in_postcopy();
+        if doubtful(self.shut) && !self.stops.told {
+            self.stops.told = true;
+            let in_postcopy = shared.is_in_postcopy();
             (self.notice)(if in_postcopy {
                 "the destination has the VM, and pages of it are still to come; if this relay ends, the VM \
                  pauses there until its migration is taken up again (interrupt again to end it all the \
                  same)"
             } else {
-                "the destination may be starting the VM just now; waiting for its answer (interrupt \
-                 again to end this relay all the same)"
+                WAITS
             });
             return Ok(Course::On);
         }
-        let reason = reason.unwrap_or_else(|| "interrupted by the user".into());
-        let error = || SessionError::Local { reason: reason.clone() };
-        if self.stop_asked {
+        let error = || interrupted(reason.clone());
+        if self.stops.told {
             // It ends in any case, and asks nothing.
             shared.over.store(true, Ordering::Release);
         }
@@ -299,11 +289,11 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         // (`Sink::still_open`, `set_switched`).
         shared.session.fail(error());
         fence(Ordering::SeqCst);
-        if self.is_in_postcopy() && self.shut.is_none() {
+        if shared.is_in_postcopy() && self.shut.is_none() {
             return self.pause(Arc::new(error()));
         }
         if doubtful(self.shut) && self.has_return_path() {
-            if self.stop_asked {
+            if self.stops.told {
                 return Err(RelayError::LeftInDoubt);
             }
             // STILL_OPEN was sent at this very moment.
@@ -311,4 +301,9 @@ impl<'a, N: FnMut(&str)> Decision<'a, N> {
         }
         Err(error().into())
     }
+}
+
+/// The error of a session that ends at the user's request, or for the reason given.
+fn interrupted(reason: Option<String>) -> SessionError {
+    SessionError::Local { reason: reason.unwrap_or_else(|| "interrupted by the user".into()) }
 }

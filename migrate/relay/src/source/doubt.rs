@@ -1,7 +1,7 @@
-//! The end of a source relay in doubt: whether QEMU is in postcopy for good, the last messages from
-//! the return path, and the wait for the peer or a person to report where the VM runs (W20c, W23,
-//! W28).
+//! The end of a source relay in doubt: whether QEMU is in postcopy for good, and the wait for the
+//! peer or a person to report where the VM runs (W20c, W23, W28).
 
+use super::last_events::Stops;
 use super::shared::{Event, Shared, SourceStream, FAREWELL};
 use crate::error::RelayError;
 use crate::postcopy::Switchover;
@@ -20,8 +20,6 @@ use stream::Kind;
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 /// How often a peer that has not answered is asked again.
 const ASK: Duration = Duration::from_secs(2);
-/// How long to wait for the peer's reason once its QEMU has ended.
-const REASON: Duration = Duration::from_secs(2);
 
 impl Shared {
     /// The result of a session that ends while the source QEMU is in postcopy. `never`: the peer
@@ -74,47 +72,6 @@ impl Shared {
     }
 }
 
-/// The peer's reason for the end of its QEMU, if it arrives soon.
-pub(super) fn peer_reason(events: &Receiver<Event>) -> Option<RelayError> {
-    let deadline = Instant::now() + REASON;
-    while let Ok(event) = events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        match event {
-            Event::Closed(error) => return Some(RelayError::Ended(error)),
-            Event::Shut(code) if code != 0 => return Some(RelayError::DestinationRefused { code }),
-            _ => {}
-        }
-    }
-    None
-}
-
-#[derive(Default)]
-pub(super) struct FinalEvents {
-    pub(super) shut: Option<u32>,
-    pub(super) main_eof: bool,
-}
-
-/// After the session has ended: lets the bytes that have arrived on the return paths reach the
-/// source QEMU, and returns the events.
-pub(super) fn final_events(shared: &Shared, events: &Receiver<Event>) -> FinalEvents {
-    let mut last = FinalEvents::default();
-    shared.close_return_paths();
-    let deadline = Instant::now() + REASON;
-    loop {
-        let event = if shared.return_paths.load(Ordering::Acquire) > 0 {
-            events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
-        } else {
-            // Each thread sends its events before it is counted off.
-            events.try_recv().map_err(|_| RecvTimeoutError::Timeout)
-        };
-        match event {
-            Ok(Event::Shut(code)) => last.shut = Some(code),
-            Ok(Event::SourceEof { is_main: true }) => last.main_eof = true,
-            Ok(_) => {}
-            Err(_) => return last,
-        }
-    }
-}
-
 /// W23, W28: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a
 /// person closes them, or the peer answers that it will never start the VM, or that it runs it.
 ///
@@ -123,10 +80,13 @@ pub(super) fn final_events(shared: &Shared, events: &Receiver<Event>) -> FinalEv
 pub(super) fn hold(
     shared: &Shared,
     redial: &Redial,
-    events: &Receiver<Event>,
+    (events, stops): (&Receiver<Event>, &mut Stops),
     cause: Arc<SessionError>,
     notice: &mut impl FnMut(&str),
 ) -> Result<(), RelayError> {
+    if stops.force(notice) {
+        return Err(RelayError::LeftInDoubt);
+    }
     notice(&shared.doubt(&cause).to_string());
     // Only `look_for_switch` may read on in QEMU's main connection.
     shared.session.fail(SessionError::Local { reason: cause.to_string() });
@@ -134,12 +94,19 @@ pub(super) fn hold(
     let mut asked = Some(Instant::now());
     loop {
         if shared.has_switched() && !shared.has_sent_all() {
-            return pause(shared, redial, events, cause, notice);
+            return pause(shared, redial, (events, stops), cause, notice);
         }
         match events.recv_timeout(LOOK) {
             Ok(Event::Stop(_)) | Err(RecvTimeoutError::Disconnected) => {
                 return Err(RelayError::LeftInDoubt)
             }
+            // Its answer had arrived, and its QEMU read it only now.
+            Ok(Event::Shut(0)) => {
+                notice(&format!("the peer left before its report: {cause}"));
+                return Ok(());
+            }
+            Ok(Event::Shut(code)) => return Err(shared.refusal(code)),
+            Ok(Event::Notice(text)) => notice(&text),
             // The readers have ended with the session, so QEMU's socket is checked here.
             _ if !shared.main_is_open() => return Err(shared.doubt(&cause)),
             _ => shared.look_for_switch(),
@@ -156,7 +123,7 @@ pub(super) fn hold(
                 }
                 Ok(Verdict { loaded: true, .. }) if shared.hand_pong() => {
                     notice("the peer is back: its QEMU has loaded the VM and runs it");
-                    return pause(shared, redial, events, cause, notice);
+                    return pause(shared, redial, (events, stops), cause, notice);
                 }
                 Ok(Verdict { pending: true, .. }) => Some(Instant::now()),
                 Ok(Verdict { confirmed: true, .. }) if is_loss(&cause) && shared.hand_success() => {
@@ -185,7 +152,7 @@ pub(super) fn hold(
 pub(super) fn pause(
     shared: &Shared,
     redial: &Redial,
-    events: &Receiver<Event>,
+    (events, stops): (&Receiver<Event>, &mut Stops),
     cause: Arc<SessionError>,
     notice: &mut impl FnMut(&str),
 ) -> Result<(), RelayError> {
@@ -205,7 +172,7 @@ pub(super) fn pause(
         }
         // Or its reader has seen that before.
         if shared.has_sent_all() {
-            return hold(shared, redial, events, cause, notice);
+            return hold(shared, redial, (events, stops), cause, notice);
         }
         if settled == Some(Settled::Closed) && shared.is_only_answered() {
             return Err(RelayError::SourceGone);
@@ -213,8 +180,10 @@ pub(super) fn pause(
         if settled.is_some() {
             return Err(shared.interrupted(&cause, never));
         }
-        if matches!(events.recv_timeout(settle::LOOK), Ok(Event::Stop(_))) {
-            return Err(RelayError::LeftInDoubt);
+        match events.recv_timeout(settle::LOOK) {
+            Ok(Event::Stop(_)) => return Err(RelayError::LeftInDoubt),
+            Ok(Event::Notice(text)) => notice(&text),
+            _ => {}
         }
     }
 }
@@ -232,6 +201,21 @@ fn is_loss(cause: &SessionError) -> bool {
 }
 
 impl Shared {
+    /// Whether the destination has the VM in postcopy, and memory of it is still to come. Then a
+    /// source whose socket closes at the right moment pauses.
+    pub(super) fn is_in_postcopy(&self) -> bool {
+        (self.has_switched() || self.is_only_answered()) && !self.has_sent_all()
+    }
+
+    /// The destination QEMU reported a failure. A source in postcopy does not run its VM again.
+    pub(super) fn refusal(&self, code: u32) -> RelayError {
+        if self.is_in_postcopy() {
+            RelayError::PostcopyRefused { code }
+        } else {
+            RelayError::DestinationRefused { code }
+        }
+    }
+
     /// The error of a source relay that is in doubt now.
     fn doubt(&self, cause: &Arc<SessionError>) -> RelayError {
         let cause = cause.clone();

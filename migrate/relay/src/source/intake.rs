@@ -285,6 +285,7 @@ impl<'a> Intake<'a> {
         }
         if facts.postcopy {
             shared.postcopy.store(true, Ordering::Release);
+            shared.only_preempt_is_silent.fetch_or(facts.set_up, Ordering::AcqRel);
         }
         let must_wait = || {
             let shows = facts.switched && !self.acknowledged;

@@ -7,7 +7,8 @@
 //!            └──────► hand_back ─────────┘     sink (calls of the session)
 //! ```
 //!
-//! `hung` watches the library of the codec threads' accelerator.
+//! `last_events` has the events behind the end of a session. `hung` watches the library of the codec
+//! threads' accelerator.
 //!
 //! `disk` takes the place of `run` and all of the second line in a session of an NBD connection.
 
@@ -26,6 +27,7 @@ mod history;
 mod hung;
 mod intake;
 mod keeper;
+mod last_events;
 mod reach;
 mod run;
 mod shared;

@@ -149,6 +149,9 @@ pub(super) struct Shared {
     pub(super) between_messages: AtomicBool,
     /// The main stream has announced that it may switch to postcopy, or is a recovered one.
     pub(super) postcopy: AtomicBool,
+    /// The source may open a preempt channel, and every other connection of it has written by now:
+    /// a silent one is that channel.
+    pub(super) only_preempt_is_silent: AtomicBool,
     /// The source QEMU is in postcopy for good: it does not run its VM any more, and a closed
     /// socket pauses the migration.
     pub(super) switched: AtomicBool,

@@ -386,6 +386,16 @@ impl Sending {
         self.source.qpl()
     }
 
+    /// Bytes read from the links.
+    pub(crate) fn received(&self) -> u64 {
+        self.source.session().bytes_in.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Whether the session has ended early.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.source.session().failure().is_some()
+    }
+
     pub(crate) fn is_running(&self) -> bool {
         !self.thread.is_finished()
     }

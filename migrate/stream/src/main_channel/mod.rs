@@ -62,6 +62,7 @@ impl Main {
                     Found::Section { end } => {
                         let id = self.ram?;
                         facts.vm_stopped_hint |= end;
+                        facts.set_up = true;
                         self.ram_section(id, if end { Section::End } else { Section::Part })
                     }
                 }

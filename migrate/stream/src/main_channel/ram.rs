@@ -101,6 +101,7 @@ impl Main {
         match value {
             FLAG_EOS => {
                 self.marker(Markers::Eos, read, feed, facts);
+                facts.set_up |= self.form != Form::Preempt;
                 if self.section == Section::End {
                     self.tail(feed, facts);
                 }

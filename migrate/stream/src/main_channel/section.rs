@@ -56,6 +56,7 @@ impl Main {
                 if self.ram == Some(id) {
                     facts.vm_stopped_hint |= end;
                     facts.sections += 1;
+                    facts.set_up = true;
                     facts.ram_end |= end;
                     let section = if end { Section::End } else { Section::Part };
                     return self.ram_section(id, section);

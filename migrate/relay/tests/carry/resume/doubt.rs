@@ -133,3 +133,71 @@ fn a_destination_that_confirms_in_an_outage_without_credit_is_known_to_have_conf
         confirmed_by_the_answer(rig);
     });
 }
+
+/// A source in doubt whose QEMU has not read these words of its destination, of which more are than
+/// its socket holds: the relay cannot pass on the last of them.
+fn unread(words: &[u8]) -> Rig {
+    let rig = rig(<[u8]>::len, [SHORT, RESUME]);
+    let before = rig.sending.received();
+    let (to, all) = (rig.destination.try_clone().unwrap(), words.to_vec());
+    let writer = std::thread::spawn(move || (&to).write_all(&all).unwrap());
+    let until = Instant::now() + WATCHDOG;
+    while rig.sending.received() < before + words.len() as u64 {
+        assert!(Instant::now() < until, "the words do not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    writer.join().unwrap();
+    rig.cutter.hold();
+    while !rig.sending.has_failed() {
+        assert!(Instant::now() < until, "the session goes on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    rig
+}
+
+/// PONGs, far more than a socket holds.
+fn pongs() -> Vec<u8> {
+    [0, 2, 0, 4, 0, 0, 0, 1].repeat(1 << 17)
+}
+
+#[test]
+fn a_stop_while_the_last_words_wait_for_the_source_is_answered() {
+    bounded(|| {
+        let rig = unread(&pongs());
+        // The relay gives the source QEMU 2 s to read them.
+        std::thread::sleep(A_WHILE);
+        rig.sending.handle.stop();
+        let mut answered = false;
+        for text in rig.sending.notices.iter() {
+            answered |= text.contains("interrupt again");
+            if text.contains("Look at the destination") {
+                break;
+            }
+        }
+        if answered {
+            assert!(rig.sending.is_running());
+            rig.sending.handle.stop();
+        }
+        // If it was not answered, it came after those 2 s, and ends a relay in doubt at once.
+        let until = Instant::now() + Duration::from_secs(60);
+        while rig.sending.is_running() {
+            assert!(Instant::now() < until, "the stop is lost");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::LeftInDoubt), "{error}");
+    });
+}
+
+#[test]
+fn a_source_that_reads_its_success_late_has_succeeded() {
+    bounded(|| {
+        let words = [&pongs()[..], &SHUT_OK].concat();
+        let rig = unread(&words);
+        noticed(&rig.sending, "Look at the destination");
+        assert_same(&read_exactly(&rig.source, words.len()), &words, "the return path");
+        drop(rig.source);
+        let end = rig.sending.result().expect("the source QEMU has its success");
+        assert!(end.return_path);
+    });
+}
