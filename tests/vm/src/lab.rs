@@ -150,7 +150,7 @@ impl Lab {
         self.folder.join(self.fresh_name(what))
     }
 
-    /// A CA and a certificate for each end, by its address and its [`certified_name`]; made at the
+    /// A CA and a certificate for each end, by its address and its name; made at the
     /// first call.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use super::*;
 
 /// The RAM of these VMs, which begins with the low memory of a PC. ROMs lie over the pages from
 /// there to 1 MiB.
-const RAM: u64 = 100 << 20;
+const RAM: u64 = mapped::RAM;
 const LOW: u64 = 0xa_0000;
 const HIGH: u64 = 1 << 20;
 
