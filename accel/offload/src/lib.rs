@@ -103,6 +103,8 @@ pub struct Offload<C> {
     free: Vec<u16>,
     /// Units with pieces that found no slot, oldest first.
     waiting: Vec<u16>,
+    /// Units without a byte, of which the engine returns nothing.
+    empty: Vec<u16>,
     stride: usize,
     max_pieces: usize,
 }
@@ -129,6 +131,7 @@ impl<C: Carry> Offload<C> {
             units: (0..units).map(unit).collect(),
             free: (0..units).rev().collect(),
             waiting: Vec::with_capacity(usize::from(units)),
+            empty: Vec::with_capacity(usize::from(units)),
             stride,
             max_pieces,
         }
@@ -155,7 +158,8 @@ impl<C: Carry> Offload<C> {
         self.free.last().map(|&unit| &mut *self.units[usize::from(unit)].input)
     }
 
-    /// Starts to compress `carry.input()`, or the first `len` bytes of the buffer.
+    /// Starts to compress `carry.input()`, or the first `len` bytes of the buffer. A unit without a
+    /// byte has no streams.
     ///
     /// # Panics
     ///
@@ -172,6 +176,9 @@ impl<C: Carry> Offload<C> {
             unit.pieces.push(Piece { at, input_len: plain_len, plain_len, to, ..Piece::default() });
         }
         unit.begin(carry, false);
+        if unit.pieces.is_empty() {
+            return self.empty.push(number);
+        }
         self.submit(number);
     }
 
@@ -228,8 +235,15 @@ impl<C: Carry> Offload<C> {
     /// Returns finished units. With `idle` the caller has no other work, so the call may sleep for
     /// about 50 us.
     pub fn poll(&mut self, idle: bool, done: &mut dyn FnMut(C, Done<'_>)) {
-        let Self { engine, units, free, stride, .. } = self;
-        let delivered = engine.poll(|tag, finished| {
+        let Self { engine, units, free, empty, stride, .. } = self;
+        let mut delivered = empty.len();
+        for number in empty.drain(..) {
+            let carry = units[usize::from(number)].carry.take();
+            let streams = Streams { pieces: &[], output: &[], stride: *stride };
+            done(carry.expect("a unit in flight has its carry"), Done::Streams(streams));
+            free.push(number);
+        }
+        delivered += engine.poll(|tag, finished| {
             let (number, piece) = untag(tag);
             let unit = &mut units[number];
             unit.take(piece, finished.map(|finished| (finished.bytes, finished.crc32)).ok());

@@ -107,6 +107,33 @@ fn each_unit_is_returned_once_and_decodes_to_its_input() {
     assert!(seen.iter().all(|&times| times == 1), "{seen:?}");
 }
 
+/// The engine returns nothing of such a unit.
+#[test]
+fn a_unit_without_a_byte_is_returned_at_the_next_poll() {
+    let mut offload = offload(2);
+    for own in [Some(Vec::new()), None] {
+        offload.compress(Job { number: 0, own }, 0);
+        assert_eq!(offload.in_flight(), 1);
+        let mut returned = 0;
+        offload.poll(false, &mut |_, done| {
+            let Done::Streams(streams) = done else { panic!("not streams") };
+            assert_eq!((streams.payload_len(), streams.write(&mut [])), (0, Some(0)));
+            returned += 1;
+        });
+        assert_eq!((returned, offload.in_flight()), (1, 0));
+    }
+    // The unit's place serves the next one.
+    offload.compress(Job { number: 1, own: Some(vec![7; 100]) }, 0);
+    let mut payload = vec![0; 1000];
+    while offload.in_flight() > 0 {
+        offload.poll(true, &mut |_, done| {
+            let Done::Streams(streams) = done else { panic!("not streams") };
+            let len = streams.write(&mut payload).unwrap();
+            decode(&payload[..len], &[7; 100]).unwrap();
+        });
+    }
+}
+
 #[test]
 fn without_a_device_the_caller_decompresses() {
     let mut offload = offload(1);

@@ -172,8 +172,11 @@ fn info(args: &InfoArgs) -> anyhow::Result<()> {
 fn verify_all(path: &Path) -> anyhow::Result<ExitCode> {
     let mut sound = HashSet::new();
     let Some(store) = Store::open(path)? else { return run_verify(path, &mut sound) };
-    let mut damaged = Vec::new();
-    for name in store.names()? {
+    let (names, mut damaged) = (store.names()?, Vec::new());
+    if names.is_empty() {
+        show(&format!("{}: this store has no image: nothing was read\n", path.display()))?;
+    }
+    for name in names {
         if let Err(error) = run_verify(&store.path(&name)?, &mut sound) {
             say(&format!("{error:#}"));
             damaged.push(name);

@@ -93,6 +93,12 @@ fn refuse_place(path: &Path) -> anyhow::Result<()> {
         path != Path::new("-"),
         "an image is a file, and not written to standard output: name a file (platen image export IMAGE - writes a stream)"
     );
+    if let Some(store) = Store::with_packs_at(path)? {
+        let (path, store) = (path.display(), store.folder().display());
+        bail!(
+            "{path} belongs to the packs of store {store}, in which saves share their pages: name the image {store}/NAME"
+        );
+    }
     ensure!(
         !path.is_dir(),
         "{0} is a folder: name a file in it, for example {0}/vm.image",

@@ -3,6 +3,8 @@
 
 #[path = "device_renew/growth.rs"]
 mod growth;
+#[path = "device_renew/unanswered.rs"]
+mod unanswered;
 
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::{self, File};

@@ -98,6 +98,12 @@ fn the_package_has_programs_manuals_completions_units_and_scripts_that_fit() {
     for line in ["SystemCallErrorNumber=EPERM", "OOMPolicy=continue", "KillMode=process"] {
         assert!(unit.lines().any(|there| there == line), "{line}: {unit}");
     }
+    // No number of failed starts ends the service for good. It waits for the clock of a host that
+    // sets one, and starts no service for that (systemd.special(7), "passive").
+    for line in ["StartLimitIntervalSec=0", "After=network-online.target time-sync.target"] {
+        assert!(unit.lines().any(|there| there == line), "{line}: {unit}");
+    }
+    assert!(!unit.contains("Wants=time-") && !unit.contains("Requires="), "{unit}");
     // Rules for QEMU's connections are there while the service is, and end nothing if they fail.
     for line in [
         "ExecStartPost=-+/usr/bin/platen host intercept on",
@@ -174,7 +180,8 @@ fn calls_of(script: &str, arguments: &[&str], known: &[&str]) -> String {
     let logs = format!("#!/bin/sh\necho \"${{0##*/}} $*\" >>'{}'\n", log.display());
     let known = known.join("|").replace(' ', "\\ ");
     let knows = format!("#!/bin/sh\ncase \"$*\" in {known}) ;; *) exit 2 ;; esac\n");
-    let logged = ["useradd", "mkdir", "chown", "chmod", "deb-systemd-helper", "systemctl"];
+    let logged =
+        ["useradd", "mkdir", "chown", "chmod", "install", "deb-systemd-helper", "systemctl"];
     for (name, text) in logged.map(|name| (name, &logs)).into_iter().chain([("getent", &knows)]) {
         std::fs::write(commands.join(name), text).unwrap();
         std::fs::set_permissions(commands.join(name), Permissions::from_mode(0o755)).unwrap();
@@ -201,6 +208,25 @@ fn the_user_of_the_package_is_made_once_and_joins_a_group_of_its_name() {
         let calls = calls_of(&script, arguments, &["group platen", "passwd platen"]);
         assert!(!calls.contains("useradd"), "{calls}");
     }
+}
+
+/// rpm sets mode and owner of each folder in a package at each upgrade.
+#[test]
+fn an_rpm_makes_the_folder_of_keys_once_and_leaves_it_alone_after_that() {
+    let spec = std::fs::read_to_string(root().join("packaging/rpm/platen.spec")).unwrap();
+    for folder in ["/etc/platen", "/etc/platen/tls"] {
+        let listed = spec.lines().find(|line| line.ends_with(&format!(" {folder}"))).unwrap();
+        assert!(listed.starts_with("%ghost %dir "), "{listed}");
+    }
+    let post = spec.split_once("\n%post\n").unwrap().1.split_once("\n%preun\n").unwrap().0;
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("tls");
+    let post = post.replace("/etc/platen/tls", keys.to_str().unwrap());
+    let calls = calls_of(&post, &["1"], &["none"]);
+    assert!(calls.contains(&format!("install -d -m 0750 -g platen {}", keys.display())), "{calls}");
+    std::fs::create_dir(&keys).unwrap();
+    let calls = calls_of(&post, &["2"], &["none"]);
+    assert!(!calls.contains("install"), "{calls}");
 }
 
 /// systemd-tmpfiles runs at each boot.

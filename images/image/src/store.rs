@@ -144,6 +144,23 @@ impl Store {
         Ok(Some((store, plain.to_owned())))
     }
 
+    /// The store to whose folder of packs `path` leads, or in which it lies: no image can be there.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Store::open`].
+    pub fn with_packs_at(path: &Path) -> Result<Option<Self>, WriteError> {
+        let folder = || parent_of(path).canonicalize();
+        // Symbolic links may lead to it.
+        let Ok(place) = path.canonicalize().or_else(|_| folder()) else { return Ok(None) };
+        for packs in place.ancestors().filter(|folder| folder.ends_with(PACKS)) {
+            if let Some(store) = Self::open(parent_of(packs))? {
+                return Ok(Some(store));
+            }
+        }
+        Ok(None)
+    }
+
     /// Folder of the store.
     pub fn folder(&self) -> &Path {
         &self.folder

@@ -23,11 +23,16 @@ use self::netlink::{
     ATTR_SERVER_FLAGS, ATTR_SIZE, ATTR_TIMEOUT, CONNECT, DISCONNECT, ENOSPC, RECONFIGURE,
 };
 
-/// How long a request waits for its answer before the kernel sends it again on another socket.
+/// How long a request waits for its answer before the kernel sends it again on another socket. The
+/// kernel's timers have steps of a second, so a server that dies is replaced within 10 s.
+///
+/// The kernel looks at the requests of a dead connection only when this time is over
+/// (`nbd_xmit_timeout`), and it drops the connection of a living server then, too. It gives no error:
+/// it sends the request again.
 ///
 /// The kernel also drops a connection whose peer reads nothing for this long, and a server that
 /// waits for memory may read nothing for seconds.
-pub const TIMEOUT: Duration = Duration::from_secs(15);
+pub const TIMEOUT: Duration = Duration::from_secs(8);
 
 /// How long requests wait for a new server.
 pub const PATIENCE: Duration = Duration::from_secs(600);

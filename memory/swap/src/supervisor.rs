@@ -89,6 +89,16 @@ pub fn take_descriptor(number: i32) -> io::Result<OwnedFd> {
     crate::sys::take(number)
 }
 
+/// Bytes sent on a unix socket that its peer has not read, as the kernel accounts them: not 0 while
+/// there are any, also before the peer has accepted the connection.
+///
+/// # Errors
+///
+/// The descriptor is no socket.
+pub fn unread(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    crate::sys::unread(socket)
+}
+
 /// Runs `service` until `stop` becomes readable and everything is down, or the service cannot be
 /// kept running.
 ///

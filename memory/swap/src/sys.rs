@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::null_mut;
@@ -243,6 +243,14 @@ pub(crate) fn copy_of(number: i32) -> io::Result<OwnedFd> {
     checked(copy.min(0))?;
     // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Bytes sent on a unix socket that its peer has not read (SIOCOUTQ), as the kernel accounts them.
+pub(crate) fn unread(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes an int, which lives as long as the call.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) })?;
+    u32::try_from(bytes).map_err(io::Error::other)
 }
 
 /// memfd_secret(2). The kernel does not hibernate while such a descriptor is open, even without

@@ -73,13 +73,16 @@ struct Started {
     threads: [JoinHandle<()>; 2],
 }
 
+/// What a thread of a link does.
+type Body = Box<dyn FnOnce(&Session, &Arc<LinkState>) + Send>;
+
 /// Starts the writer and the reader of a link. The session knows nothing of the link before both
 /// are there, so that it need not end if the system refuses one.
 fn start(session: &Arc<Session>, link: Link) -> Result<Started, SessionError> {
     let failed =
         |source| SessionError::Resource { what: "cannot start a link's threads".into(), source };
     let (reading, writing) = link.split().map_err(failed)?;
-    let begins = |name: &str, body: Box<dyn FnOnce(&Session, &Arc<LinkState>) + Send>| {
+    let begins = |name: &str, body: Body| {
         let (begin, state) = mpsc::channel();
         let session = session.clone();
         let body = move || {

@@ -29,6 +29,7 @@ mod status;
 mod supervise;
 mod swap_helper;
 mod train;
+mod waiting;
 mod writeback;
 
 use crate::say::{say, say_panics};

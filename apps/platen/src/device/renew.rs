@@ -3,17 +3,12 @@
 use super::args::{SetArgs, UpgradeArgs};
 use super::changes::Changes;
 use super::requests::{self, DONE, REFUSED};
-use super::{control, settings_file};
+use super::{control, settings_file, waiting};
 use crate::say::{printable, show};
 use anyhow::{bail, Context};
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::time::Duration;
-
-/// Longer than a supervisor waits for a new server on a machine that is short of memory, and for
-/// the kernel's NBD client.
-const PATIENCE: Duration = Duration::from_secs(1200);
 
 pub(crate) fn set(args: &SetArgs) -> anyhow::Result<()> {
     let folder = control::folder(args.control.run_dir.as_deref())?;
@@ -41,8 +36,9 @@ fn ask(
     request: &str,
     with: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<()> {
-    let answer = requests::ask(folder, name, request, with, PATIENCE);
-    let answer = answer.with_context(|| format!("device {name}"))?;
+    let answer = requests::begin(folder, name, request, with)
+        .and_then(|stream| waiting::answer(name, &stream))
+        .with_context(|| format!("device {name}"))?;
     let answer = printable(answer.trim_end());
     let (before, last) = answer.rsplit_once('\n').unwrap_or(("", &answer));
     let before = before.trim_start_matches("platen: ").replace("\nplaten: ", "; ");

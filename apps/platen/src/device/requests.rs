@@ -7,7 +7,8 @@
 //!  state                      the supervisor's last message about its server, while none serves
 //! ```
 //!
-//! The supervisor never waits for a client: a new connection replaces one that has sent nothing.
+//! The supervisor never waits for a client: a new connection replaces one that has sent nothing. It
+//! carries out no request whose client has ended its side of the connection, or has gone.
 
 use super::changes::Changes;
 use super::control;
@@ -18,7 +19,7 @@ use rustix::event::epoll;
 use rustix::fs::{open, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    recvmsg, send, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags,
+    recv, recvmsg, send, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use std::fs::File;
@@ -32,7 +33,7 @@ use std::time::Duration;
 /// Maximum size of a request, in bytes.
 const REQUEST: usize = 256;
 /// Maximum size of an answer, in bytes.
-const ANSWER: u64 = 64 << 10;
+pub(super) const ANSWER: u64 = 64 << 10;
 
 pub(super) const DONE: &str = "done";
 pub(super) const REFUSED: &str = "refused: ";
@@ -64,6 +65,13 @@ impl Client {
 
     pub(super) fn refuse(&self, why: &str) {
         self.say(&format!("{REFUSED}{why}"));
+    }
+
+    /// Whether the client has ended its side, or has gone. Both withdraw a request that had not
+    /// been read: a stopped supervisor would carry it out when nobody expects that any more.
+    fn has_withdrawn(&self) -> bool {
+        let peeked = recv(&self.0, &mut [0_u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(peeked, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
     }
 }
 
@@ -118,7 +126,13 @@ impl Requests {
         let _ = epoll::delete(&self.epoll, &stream);
         let client = Client(stream.into());
         let received = received.map_err(anyhow::Error::from);
-        match received.and_then(|(line, sent)| parse(&line, sent, &client)) {
+        let parsed = received.and_then(|(line, sent)| parse(&line, sent, &client));
+        // Last: a client that is there now is the process whose program was opened.
+        let withdrawn = client.has_withdrawn();
+        match parsed.and_then(|request| {
+            ensure!(!withdrawn, "the client has withdrawn the request");
+            Ok(request)
+        }) {
             Ok(request) => Some((request, client)),
             Err(error) => {
                 client.refuse(&format!("{error:#}"));
@@ -167,9 +181,24 @@ pub(super) fn ask(
     folder: &Path,
     name: &str,
     request: &str,
-    with: Option<BorrowedFd<'_>>,
     patience: Duration,
 ) -> anyhow::Result<String> {
+    let stream = begin(folder, name, request, None)?;
+    stream.set_read_timeout(Some(patience))?;
+    let mut answer = Vec::new();
+    let read = (&stream).take(ANSWER).read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    read.with_context(|| format!("its supervisor gives no answer within {patience:?}: {answer}"))?;
+    Ok(answer)
+}
+
+/// Sends a request, with a descriptor; the answer comes on the connection.
+pub(super) fn begin(
+    folder: &Path,
+    name: &str,
+    request: &str,
+    with: Option<BorrowedFd<'_>>,
+) -> anyhow::Result<UnixStream> {
     let address = address(folder, name);
     let stream = address.connect_now().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
@@ -195,10 +224,5 @@ pub(super) fn ask(
         control.push(SendAncillaryMessage::ScmRights(with));
     }
     sendmsg(&stream, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
-    stream.set_read_timeout(Some(patience))?;
-    let mut answer = Vec::new();
-    let read = (&stream).take(ANSWER).read_to_end(&mut answer);
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    read.with_context(|| format!("its supervisor gives no answer within {patience:?}: {answer}"))?;
-    Ok(answer)
+    Ok(stream)
 }

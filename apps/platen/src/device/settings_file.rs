@@ -3,7 +3,7 @@
 use super::args::ServeArgs;
 use super::inherited::{descriptor, Inherited};
 use anyhow::{ensure, Context};
-use rustix::fs::{open, Mode, OFlags};
+use rustix::fs::{fcntl_get_seals, open, Mode, OFlags};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -33,8 +33,12 @@ pub(super) fn inherited(inherited: &Inherited) -> anyhow::Result<Option<String>>
     bounded(file).context("cannot read the policy's settings").map(Some)
 }
 
-/// The text in a file of [`share`].
+/// The text in a file of [`share`]. Any other descriptor is refused: a pipe or a file of a network
+/// would block the supervisor.
 pub(super) fn shared(file: BorrowedFd<'_>) -> anyhow::Result<String> {
+    // The kernel has seals for files in memory alone.
+    let is_in_memory = fcntl_get_seals(file).is_ok();
+    ensure!(is_in_memory, "the policy's settings are not in a file in memory (memfd)");
     // Opened once more, to read from the beginning.
     bounded(File::from(descriptor(file.as_raw_fd())?)).context("cannot read the policy's settings")
 }
@@ -65,6 +69,7 @@ fn bounded(file: File) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn only_small_regular_files_are_read() {
@@ -87,5 +92,19 @@ mod tests {
             assert!(said(path).ends_with("it is not a regular file"), "{}", said(path));
         }
         assert!(said(&folder.path().join("none")).contains("No such file"));
+    }
+
+    /// A supervisor that read from such a descriptor would wait for its writer.
+    #[test]
+    fn a_supervisor_takes_no_descriptor_that_may_block() {
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let on_disk = File::open(folder.path()).unwrap();
+        for fd in [pipe.as_fd(), socket.as_fd(), on_disk.as_fd()] {
+            let said = format!("{:#}", shared(fd).unwrap_err());
+            assert!(said.contains("not in a file in memory"), "{said}");
+        }
+        assert_eq!(shared(share("[policy]\n").unwrap().as_fd()).unwrap(), "[policy]\n");
     }
 }

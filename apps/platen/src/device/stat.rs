@@ -78,7 +78,7 @@ fn with_reason_in(
     folder: &Path,
     name: &str,
 ) -> anyhow::Error {
-    match requests::ask(folder, name, "state", None, patience) {
+    match requests::ask(folder, name, "state", patience) {
         Ok(said) if said.trim_end() != requests::DONE && !said.is_empty() => {
             anyhow::anyhow!("{error:#}; its supervisor says: {}", said.trim_end())
         }

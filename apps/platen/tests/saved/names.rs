@@ -49,6 +49,26 @@ fn a_name_at_which_no_image_can_be_is_refused_with_the_remedy() {
     fails(folder, &["image", "import", "/dev/null", "-"], "not written to standard output");
     let store = folder.join("store").display().to_string();
     works(folder, &["image", "init", &store]);
+    let (verified, _) = works(folder, &["image", "verify", &store]);
+    assert!(verified.contains("store: this store has no image"), "{verified}");
+    // The folder of a store's packs, by any name, and what is in it.
+    std::os::unix::fs::symlink(folder.join("store/packs"), folder.join("link")).unwrap();
+    fs::create_dir(folder.join("store/packs/deep")).unwrap();
+    for path in ["store/packs", "store/packs/x", "store/packs/deep/x", "link/x", "link"] {
+        let path = folder.join(path).display().to_string();
+        let why = format!("{path} belongs to the packs of store {store}");
+        fails(folder, &["save", &path, "--qmp", &address], &why);
+        save(&path, "name the image");
+        fails(folder, &["image", "import", "/dev/null", &path], "belongs to the packs");
+    }
+    fs::remove_dir(folder.join("store/packs/deep")).unwrap();
+    assert_eq!(fs::read_dir(folder.join("store/packs")).unwrap().count(), 0);
+    for name in ["platen-store", ".x"] {
+        save(&format!("{store}/{name}"), "cannot be the name of a save");
+    }
+    // A folder of this name elsewhere is like any other.
+    fs::create_dir(folder.join("packs")).unwrap();
+    works(folder, &["save", folder.join("packs/x").to_str().unwrap(), "--qmp", &address]);
     fails(folder, &["image", "init", &store], "is a store already");
     fails(folder, &["image", "gc", folder.to_str().unwrap()], "is no store: a store is a folder");
     fails(folder, &["image", "info", &store], "it is a folder");

@@ -34,6 +34,13 @@ fn talk(flags: u16, zeroes: usize) -> Talk {
     Talk { says: io::Cursor::new(says), told: Vec::new() }
 }
 
+/// `blk_add_timer` rounds up to the next second, which is a little more by powers of two.
+#[test]
+fn requests_of_a_dead_server_are_sent_again_within_10_s() {
+    let rounded = TIMEOUT + Duration::from_millis(1024) + SOON;
+    assert!(rounded < Duration::from_secs(10), "{rounded:?}");
+}
+
 #[test]
 fn the_handshake_takes_the_default_export_with_and_without_zeroes() {
     for (flags, zeroes) in [(3, 0), (1, 124)] {

@@ -371,7 +371,7 @@ impl Guest {
         number(&said, "took=").with_context(|| said.clone())
     }
 
-    /// How often the kernel's NBD client has given up a connection because no answer came for 15 s,
+    /// How often the kernel's NBD client has given up a connection because no answer came for 8 s,
     /// as where the host gives a CPU of the guest no time. The server is then replaced.
     ///
     /// # Errors
