@@ -344,7 +344,7 @@ mod tests {
         drop(command);
         let player = Player::over(0, ours, child).unwrap();
         let serve = Serve { vm: 1, socket: "x".repeat(1 << 20).into(), resume: false };
-        let error = player.serve(&serve, None).err().expect("too long for a packet");
+        let error = player.serve(&serve, None).expect_err("too long for a packet");
         assert!(format!("{error:#}").contains("limit"), "{error:#}");
         shutdown(&*player.channel, Shutdown::Write).unwrap();
     }

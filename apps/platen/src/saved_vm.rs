@@ -49,8 +49,8 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
     Ok(Arc::new(image))
 }
 
-/// Waits until the VM, which QEMU has loaded, leaves `inmigrate`; returns its run state. A QEMU that
-/// answers late is asked again: its main loop may wait for a disk that another host releases.
+/// Waits until the VM, which QEMU has loaded, leaves `inmigrate`; returns its run state. A QEMU
+/// that answers late is asked again: its main loop may wait for a disk that another host releases.
 ///
 /// # Errors
 ///

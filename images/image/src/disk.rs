@@ -132,7 +132,7 @@ pub(crate) mod steps {
         static KNOWN: RefCell<Option<Known>> = const { RefCell::new(None) };
     }
 
-    /// What a kernel knows: the names in folders, and the file that has a name.
+    /// The knowledge of a kernel: the names in folders, and the file that has a name.
     #[derive(Default)]
     struct Known {
         names: HashMap<PathBuf, Vec<OsString>>,

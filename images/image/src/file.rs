@@ -110,8 +110,9 @@ impl NewFile {
                         _ => Err(error),
                     })
                     // The answer to the first request was lost: to the second one, a server of NFS
-                    // says of a link that it exists, and of a rename that there is no such file. The
-                    // caller lets the VM run on after an error: no image may have the name then.
+                    // says of a link that it exists, and of a rename that there is no such file.
+                    // The caller lets the VM run on after an error: no image may have the name
+                    // then.
                     .or_else(|error| if is_at(&self.file, path) { Ok(()) } else { Err(error) });
                 let _ = std::fs::remove_file(&partial);
                 named?;

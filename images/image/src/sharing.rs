@@ -237,7 +237,8 @@ impl Sharing {
             }
         };
         let unit = usize::try_from(slot / size).expect("a unit in memory");
-        // A forged parent may name a page that its unit does not have. A reader refuses such a base.
+        // A forged parent may name a page that its unit does not have. A reader refuses such a
+        // base.
         let has_page = slot % size < self.packs.index().unit_pages(slot / size);
         if !has_page || self.sound[unit] == Some(false) {
             return None;

@@ -27,8 +27,8 @@ use self::netlink::{
 /// kernel's timers have steps of a second, so a server that dies is replaced within 10 s.
 ///
 /// The kernel looks at the requests of a dead connection only when this time is over
-/// (`nbd_xmit_timeout`), and it drops the connection of a living server then, too. It gives no error:
-/// it sends the request again.
+/// (`nbd_xmit_timeout`), and it drops the connection of a living server then, too. It gives no
+/// error: it sends the request again.
 ///
 /// The kernel also drops a connection whose peer reads nothing for this long, and a server that
 /// waits for memory may read nothing for seconds.

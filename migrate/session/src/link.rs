@@ -73,7 +73,7 @@ struct Started {
     threads: [JoinHandle<()>; 2],
 }
 
-/// What a thread of a link does.
+/// The work of a link's thread.
 type Body = Box<dyn FnOnce(&Session, &Arc<LinkState>) + Send>;
 
 /// Starts the writer and the reader of a link. The session knows nothing of the link before both

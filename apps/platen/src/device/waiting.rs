@@ -28,7 +28,7 @@ const STUCK: u32 = 30;
 /// waits for a new server on a machine that is short of memory, and for the kernel's NBD client.
 const SILENT: u32 = 1200;
 
-/// What a silent supervisor does.
+/// The state of a silent supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Doing {
     has_read: bool,
@@ -155,7 +155,7 @@ impl Doing {
 mod tests {
     use super::*;
 
-    /// What the kernel says of a supervisor that has not accepted, that has not read, and that has.
+    /// The kernel's answers for a supervisor that has not accepted, has not read, and has read.
     #[test]
     fn a_request_is_withdrawn_only_while_nobody_has_read_it() {
         use std::io::Write;

@@ -6,8 +6,8 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
-/// The command waited for 20 minutes in silence, and the supervisor carried the request out whenever
-/// it went on.
+/// The command waited for 20 minutes in silence, and the supervisor carried the request out
+/// whenever it went on.
 #[test]
 fn a_request_that_a_stopped_supervisor_has_not_read_is_withdrawn() {
     let served = Served::start(&["--mem-limit", "64M"], None);

@@ -183,7 +183,7 @@ fn a_list_of_saves_with_much_device_state_takes_the_memory_of_one() {
         writer.unwrap().finish(&state).unwrap().link().unwrap();
     }
     // The limit of memory in KiB: half of what two copies of all states take.
-    let limit = SAVES * STATE >> 10;
+    let limit = (SAVES * STATE) >> 10;
     let mut list = Command::new("sh");
     list.args(["-c", &format!("ulimit -d {limit}; exec \"$@\""), "sh"]);
     list.args([env!("CARGO_BIN_EXE_platen"), "image", "list"]).arg(dir.path());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for the last messages, and for the peer's reason once its QEMU has ended.
 const REASON: Duration = Duration::from_secs(2);
-/// What the user is told whose stop comes while the destination may be starting the VM.
+/// The answer to a stop that comes while the destination may be starting the VM.
 pub(super) const WAITS: &str =
     "the destination may be starting the VM just now; waiting for its answer (interrupt again to \
      end this relay all the same)";
@@ -114,7 +114,7 @@ mod tests {
         Event::Closed(Arc::new(SessionError::Local { reason: "the end".into() }))
     }
 
-    /// What is said to the user of a relay that gets these events while it waits for the reason of
+    /// The message to the user of a relay that gets these events while it waits for the reason of
     /// its peer, and then is in doubt; and whether it ends.
     fn in_doubt(events: Vec<Event>, stops: &mut Stops) -> (Vec<String>, bool) {
         let (sender, receiver) = mpsc::channel();

@@ -7,8 +7,8 @@
 //!            └──────► hand_back ─────────┘     sink (calls of the session)
 //! ```
 //!
-//! `last_events` has the events behind the end of a session. `hung` watches the library of the codec
-//! threads' accelerator.
+//! `last_events` has the events behind the end of a session. `hung` watches the library of the
+//! codec threads' accelerator.
 //!
 //! `disk` takes the place of `run` and all of the second line in a session of an NBD connection.
 

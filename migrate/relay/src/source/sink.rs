@@ -40,8 +40,8 @@ impl Sink for SourceSink {
             .and_then(|stream| stream.results.get().cloned())
             .ok_or_else(|| bad("this end has no such return path"))?;
         let chunk = match frame.unit {
-            // The return path is small and urgent: it is sent uncompressed (W10), neither packed nor
-            // as a part of a history.
+            // The return path is small and urgent: it is sent uncompressed (W10), neither packed
+            // nor as a part of a history.
             Some((unit, _))
                 if unit.codec != Codec::Raw
                     || frame.header.flags != 0
