@@ -188,16 +188,3 @@ fn a_stop_while_the_last_words_wait_for_the_source_is_answered() {
         assert!(matches!(error, RelayError::LeftInDoubt), "{error}");
     });
 }
-
-#[test]
-fn a_source_that_reads_its_success_late_has_succeeded() {
-    bounded(|| {
-        let words = [&pongs()[..], &SHUT_OK].concat();
-        let rig = unread(&words);
-        noticed(&rig.sending, "Look at the destination");
-        assert_same(&read_exactly(&rig.source, words.len()), &words, "the return path");
-        drop(rig.source);
-        let end = rig.sending.result().expect("the source QEMU has its success");
-        assert!(end.return_path);
-    });
-}
