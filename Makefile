@@ -1,5 +1,5 @@
 # make test    every promise at its simplest: 15 minutes on a fresh machine with 2 cores
-# make proof   everything there is, for a release (two hours); make proof PART="vm swap" runs parts
+# make proof   everything there is, for a release (hours); make proof PART="vm swap" runs parts
 # make demo    a VM that writes moves, and one of 2 GiB is saved and restored: by platen and by QEMU (two minutes)
 # make demo-memory  redis beyond its guest's memory: no swap, zram, platen (some minutes)
 # make memory-matrix  the same in guests of 128 to 512 MiB, beside zram (an hour; a part of proof)

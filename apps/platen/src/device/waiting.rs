@@ -1,4 +1,4 @@
-//! Waits for the answer of a device's supervisor, and tells the user what is waited for.
+//! Waits for the answer of a device's supervisor, and tells the user why it takes long.
 //!
 //! A supervisor may be stopped (SIGSTOP), or hang. The kernel shows whether it has read the
 //! request. A request that it has not read is withdrawn by the end of this side of the connection,

@@ -166,7 +166,7 @@ fn sample(line: &[u8]) -> Option<Told> {
 }
 
 /// Starts the thread that reads the messages of a process, and returns the process's standard
-/// error. `message` is what the user is told of a line.
+/// error. `message` makes the message to the user from a line, if it is one.
 fn errors_of(
     vm: usize,
     tell: &Sender<(usize, Told)>,

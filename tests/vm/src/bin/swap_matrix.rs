@@ -6,10 +6,10 @@
 //! short than today ([`Case::least`]).
 //!
 //! The cases are a choice in which each pair of values of two properties occurs; `--all` takes
-//! every combination. `--only TEXT` takes those whose name has this text. Programs with shards and
-//! a common folder of claims share the cases out. Beside them, each size of
-//! guest is filled until redis is killed, with zstd and the default policy (groups of idle
-//! pages): there the goal is 10 % more than zram.
+//! every combination. `--only TEXT` takes those whose name has this text. Several programs with
+//! `--shard` and the same folder of `--claims` share the cases. Beside them, each size of guest is
+//! filled until redis is killed, with zstd and the default policy (groups of idle pages): there the
+//! goal is 10 % more than zram.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -158,7 +158,7 @@ fn run_all() -> Result<()> {
     Ok(())
 }
 
-/// Takes the words out that name a part of the cases, for several programs that share them out.
+/// Removes `--shard` and `--claims`, by which several programs share the cases, from the arguments.
 fn take_shard(words: &mut Vec<String>) -> Result<Shard> {
     let mut shard = Shard::default();
     for word in std::mem::take(words) {
