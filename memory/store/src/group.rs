@@ -290,7 +290,11 @@ impl Worker {
                 let position = position as usize;
                 Ok(Some(Grouped { position, members, tag: buffer.tag, had }))
             }
-            _ => Err(lost),
+            _ => {
+                // Else the next page of this group would count as one that the caller has decoded.
+                buffer.clear();
+                Err(lost)
+            }
         }
     }
 

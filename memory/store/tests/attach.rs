@@ -337,6 +337,21 @@ fn a_damaged_record_loses_its_own_group_only() {
 }
 
 #[test]
+fn a_group_that_a_damaged_entry_names_is_read_again_for_its_own_pages() {
+    let (fd, file) = left_behind_with_groups();
+    // The entry of a page of the first group names the second one.
+    let mut word = [0; 8];
+    file.read_exact_at(&mut word, entry(30)).unwrap();
+    file.write_all_at(&word, entry(10)).unwrap();
+    let store = Store::attach(fd.as_fd(), options()).unwrap();
+    let worker = store.worker().unwrap();
+    let mut buffer = GroupBuffer::new();
+    assert!(!worker.get_group(11, &mut buffer).unwrap().unwrap().had);
+    assert_eq!(worker.get_group(10, &mut buffer), Err(GetError::Lost { index: 10 }));
+    assert!(!worker.get_group(31, &mut buffer).unwrap().unwrap().had);
+}
+
+#[test]
 fn a_table_of_noise_is_taken_over_without_harm() {
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
     for round in 0..20 {
