@@ -84,6 +84,8 @@ enum Then {
 const ASK: Duration = Duration::from_millis(100);
 /// Time limit for QEMU to end a migration whose stream is complete.
 const VERDICT: Duration = Duration::from_secs(120);
+/// Time limit for QEMU to cancel a migration before its connection is closed.
+const ANSWERS: Duration = Duration::from_secs(1);
 /// QEMU's maximum downtime-limit, milliseconds: QEMU then stops the VM at its first check.
 const STOP_NOW: u64 = 2_000_000;
 
@@ -394,8 +396,10 @@ impl Saving<'_> {
     /// QEMU's migration is over, for the same reason.
     fn undo(&mut self, mut intake: Intake, error: anyhow::Error) -> anyhow::Error {
         if !self.args.snapshot {
-            // First: QEMU then starts the VM again, whatever keeps the intake from its end.
-            let _ = self.qmp.migrate_cancel();
+            // First: QEMU then starts the VM again, whatever keeps the intake from its end. During
+            // the switchover QEMU answers nothing while it writes to the intake, which may wait for
+            // a disk that hangs.
+            let _ = self.qmp.execute_within("migrate_cancel", None, ANSWERS);
         }
         let by_channels = self.args.channels.count() > 0;
         if !by_channels {

@@ -7,10 +7,11 @@ use anyhow::{bail, ensure, Context};
 use image::Writer;
 use recorder::{record, Ending, Multifd, Recorded};
 use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,8 @@ pub(crate) struct Intake {
     multifd: Option<Arc<Multifd<Writer>>>,
     /// The helper that reads the connections of a snapshot or of multifd if this process dies.
     keeper: Option<Arc<StreamKeeper>>,
+    /// The connection of a [`Kind::Stream`], also while the thread that records waits for a disk.
+    connection: Arc<OnceLock<UnixStream>>,
     /// Set when the stream is recorded; `stream` is set then, too.
     writer: Option<Writer>,
     stream: Option<UnixStream>,
@@ -68,13 +71,18 @@ impl Intake {
         let (sender, outcomes) = mpsc::channel();
         let ended = Arc::clone(&stop);
         let (mut keeper, mut multifd) = (None, None);
+        let connection = Arc::new(OnceLock::new());
         let body: Box<dyn FnOnce() + Send> = match kind {
-            Kind::Stream => Box::new(move || {
-                let patience = Patience::new(ended);
-                let stream = accept(&listener, &patience).context("cannot accept a connection");
-                let outcome = stream.and_then(|stream| record_stream(stream, writer, &patience));
-                let _ = sender.send(outcome);
-            }),
+            Kind::Stream => {
+                let connection = Arc::clone(&connection);
+                Box::new(move || {
+                    let patience = Patience::new(ended);
+                    let stream = accept_one(&listener, &patience, &connection);
+                    let outcome =
+                        stream.and_then(|stream| record_stream(stream, writer, &patience));
+                    let _ = sender.send(outcome);
+                })
+            }
             Kind::Snapshot => {
                 let reads_on = Arc::new(StreamKeeper::start(&listener, 0)?);
                 keeper = Some(Arc::clone(&reads_on));
@@ -100,7 +108,18 @@ impl Intake {
         let thread = thread::Builder::new().name("intake".into()).spawn(body);
         let thread = Some(thread.context("cannot start a thread")?);
         let (writer, stream) = (None, None);
-        Ok(Self { uri, _dir: dir, stop, outcomes, thread, keeper, multifd, writer, stream })
+        Ok(Self {
+            uri,
+            _dir: dir,
+            stop,
+            outcomes,
+            thread,
+            keeper,
+            multifd,
+            connection,
+            writer,
+            stream,
+        })
     }
 
     /// The URI for QEMU's `migrate`.
@@ -190,10 +209,13 @@ impl Intake {
         self.end();
     }
 
-    /// Records no more. QEMU's connections stay open, and are read, until [`Intake::end`].
+    /// Records no more. QEMU's multifd connections stay open, and are read, until [`Intake::end`].
     pub(crate) fn stop_recording(&self) {
         if let Some(multifd) = &self.multifd {
             multifd.abandon(io::Error::new(ErrorKind::ConnectionAborted, "the save was ended"));
+            if let Some(keeper) = &self.keeper {
+                keeper.read_on();
+            }
         }
     }
 
@@ -217,6 +239,11 @@ impl Intake {
     /// migration of a snapshot does not fail: its keeper reads on. That of multifd is over before.
     pub(crate) fn end(&mut self) {
         self.stop.store(true, Ordering::Release);
+        if let Some(connection) = self.connection.get() {
+            // The thread that records may wait for a disk, and QEMU for that thread. This fails if
+            // QEMU has closed its end.
+            let _ = connection.shutdown(Shutdown::Both);
+        }
         self.stop_recording();
         self.stream = None;
         self.writer = None;
@@ -237,6 +264,20 @@ impl Intake {
         }
         self.dismiss_keeper();
     }
+}
+
+/// Accepts QEMU's connection, and keeps a copy in `connection`.
+fn accept_one(
+    listener: &UnixListener,
+    patience: &Patience,
+    connection: &OnceLock<UnixStream>,
+) -> anyhow::Result<UnixStream> {
+    let stream = accept(listener, patience).context("cannot accept a connection")?;
+    let copy = stream.try_clone().context("QEMU's socket")?;
+    let _ = connection.set(copy);
+    // The save may have ended just now, without this connection.
+    ensure!(!patience.is_over(), "the save was ended");
+    Ok(stream)
 }
 
 /// Takes QEMU's connection from the helper that has accepted it.

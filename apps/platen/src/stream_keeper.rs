@@ -12,10 +12,10 @@
 //! end while the migration begins). So QEMU's channels stay open, and are read, until its migration
 //! is over. If the command is killed, the helper that keeps the settings cancels the migration.
 //!
-//! The helper accepts QEMU's connections and sends the command copies of them. If the command ends
-//! without sending [`DONE`], or is killed, the helper reads the rest of each connection and
-//! discards it. It closes connections of multifd that are silent for [`SILENCE`]: QEMU waits for an
-//! answer then, since nobody has cancelled its migration.
+//! The helper accepts QEMU's connections and sends the command copies of them. If the command sends
+//! [`READ_ON`], or dies before it has ended the helper, the helper reads the rest of each
+//! connection and discards it. It closes connections of multifd that are silent for [`SILENCE`]:
+//! QEMU waits for an answer then, since nobody has cancelled its migration.
 
 use anyhow::{bail, ensure, Context};
 use clap::Args;
@@ -41,8 +41,8 @@ const CONNECTS: Duration = Duration::from_secs(30);
 /// How long QEMU's connections of a multifd migration may be silent once the command has died.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// The command's message that QEMU has sent everything.
-const DONE: &str = "done";
+/// The command's message that its own threads may read no more.
+const READ_ON: &str = "read on";
 /// The helper's message that comes with QEMU's connection.
 const ACCEPTED: &str = "accepted";
 
@@ -80,10 +80,17 @@ impl StreamKeeper {
         }
     }
 
+    /// Makes the helper read the rest of each connection, beside the threads of this process: they
+    /// may wait for a disk that hangs.
+    pub(crate) fn read_on(&self) {
+        // A helper that has ended reads nothing.
+        let _ = self.channel.send(&READ_ON, None);
+    }
+
     /// Ends the helper, because QEMU has sent everything.
     pub(crate) fn dismiss(mut self) {
-        // A helper that has ended reads nothing.
-        let _ = self.channel.send(&DONE, None);
+        // This fails only if the helper has ended already.
+        let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
@@ -103,10 +110,8 @@ pub(crate) fn run(args: &KeepStreamArgs) -> anyhow::Result<()> {
             other => other.context("poll")?,
         };
         if fds[1].revents().is_empty() {
-            if is_done(&channel)? {
-                return Ok(());
-            }
-            // The command has ended before QEMU has connected.
+            // QEMU has not made all its connections.
+            wait_for_order(&channel)?;
             break;
         }
         let stream = accept(&listener)?;
@@ -116,8 +121,8 @@ pub(crate) fn run(args: &KeepStreamArgs) -> anyhow::Result<()> {
             break;
         }
     }
-    if streams.len() == all && is_done(&channel)? {
-        return Ok(());
+    if streams.len() == all {
+        wait_for_order(&channel)?;
     }
     discard_all(streams, all, &listener)
 }
@@ -171,15 +176,11 @@ fn goes_on(mut stream: &UnixStream, room: &mut [u8]) -> bool {
     }
 }
 
-/// Waits for the command. Returns true if it reports that QEMU has sent everything, and false if it
-/// has ended.
-fn is_done(channel: &Channel) -> anyhow::Result<bool> {
+/// Waits until the command orders this helper to read on, or dies.
+fn wait_for_order(channel: &Channel) -> anyhow::Result<()> {
     let message = channel.receive::<String>().context("the command's messages")?;
-    ensure!(
-        message.as_ref().is_none_or(|(word, _)| word == DONE),
-        "this command is for platen itself"
-    );
-    Ok(message.is_some())
+    ensure!(message.is_none_or(|(word, _)| word == READ_ON), "this command is for platen itself");
+    Ok(())
 }
 
 fn accept(listener: &UnixListener) -> anyhow::Result<UnixStream> {

@@ -122,12 +122,58 @@ fn an_interrupt_lets_the_vm_go_on_although_the_disk_hangs() {
             let said = monitor.execute("query-migrate", None).unwrap();
             if Instant::now() > deadline {
                 save.kill().unwrap();
-                panic!("{how:?}: the VM does not go on: {said}");
+                let status = monitor.query_status().unwrap().status;
+                panic!("{how:?}: the VM does not go on: {status}, {said}");
             }
             thread::sleep(Duration::from_millis(20));
         }
         drop(hung);
         assert!(!save.wait().unwrap().success());
         assert!(!image.exists(), "{how:?}");
+    }
+}
+
+/// QEMU answers nothing during the switchover, while it writes pages to the save, which waits for
+/// the disk.
+#[test]
+fn an_interrupt_ends_a_switchover_that_waits_for_the_disk() {
+    for how in [&["--stop"][..], &["--stop", "--channels", "2"]] {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path();
+        // Bytes that do not compress, for most of the RAM.
+        let mut state = 1_u64;
+        let bytes: Vec<u8> = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (state >> 56) as u8
+        })
+        .take(12 << 20)
+        .collect();
+        let filler = folder.join("filler");
+        fs::write(&filler, bytes).unwrap();
+        let loads = format!("loader,file={},addr=0x200000,force-raw=on", filler.display());
+        let machine = [&MACHINE[..], &["-device", &loads]].concat();
+        let Some(source) = Qemu::start(folder, "source", &machine) else { return };
+        let image = folder.join("image");
+        let mut save = Command::new(env!("CARGO_BIN_EXE_platen"));
+        save.arg("save").arg(&image).args(["--qmp", &source.address()]).args(how);
+        save.args(["--compress-threads", "1"]).stderr(Stdio::piped());
+        let (save, hung) = with_hung_disk(|| save.spawn().unwrap());
+        // One write at a time: QEMU begins the switchover once it has sent pages for 100 ms.
+        let mut monitor = Qmp::connect(&second_monitor(&source.socket), LONG).unwrap();
+        while hung.wait() {
+            match monitor.execute_within("query-status", None, Duration::from_secs(1)) {
+                Err(qmp::QmpError::TimedOut { .. }) => break,
+                status => assert_ne!(status.unwrap()["status"], json!("postmigrate"), "{how:?}"),
+            }
+            hung.pass();
+            thread::sleep(Duration::from_millis(10));
+        }
+        let pid = rustix::process::Pid::from_child(&save);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let ended = save.wait_with_output().unwrap();
+        let said = said(&ended);
+        // The command has seen the VM go on before it ended, and its sockets with it.
+        assert!(said.contains("the VM is 'running'"), "{how:?}: {said}");
+        assert!(!ended.status.success() && !image.exists(), "{how:?}: {said}");
     }
 }
