@@ -18,8 +18,8 @@ use std::time::Duration;
 /// Pause after a failure to accept a service.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// The most bytes of a cause, parts of which the other host may have sent. With this limit, the
-/// status of a service with all its migrations and causes stays below the limit of an answer.
+/// The most bytes of a cause as JSON, parts of which the other host may have sent. With this limit,
+/// the status of a service with all its migrations and causes stays below the limit of an answer.
 const MAX_CAUSE: usize = 2000;
 
 /// Links, each with the address of the other host.
@@ -38,7 +38,15 @@ pub struct Carrier {
 struct State {
     record: Record,
     /// There is more than one while one service takes over from another.
-    services: Vec<Arc<Channel>>,
+    services: Vec<Service>,
+}
+
+/// A service that follows the carrier.
+#[derive(Debug)]
+struct Service {
+    channel: Arc<Channel>,
+    /// It did not read, and lacks the last record.
+    is_behind: bool,
 }
 
 impl Carrier {
@@ -88,7 +96,7 @@ impl Carrier {
         {
             let mut state = self.lock();
             service.send(&state.record, self.door.as_ref().map(AsFd::as_fd))?;
-            state.services.push(service.clone());
+            state.services.push(Service { channel: service.clone(), is_behind: false });
         }
         spawn("service", move || {
             loop {
@@ -105,7 +113,7 @@ impl Carrier {
         })
     }
 
-    /// Changes the record, and sends it to the services if it has changed.
+    /// Changes the record, and sends it to the services that lack it.
     pub fn update(&self, change: impl FnOnce(&mut Record)) {
         let mut state = self.lock();
         let before = state.record.clone();
@@ -116,14 +124,20 @@ impl Carrier {
         if matches!(state.record.phase, Phase::Opening | Phase::Active) {
             state.record.reached = state.record.phase;
         }
-        if state.record != before {
-            let State { record, services } = &mut *state;
-            // A service that does not read, or has gone, asks again if it comes back.
-            services.retain(|service| {
-                let sent = service.send(record, None);
-                !matches!(sent, Err(error) if error.kind() != io::ErrorKind::WouldBlock)
-            });
-        }
+        let State { record, services } = &mut *state;
+        let has_changed = *record != before;
+        // A service that has gone asks again if it comes back.
+        services.retain_mut(|service| {
+            if !has_changed && !service.is_behind {
+                return true;
+            }
+            let sent = service.channel.send(record, None);
+            // It is sent again at a later call: that a door is free is the last change of a
+            // migration in doubt.
+            service.is_behind =
+                matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+            sent.is_ok() || service.is_behind
+        });
     }
 
     /// A copy of the record as it is now.
@@ -145,16 +159,25 @@ impl Carrier {
         let _ = write_record(&self.folder, &state.record);
         let _ = std::fs::remove_file(socket_of(&self.folder, &state.record.id));
         for service in state.services.drain(..) {
-            let _ = rustix::net::shutdown(&*service, rustix::net::Shutdown::Both);
+            let _ = rustix::net::shutdown(&*service.channel, rustix::net::Shutdown::Both);
         }
     }
 }
 
-/// Cuts the text to `most` bytes, with a mark if something is missing.
+/// Cuts the text to `most` bytes as JSON, with a mark if something is missing.
 fn cut(mut text: String, most: usize) -> String {
-    if text.len() > most {
-        let end = (0..=most).rev().find(|end| text.is_char_boundary(*end));
-        text.truncate(end.unwrap_or_default());
+    let mut bytes = 0;
+    let end = text.char_indices().find(|(_, char)| {
+        bytes += match char {
+            '"' | '\\' => 2,
+            // `\u0001`
+            char if char.is_control() => 6,
+            char => char.len_utf8(),
+        };
+        bytes > most
+    });
+    if let Some((end, _)) = end {
+        text.truncate(end);
         text.push_str(" ...");
     }
     text
@@ -167,11 +190,39 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
+
+    /// It was stopped, as by a debugger.
+    #[test]
+    fn a_service_that_does_not_read_for_long_gets_the_last_record_all_the_same() {
+        let run = tempfile::tempdir().unwrap();
+        let (service, theirs) = Channel::pair().unwrap();
+        let (links, _taken) = mpsc::channel();
+        let begin = Record { id: "1".into(), holds_port: true, ..Record::default() };
+        let carrier = Carrier::start(run.path(), begin, theirs.into(), None, links).unwrap();
+        // More than the socket holds.
+        (1..10_000).for_each(|plain| carrier.update(|record| record.plain = plain));
+        carrier.update(|record| record.holds_port = false);
+        service.set_patience(Some(Duration::from_millis(100))).unwrap();
+        let next = || service.receive::<Record>().ok().flatten().map(|(record, _)| record);
+        let last = std::iter::from_fn(next).last().unwrap();
+        assert!(last.holds_port, "the socket holds all");
+        // Nothing changes any more.
+        carrier.update(|_| {});
+        assert!(!next().unwrap().holds_port);
+        carrier.update(|_| {});
+        assert_eq!(next(), None);
+    }
 
     #[test]
     fn a_cause_is_cut_between_characters() {
         assert_eq!(cut("short".into(), 5), "short");
         assert_eq!(cut("a\u{fc}b".into(), 2), "a ...");
         assert_eq!(cut("x".repeat(9000), MAX_CAUSE).len(), MAX_CAUSE + 4);
+        for text in ["\u{1}", "\"\\", "\u{1f600}", "\n"] {
+            let json = serde_json::to_string(&cut(text.repeat(9000), MAX_CAUSE)).unwrap();
+            // And quotes and mark.
+            assert!(json.len() <= MAX_CAUSE + 6, "{text:?}: {}", json.len());
+        }
     }
 }

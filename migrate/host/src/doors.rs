@@ -4,7 +4,7 @@
 //! A door is *lent* while a carrier has its listening socket: then only the carrier accepts there.
 
 use crate::awaits::Awaits;
-use crate::entrance::{has_closed, reset, OTHER_WAY};
+use crate::entrance::{has_closed, has_ended, reset, OTHER_WAY};
 use crate::error::HostError;
 use crate::listener::{admit, DoorAddress, DoorListener};
 use crate::peer_user::AllowedUsers;
@@ -160,6 +160,19 @@ impl Doors {
         }
         let shut = before.into_values().flat_map(|gate| gate.waiting);
         shut.for_each(|one| reset(one.socket));
+    }
+
+    /// Adopts the listening sockets of doors that could not be opened because carriers have them.
+    pub fn adopt(&mut self, found: Vec<(Door, DoorListener)>) {
+        for (door, listener) in found {
+            let Ok(address) = listener.address() else { continue };
+            let gate = self.doors.iter_mut().find(|gate| {
+                gate.listener.is_none() && gate.door == door && gate.address == address
+            });
+            if let Some(gate) = gate {
+                (gate.listener, gate.again) = (Some(listener), None);
+            }
+        }
     }
 
     /// The number of doors, open or not.
@@ -346,12 +359,6 @@ impl Gate {
             }
         }
     }
-}
-
-/// Whether the other end writes no more.
-fn has_ended(socket: &QemuSocket) -> bool {
-    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 fn look(socket: &QemuSocket) -> Look {

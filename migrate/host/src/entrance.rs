@@ -2,9 +2,10 @@
 //! door.
 
 use crate::listener::{DoorListener, BACKLOG};
-use crate::peer_user::AllowedUsers;
-use crate::wanted::place_of;
+use crate::peer_user::{connection_owner, AllowedUsers};
+use crate::wanted::{place_of, wanted};
 use relay::{Entrance, QemuSocket};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
@@ -13,7 +14,13 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use stream::{Kind, Tokeniser};
 
+/// Bytes of a main connection within which QEMU asks for a return path: header, configuration and
+/// first commands are far shorter.
+const HEAD: usize = 64 << 10;
+/// Page size while these bytes are read: no page is in front of that request.
+const PAGE: usize = 4096;
 /// Why a connection with another original destination is refused.
 pub(crate) const OTHER_WAY: &str =
     "a migration that came another way (by the door's address, or by \
@@ -56,6 +63,14 @@ impl DoorEntrance {
         while let Ok(socket) = self.next() {
             reset(socket);
         }
+    }
+
+    /// Whether the source QEMU of the first connections has left, as after a cancel. A source that
+    /// awaits an answer has then failed. Without a return path a source may leave when it has
+    /// written its stream, so that one does not count.
+    pub fn source_has_left(&self) -> bool {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        first.iter().any(|socket| awaits_answer(socket) && has_left(socket))
     }
 
     /// The next connection; `WouldBlock` when none waits any more that was there at the call.
@@ -124,6 +139,36 @@ pub(crate) fn has_closed(socket: &QemuSocket) -> bool {
     }
 }
 
+/// Whether the other end writes no more.
+pub(crate) fn has_ended(socket: &QemuSocket) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+/// Whether this is a main connection whose bytes so far ask for a return path.
+fn awaits_answer(socket: &QemuSocket) -> bool {
+    let mut bytes = vec![0; HEAD];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let Ok((_, got)) = recv(socket, &mut bytes[..], flags) else { return false };
+    let Some(kind @ (Kind::Main | Kind::Recovery)) = stream::classify(&bytes[..got]) else {
+        return false;
+    };
+    let mut tokeniser = Tokeniser::new(kind, PAGE);
+    tokeniser.feed(&bytes[..got], &mut Vec::new());
+    tokeniser.facts().return_path
+}
+
+/// Whether no process has the other end any more. The end of a TCP connection waits behind bytes
+/// for which there is no room here, so the kernel is asked about the other end itself.
+fn has_left(socket: &QemuSocket) -> bool {
+    if has_ended(socket) {
+        return true;
+    }
+    let QemuSocket::Tcp(socket) = socket else { return false };
+    let ends = socket.peer_addr().and_then(|there| Ok((there, wanted(socket)?)));
+    matches!(ends.and_then(|(there, here)| connection_owner(there, here)), Ok(None))
+}
+
 /// Closes a connection such that the other end's calls fail at once.
 pub fn reset(socket: impl Into<QemuSocket>) {
     let socket = socket.into();
@@ -136,8 +181,46 @@ pub fn reset(socket: impl Into<QemuSocket>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// The header of a stream, then the command that opens the return path.
+    const ASKS: &[u8] = b"QEVM\0\0\0\x03\x08\0\x01\0\0";
+
+    #[test]
+    fn a_source_has_left_if_it_awaits_an_answer_and_has_closed() {
+        let door = TcpListener::bind("127.80.79.2:0").unwrap();
+        let address = door.local_addr().unwrap();
+        let came = |bytes: &[u8]| {
+            let mut source = TcpStream::connect(address).unwrap();
+            source.write_all(bytes).unwrap();
+            let socket = door.accept().unwrap().0;
+            socket.peek(&mut [0; 1]).unwrap();
+            (source, QemuSocket::from(socket))
+        };
+        let entrance = |first| {
+            let door = DoorListener::Tcp(door.try_clone().unwrap());
+            DoorEntrance::new(door, vec![first], AllowedUsers::default(), |_| {})
+        };
+        // Without a return path a source may be done.
+        for (bytes, counts) in [(ASKS, true), (&b"QEVM\0\0\0\x03\0"[..], false)] {
+            let (source, socket) = came(bytes);
+            let entrance = entrance(socket);
+            assert!(!entrance.source_has_left());
+            drop(source);
+            assert_eq!(entrance.source_has_left(), counts, "{bytes:?}");
+        }
+        // Its last bytes and its end wait at the source: there is no room for them here.
+        let (source, socket) = came(ASKS);
+        source.set_nonblocking(true).unwrap();
+        let bytes = vec![7; 64 << 10];
+        while { &source }.write(&bytes).is_ok() {}
+        let entrance = entrance(socket);
+        assert!(!entrance.source_has_left());
+        drop(source);
+        assert!(entrance.source_has_left());
+    }
 
     #[test]
     fn users_who_may_not_connect_and_do_so_all_the_time_hold_up_nothing() {

@@ -42,6 +42,8 @@ const MAX_RECORD: u64 = 64 << 10;
 pub struct Registry {
     folder: PathBuf,
     carriers: Mutex<HashMap<String, Known>>,
+    /// The doors that carriers have sent, until [`Registry::take_doors`].
+    doors: Mutex<Vec<(Door, DoorListener)>>,
     watcher: Arc<dyn Watcher>,
 }
 
@@ -112,6 +114,11 @@ fn is_carrier(pid: u32) -> bool {
     command.split(|byte| *byte == 0).any(|word| word == b"carry")
 }
 
+/// The door whose listening socket a carrier with this record has.
+fn door_of(record: &Record) -> Door {
+    Door { peer: record.peer.clone(), place: record.held() }
+}
+
 /// A carrier's first message: its record, with the listening socket of its door.
 type FirstWord = io::Result<Option<(Record, Option<OwnedFd>)>>;
 
@@ -165,7 +172,8 @@ impl Registry {
     /// The folder cannot be made or used.
     pub fn open(run_dir: &Path, watcher: Arc<dyn Watcher>) -> Result<Arc<Self>, HostError> {
         let folder = folder(run_dir)?;
-        Ok(Arc::new(Self { folder, carriers: Mutex::default(), watcher }))
+        let (carriers, doors) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { folder, carriers, doors, watcher }))
     }
 
     /// The folder of the records, which is this user's alone.
@@ -175,6 +183,15 @@ impl Registry {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.carriers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_doors(&self) -> MutexGuard<'_, Vec<(Door, DoorListener)>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The doors whose listening sockets carriers have sent since the last call.
+    pub fn take_doors(&self) -> Vec<(Door, DoorListener)> {
+        std::mem::take(&mut *self.lock_doors())
     }
 
     /// Finds the carriers of an earlier service again.
@@ -211,9 +228,8 @@ impl Registry {
             };
             let record = match first_word(&channel, until)? {
                 Ok(Some((now, listener))) => {
-                    let door = Door { peer: now.peer.clone(), place: now.held() };
                     if let Some(listener) = listener.map(DoorListener::from) {
-                        found.doors.push((door, listener));
+                        found.doors.push((door_of(&now), listener));
                     }
                     now
                 }
@@ -300,7 +316,14 @@ impl Registry {
     fn follow(&self, id: &str, channel: &Channel) {
         loop {
             match channel.receive::<Record>() {
-                Ok(Some((record, _))) => self.update(id, record),
+                Ok(Some((record, listener))) => {
+                    // The first message of a carrier. A service that has not found the carrier in
+                    // time could not open the door itself.
+                    if let Some(listener) = listener.map(DoorListener::from) {
+                        self.lock_doors().push((door_of(&record), listener));
+                    }
+                    self.update(id, record);
+                }
                 // This version does not understand the message and ignores it. The end of the
                 // carrier counts.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {}

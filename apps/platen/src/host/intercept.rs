@@ -77,12 +77,7 @@ pub(super) fn run(args: &InterceptArgs) -> anyhow::Result<ExitCode> {
 fn on(service: &ServiceArgs) -> anyhow::Result<String> {
     let settings = Settings::new(service)?;
     let Some(rules) = rules(&settings)? else {
-        match status::ask(service, status::LIST) {
-            Ok((_, status)) => adopted(&status, &settings)?,
-            Err(error) if error.is::<Silent>() => return Err(error),
-            // Without a service there is nothing that could contradict the configuration.
-            Err(_) => {}
-        }
+        wait_for_adoption(service, &settings)?;
         off()?;
         return Ok("no other [[host]] has `intercept`: nothing is intercepted\n".into());
     };
@@ -100,6 +95,24 @@ fn adopted(status: &HostStatus, settings: &Settings) -> anyhow::Result<()> {
              for one (systemctl reload platen). The rules stay as they are"
         ),
         _ => Ok(()),
+    }
+}
+
+/// Waits until a service that runs has adopted the configuration: its unit calls this right behind
+/// SIGHUP, for which the service looks ten times a second.
+fn wait_for_adoption(service: &ServiceArgs, settings: &Settings) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    loop {
+        let adopted = match status::ask(service, status::LIST) {
+            Ok((_, status)) => adopted(&status, settings),
+            Err(error) if error.is::<Silent>() => Err(error),
+            // Without a service there is nothing that could contradict the configuration.
+            Err(_) => Ok(()),
+        };
+        if adopted.is_ok() || begun.elapsed() > OPENS {
+            return adopted;
+        }
+        std::thread::sleep(ASK);
     }
 }
 
@@ -265,6 +278,9 @@ pub(super) fn missing(settings: &Settings) -> Option<anyhow::Result<Vec<String>>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::control;
+    use relay::UnixAddress;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn settings(of_b: &str) -> Settings {
         let text = format!(
@@ -308,6 +324,29 @@ mod tests {
         let mut other_ports = settings("intercept = \"60000-60001\"\n");
         other_ports.config.intercept_stopped = Policy::Refuse;
         assert_ne!(new.interception(), other_ports.interception());
+    }
+
+    /// The old rules would lead to doors that are closed by then.
+    #[test]
+    fn interception_that_was_taken_out_waits_for_the_service_to_adopt_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let (old, new) = (settings("intercept = \"60000-60001\"\n"), settings(""));
+        let told = [old.interception(), new.interception()];
+        let asked = AtomicUsize::new(0);
+        let listening = UnixAddress::from(status::socket(folder.path())).listen().unwrap();
+        let listener = listening.listener.try_clone().unwrap();
+        let service = control::start(listener, move |_| {
+            let nth = asked.fetch_add(1, Ordering::Relaxed).min(1);
+            let intercept = Some(told[nth].clone());
+            serde_json::to_string(&HostStatus { intercept, ..HostStatus::default() }).ok()
+        })
+        .unwrap();
+        let run_dir = Some(folder.path().to_owned());
+        let args = ServiceArgs { config: "/no/such/file".into(), name: None, run_dir };
+        wait_for_adoption(&args, &new).unwrap();
+        drop((service, listening));
+        // Nothing is waited for where no service runs.
+        wait_for_adoption(&args, &old).unwrap();
     }
 
     #[test]

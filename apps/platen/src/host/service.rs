@@ -85,6 +85,7 @@ impl Service<'_> {
     fn serve(mut self, stop: &AtomicBool, hangups: &Hangups) -> anyhow::Result<ExitCode> {
         let mut heart = (Instant::now(), u64::MAX);
         while !stop.load(Ordering::Acquire) && !self.links.are_broken() {
+            self.doors.adopt(self.keeper.carriers.registry.take_doors());
             self.doors.turn(TURN, &mut self.keeper)?;
             if hangups.came() {
                 self.reload();

@@ -5,7 +5,7 @@ use super::carriage::{Carriage, Outcome};
 use super::journal::say_of;
 use crate::keeper;
 use crate::report::process_cpu;
-use anyhow::Context;
+use anyhow::{bail, Context};
 use host::{
     forward, reset, Care, DoorEntrance, DoorListener, Phase, Place, Policy, Record, Status, Target,
     What,
@@ -39,7 +39,19 @@ pub(super) fn run(
         && !matches!(record.place(), Place::Socket(_));
     // Before the peer is contacted, so that a failure here costs the peer nothing.
     let keeper = keeper::start()?;
-    let source = match Source::connect_with(&config, None, &mut |text| carriage.say(text)) {
+    let opened = Source::connect_with(&config, None, &mut |text| carriage.say(text));
+    let goes_on = match &opened {
+        Ok(_) => true,
+        Err(RelayError::Session(SessionError::Connect { .. })) => may_forward,
+        Err(_) => false,
+    };
+    // The other host may have answered late: libvirt has given the port there to the next VM.
+    if goes_on && entrance.source_has_left() {
+        bail!(
+            "the source QEMU had left before the other host answered: nothing of its VM was sent"
+        );
+    }
+    let source = match opened {
         Ok(source) => Arc::new(source),
         Err(RelayError::Session(error @ SessionError::Connect { .. })) if may_forward => {
             let why = format!("{:#}", anyhow::Error::from(error));

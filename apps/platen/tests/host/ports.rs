@@ -80,6 +80,32 @@ fn a_migration_in_doubt_leaves_its_door_to_the_next_one() {
     assert!(!is_closed(&source), "a source in doubt sees its end");
 }
 
+/// The other service does not answer for seconds. Meanwhile the source QEMU is told to cancel, and
+/// libvirt gives the port to the next VM.
+#[test]
+fn a_migration_that_was_cancelled_before_the_other_host_answered_reaches_no_qemu() {
+    let rig = Rig::with_proxy("");
+    let _services = (rig.start(A), rig.start(B));
+    // A source that gets no CPU is silent at first, and then the first one is a question.
+    rig.leave_unanswered(2);
+    let stream = rig::main_stream(300);
+    let cancelled = rig.connect_as_qemu(A, 49152);
+    (&cancelled).write_all(&stream[..50_000]).unwrap();
+    until(|| !rig.list(A)["running"].as_array().unwrap().is_empty());
+    drop(cancelled);
+    let qemu = rig.listen_as_qemu(B, 49152);
+    let stream = rig::main_stream(200);
+    let source = rig.connect_as_qemu(A, 49152);
+    let writer = rig::write_all(&source, stream.clone());
+    let (destination, _) = rig.accept(&qemu);
+    finish(&source, &destination, &stream);
+    writer.join().unwrap();
+    until(|| status_of(&rig.status(A), "completed") == 1);
+    let status = rig.status(A);
+    let cause = status["history"][0]["cause"].as_str().unwrap();
+    assert!(cause.contains("had left before the other host answered"), "{status}");
+}
+
 /// Whether the other end has closed this connection, from which nothing comes.
 fn is_closed(socket: &TcpStream) -> bool {
     socket.set_nonblocking(true).unwrap();

@@ -276,6 +276,26 @@ fn a_door_that_another_has_is_said_once_and_opened_later() {
     }
 }
 
+/// A carrier that did not answer a new service in time has the door.
+#[test]
+fn a_door_that_a_carrier_sends_late_is_open_again() {
+    let mut wanted = tcp(20_012..=20_012);
+    let mut doors = Doors::new(wanted.clone(), Vec::new(), AllowedUsers(vec![me()]));
+    let (door, address) = wanted.remove(0);
+    let carrier = DoorListener::open(&address, &AllowedUsers::default()).unwrap();
+    let mut keeper = Keeper::default();
+    doors.turn(Duration::ZERO, &mut keeper).unwrap();
+    assert_eq!((doors.open(), keeper.shut.len()), (0, 1));
+    let other = Door { peer: "c".into(), ..door.clone() };
+    doors.adopt(vec![(other, carrier.try_clone().unwrap())]);
+    assert_eq!(doors.open(), 0);
+    doors.adopt(vec![(door, carrier.try_clone().unwrap())]);
+    assert_eq!(doors.open(), 1);
+    let mut main = TcpStream::connect((peer(), 20_012)).unwrap();
+    main.write_all(b"QEVM\0\0\0\x03").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+}
+
 #[test]
 fn a_unix_door_takes_a_migration_with_all_its_connections_and_refuses_other_users() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
 use super::*;
 use crate::carrier::Carrier;
+use crate::listener::DoorAddress;
 use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::Instant;
@@ -149,10 +150,17 @@ fn a_carrier_that_is_stopped_holds_up_no_service() {
     let post = crate::channel::Post::listen(&socket_of(&registry.folder, &begin.id)).unwrap();
     assert_eq!(registry.find_again().unwrap().running, 1);
     assert_eq!(registry.running()[0], begin);
-    // It goes on, and is heard.
+    // It goes on, and is heard. Its door comes with its first message.
     let carrier = post.accept().unwrap();
-    carrier.send(&Record { plain: 7, ..begin }, None).unwrap();
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    carrier.send(&Record { plain: 7, ..begin }, Some(door.as_fd())).unwrap();
     wait(|| registry.running()[0].plain == 7);
+    let doors = registry.take_doors();
+    let [(named, listener)] = &doors[..] else { panic!("{doors:?}") };
+    assert_eq!(*named, Door { peer: "b".into(), place: Place::Door(49152) });
+    let address = DoorAddress::Tcp(door.local_addr().unwrap());
+    assert_eq!(listener.address().unwrap(), address);
+    assert!(registry.take_doors().is_empty());
 }
 
 /// A service manager waits for a service for 90 s.
