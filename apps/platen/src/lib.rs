@@ -81,6 +81,7 @@ mod turns_option;
 mod virsh;
 
 use clap::{Parser, Subcommand};
+use nix::sys::signal::{SigSet, Signal};
 use std::process::ExitCode;
 
 /// Aborts a debug build whose I/O threads allocate.
@@ -175,10 +176,24 @@ enum Command {
 /// Makes a write beyond the file size limit (`ulimit -f`) return an error. The signal would end the
 /// process, and any running migration with it.
 fn block_file_size_signal() {
-    let mut signals = nix::sys::signal::SigSet::empty();
-    signals.add(nix::sys::signal::Signal::SIGXFSZ);
+    block(&[Signal::SIGXFSZ]);
+}
+
+/// Keeps a terminal from stopping this process, by Ctrl-Z or for output in the background. A VM
+/// that is handed over, or that waits for a page in postcopy, would stand still.
+fn block_stop_signals() {
+    block(&[Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]);
+}
+
+fn block(signals: &[Signal]) {
+    let signals: SigSet = signals.iter().copied().collect();
     // Threads and child processes inherit the mask.
     let _ = signals.thread_block();
+}
+
+/// Undoes that the process which started this one ignored SIGCHLD: no child could be waited for.
+fn heed_children() {
+    say::say_untaken(swap::heed_children().err());
 }
 
 /// The program `platen`.
@@ -191,8 +206,12 @@ fn run() -> ExitCode {
         return finish(result);
     }
     let command = Cli::parse().command;
+    heed_children();
     if !matches!(command, Command::Qat(_)) {
         block_file_size_signal();
+    }
+    if matches!(command, Command::Migrate(_) | Command::Relay(_) | Command::Receive(_)) {
+        block_stop_signals();
     }
     let result = match command {
         Command::Migrate(args) => migrate::run(&args),
@@ -246,6 +265,7 @@ enum DeviceOnly {
 /// The program `platen-device`.
 pub fn platen_device() -> ExitCode {
     let DeviceOnly::Device(args) = DeviceCli::parse().command;
+    heed_children();
     block_file_size_signal();
     leave::with(finish(device::run(args)))
 }

@@ -46,7 +46,10 @@ impl Served {
     }
 
     fn start(folder: &Path, options: &[&str], stderr: Stdio) -> Self {
-        let mut command = Self::command(folder, "kept", "nbd.sock", options);
+        Self::spawn(Self::command(folder, "kept", "nbd.sock", options), folder, stderr)
+    }
+
+    fn spawn(mut command: Command, folder: &Path, stderr: Stdio) -> Self {
         let served =
             Self { supervisor: command.stderr(stderr).spawn().unwrap(), folder: folder.to_owned() };
         // The policy begins when the supervisor has been informed that all is ready: a first server
@@ -189,6 +192,33 @@ fn no_other_process_takes_a_server_s_resources_while_it_is_dead() {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert_ne!(served.server(), killed);
     drop(nbd);
+    served.end();
+}
+
+/// Regression: the supervisor could not wait for its server, and ended with the store.
+#[test]
+fn a_server_is_replaced_where_the_supervisor_was_started_with_sigchld_ignored() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let ignoring = || {
+        let mut command = Command::new("env");
+        command.arg("--ignore-signal=CHLD");
+        command
+    };
+    if !ignoring().arg("true").status().is_ok_and(|status| status.success()) {
+        println!("skipped: no `env` that ignores a signal (coreutils 8.31)");
+        return;
+    }
+    let served = Served::command(folder, "kept", "nbd.sock", &[]);
+    let mut command = ignoring();
+    command.arg(served.get_program()).args(served.get_args());
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let log = fs::File::create(folder.join("log")).unwrap();
+    let served = Served::spawn(command, folder, log.into());
+    assert!(!served.log().contains("is not used"), "{}", served.log());
+    let killed = served.without_server(|| ());
+    assert_ne!(served.server(), killed);
+    assert_eq!(served.status()["platen"]["generation"], 2);
     served.end();
 }
 

@@ -33,8 +33,11 @@ pub struct ServerOptions {
     /// The export's name; clients that give no name get it too.
     pub name: String,
     /// The most connections at a time; further ones are closed at once. Each takes the memory of
-    /// [`connection_memory`](crate::connection_memory) and one of the store's workers.
+    /// [`connection_memory`] and one of the store's workers.
     pub connections: usize,
+    /// How many of them are for [`dial`](Server::dial) alone: while a disk of the kernel has no
+    /// server, its other clients connect first.
+    pub dialled: usize,
     /// The time limit of a handshake.
     pub handshake: Duration,
     /// Whether to refuse a connection for which there is no memory, instead of aborting in it. The
@@ -51,6 +54,7 @@ impl Default for ServerOptions {
         Self {
             name: "platen".to_owned(),
             connections: 16,
+            dialled: 0,
             handshake: Duration::from_secs(10),
             check_memory: true,
             compact: false,
@@ -182,8 +186,8 @@ impl<B: Backend> Server<B> {
                     Err(error) => break Err(error.into()),
                 }
                 self.look_at_stranded();
-                let stream = match self.accept(listener) {
-                    Ok(stream) => stream,
+                let (stream, dialled) = match self.accept(listener) {
+                    Ok(accepted) => accepted,
                     Err(error) if is_of_one_client(&error) => continue,
                     Err(error) => {
                         // No descriptors or no memory: connections that end may free some.
@@ -194,7 +198,8 @@ impl<B: Backend> Server<B> {
                 };
                 number += 1;
                 let connection = number;
-                let reserved = match self.enter(connection, &stream, threads.next_stack()) {
+                let stack = threads.next_stack();
+                let reserved = match self.enter(connection, &stream, dialled, stack) {
                     Ok(reserved) => reserved,
                     Err(why) => {
                         notices.add(&format!("client {connection} refused: {why}"));
@@ -256,15 +261,16 @@ impl<B: Backend> Server<B> {
         Ok(theirs)
     }
 
-    fn accept(&self, listener: &UnixListener) -> io::Result<UnixStream> {
+    /// The next connection, and whether it is one of [`dial`](Self::dial).
+    fn accept(&self, listener: &UnixListener) -> io::Result<(UnixStream, bool)> {
         let mut open = self.open();
         if let Some(stream) = open.dialled.pop_front() {
-            return Ok(stream);
+            return Ok((stream, true));
         }
         // Under the lock, so that no later call of `dial` goes unnoticed.
         let _ = rustix::io::read(&self.dialled, &mut [0; 8]);
         drop(open);
-        listener.accept().map(|(stream, _)| stream)
+        listener.accept().map(|(stream, _)| (stream, false))
     }
 
     /// The number of connections.
@@ -313,6 +319,7 @@ impl<B: Backend> Server<B> {
         &self,
         number: u64,
         stream: &UnixStream,
+        dialled: bool,
         stack: usize,
     ) -> Result<Option<Reserved>, String> {
         stream.set_nonblocking(false).map_err(|error| error.to_string())?;
@@ -322,12 +329,17 @@ impl<B: Backend> Server<B> {
                 .ok_or_else(|| format!("no {} KiB of memory for it", needed >> 10))
         };
         let reserved = self.options.check_memory.then(reserve).transpose()?;
-        let mut open = self.open();
-        if open.stopped || open.streams.len() >= self.options.connections {
-            return Err(format!("{} connections are open", open.streams.len()));
-        }
         let copy = stream.try_clone().map_err(|error| error.to_string())?;
-        open.streams.insert(number, Client { stream: copy, simple: false });
+        let mut open = self.open();
+        let mut taken = open.streams.len();
+        if !dialled {
+            let others = open.streams.values().filter(|client| !client.dialled).count();
+            taken = taken.max(others + self.options.dialled);
+        }
+        if open.stopped || taken >= self.options.connections {
+            return Err(format!("{taken} connections are open"));
+        }
+        open.streams.insert(number, Client { stream: copy, simple: false, dialled });
         Ok(reserved)
     }
 

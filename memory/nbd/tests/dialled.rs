@@ -18,15 +18,13 @@ use store::{Options, Store};
 const LONG: Duration = Duration::from_secs(300);
 
 fn server() -> Arc<Server<Device>> {
+    server_with(ServerOptions { handshake: LONG, ..ServerOptions::default() })
+}
+
+fn server_with(options: ServerOptions) -> Arc<Server<Device>> {
     let store = Store::create(256, Options::default()).unwrap();
     let device = Device::new(&store, &DeviceOptions::default()).unwrap();
-    Arc::new(
-        Server::new(
-            Arc::new(device),
-            ServerOptions { handshake: LONG, ..ServerOptions::default() },
-        )
-        .unwrap(),
-    )
+    Arc::new(Server::new(Arc::new(device), options).unwrap())
 }
 
 fn run(server: &Arc<Server<Device>>, path: &Path) -> JoinHandle<()> {
@@ -70,4 +68,23 @@ fn a_server_connects_to_itself_wherever_the_path_leads() {
         running.join().unwrap();
         assert_eq!(server.dial().unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
+}
+
+/// They may all be idle, and the kernel would wait for a place.
+#[test]
+fn other_clients_leave_places_for_the_connections_of_the_server_to_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nbd");
+    let options =
+        ServerOptions { connections: 2, dialled: 1, handshake: LONG, ..ServerOptions::default() };
+    let server = server_with(options);
+    let running = run(&server, &path);
+    let first = client(&path, LONG);
+    let mut second = UnixStream::connect(&path).unwrap();
+    second.set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(second.read(&mut [0; 18]).unwrap(), 0);
+    assert_eq!(page(greeted(server.dial().unwrap(), LONG), Some(7)), 7);
+    assert_eq!(page(first, None), 7);
+    server.stop();
+    running.join().unwrap();
 }

@@ -35,8 +35,8 @@ mod sys;
 pub use check::{all_required_met, check, Item, Memory, State, Subject, Weight};
 pub use memory::memory_limit;
 pub use precautions::{
-    apart, close_inherited, end_signals, ignore_faults, ignore_signals, ignore_size_signal,
-    ignore_terminal, inherited, leave_cgroup, own, prefer, prefer_alone, prefer_this,
-    resume_signal, unblock_end_signals, warm, Untaken, KEEPING,
+    apart, close_inherited, end_signals, heed_children, ignore_faults, ignore_signals,
+    ignore_size_signal, ignore_terminal, inherited, leave_cgroup, own, prefer, prefer_alone,
+    prefer_this, resume_signal, unblock_end_signals, warm, Untaken, KEEPING,
 };
 pub use supervisor::notify::Notify;

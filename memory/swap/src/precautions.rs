@@ -23,8 +23,8 @@ use rustix::process::{
 pub use self::cgroup::leave_cgroup;
 pub use self::priority::{prefer, prefer_alone, prefer_this};
 pub use self::signals::{
-    end_signals, ignore_faults, ignore_signals, ignore_size_signal, ignore_terminal, resume_signal,
-    unblock_end_signals,
+    end_signals, heed_children, ignore_faults, ignore_signals, ignore_size_signal, ignore_terminal,
+    resume_signal, unblock_end_signals,
 };
 pub use self::untaken::Untaken;
 

@@ -177,6 +177,15 @@ pub(crate) fn ignore_faults() -> io::Result<()> {
     ignore(&[libc::SIGSEGV, libc::SIGBUS])
 }
 
+/// Has the kernel report the end of children, also where SIGCHLD was ignored at the start.
+pub(crate) fn heed_children() -> io::Result<()> {
+    // SAFETY: installs no handler, so no code of ours runs in one.
+    if unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 fn ignore(signals: &[libc::c_int]) -> io::Result<()> {
     for &signal in signals {
         // SAFETY: installs no handler, so no code of ours runs in one.
@@ -310,6 +319,23 @@ mod tests {
         assert_eq!(killed.unwrap_err().kind(), io::ErrorKind::OutOfMemory);
         let late = in_child(Instant::now() + Duration::from_millis(50), pause);
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn children_are_waited_for_where_sigchld_was_ignored() {
+        let later = || Instant::now() + LONG;
+        // In a process of its own: the tests share the disposition of a signal.
+        let waited = |heed: bool| {
+            in_child(later(), || {
+                ignore(&[libc::SIGCHLD])?;
+                if heed {
+                    heed_children()?;
+                }
+                in_child(later(), || Ok(()))
+            })
+        };
+        assert_eq!(waited(false).unwrap_err().raw_os_error(), Some(libc::ECHILD));
+        waited(true).unwrap();
     }
 
     /// In the environment of a process that is to fault.

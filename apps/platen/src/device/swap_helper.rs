@@ -92,13 +92,15 @@ fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
     if let Some(used) = &before {
         say(&format!("taking {} MiB back from {}", used.used_kib >> 10, disk.display()));
         let watched = disk.to_owned();
-        // This thread ends with the process.
-        std::thread::spawn(move || loop {
+        let report = move || loop {
             std::thread::sleep(Duration::from_secs(5));
             if let Ok(Some(used)) = area::in_use(&watched) {
                 say(&format!("{} MiB left", used.used_kib >> 10));
             }
-        });
+        };
+        // This thread ends with the process. Where memory is too short for it, swapoff is what
+        // matters.
+        let _ = std::thread::Builder::new().name("progress".into()).spawn(report);
         let deadline = Instant::now() + Duration::from_secs(args.timeout);
         area::off(disk, deadline)
             .with_context(|| format!("cannot take all back from {}", disk.display()))?;

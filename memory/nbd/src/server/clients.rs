@@ -22,6 +22,8 @@ pub(super) struct Client {
     pub(super) stream: UnixStream,
     /// Whether the connection is served with simple replies only.
     pub(super) simple: bool,
+    /// Whether the server has made the connection itself.
+    pub(super) dialled: bool,
 }
 
 impl Open {

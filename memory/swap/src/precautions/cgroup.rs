@@ -33,8 +33,8 @@ pub(super) fn own_cgroup(root: &Path) -> io::Result<()> {
     made
 }
 
-/// Removes the cgroup that [`inherited`] made; this process moves to the root cgroup. Call it at
-/// the end.
+/// Removes the cgroup that [`inherited`](crate::inherited) made; this process moves to the root
+/// cgroup. Call it at the end.
 pub fn leave_cgroup() {
     let root = Path::new("/sys/fs/cgroup");
     let own = root.join(format!("platen-{}", std::process::id()));

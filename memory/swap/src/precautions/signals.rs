@@ -45,6 +45,18 @@ pub fn ignore_faults() -> Result<(), Untaken> {
     crate::sys::ignore_faults().map_err(|source| Untaken { action, source })
 }
 
+/// Has the kernel report the end of child processes: the default, which a process does not have
+/// whose parent ignored SIGCHLD when it started it. Such a process cannot wait for its children,
+/// and a supervisor that cannot wait for a server ends, and the store with it.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn heed_children() -> Result<(), Untaken> {
+    let action = "wait for child processes";
+    crate::sys::heed_children().map_err(|source| Untaken { action, source })
+}
+
 /// Blocks SIGUSR1 in this thread and those that it starts from now on. Returns a descriptor that
 /// becomes readable when the signal arrives.
 ///

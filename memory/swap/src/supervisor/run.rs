@@ -24,13 +24,17 @@ use super::words;
 /// The pause before a retry of a failed start or helper.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// The pause before a stand-by server that has ended is replaced: it may have found no memory.
+const STAND_BY_AGAIN: Duration = Duration::from_secs(10);
+
 /// How long the supervisor waits for a server that was killed at the end.
 const GONE: Duration = Duration::from_secs(10);
 
 pub(super) struct Supervisor<'a> {
     service: &'a mut dyn Service,
     server: Option<Server>,
-    /// The stand-by server; its exit is noticed only when it is needed.
+    /// The stand-by server. One that has ended is replaced: when it is needed, there may be no
+    /// memory to start another.
     standby: Option<Server>,
     /// A server that is to replace the present one, and is allocating its memory.
     successor: Option<Server>,
@@ -150,7 +154,7 @@ impl<'a> Supervisor<'a> {
                 return self.outcome();
             }
             self.enforce_deadlines()?;
-            self.look_at_server();
+            self.look_at_servers();
             // A child whose wait fails is dropped too.
             self.dismissed.retain(|child| matches!(child.try_wait(), Ok(None)));
         }
@@ -208,9 +212,11 @@ impl<'a> Supervisor<'a> {
         Instant::now() + self.service.ready_limit() * 2_u32.pow(self.late.min(4))
     }
 
-    /// Starts a stand-by server, if there is none.
+    /// Starts a stand-by server, if there is none. Not between two servers: the one that gets ready
+    /// next is followed by a stand-by server.
     fn stand_by(&mut self) {
-        if self.standby.is_some() || self.ending {
+        let ready = self.server.as_ref().is_some_and(|server| server.ready.is_some());
+        if self.standby.is_some() || self.ending || !ready {
             return;
         }
         let Some(command) = self.service.standby() else { return };

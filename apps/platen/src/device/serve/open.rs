@@ -85,7 +85,11 @@ impl Opened {
             say_untaken(swap::prefer(FETCH_THREAD).err());
         }
         let offload = Offload::begin(args, &device, inherited)?;
-        let nbd = Server::new(Arc::clone(&device), plan.nbd_options()).context("NBD server")?;
+        // As in `transports::with_client`.
+        let again = inherited.disk.is_some() && inherited.replaces;
+        let dialled = if again { plan.swap_connections() } else { 0 };
+        let options = nbd::ServerOptions { dialled, ..plan.nbd_options() };
+        let nbd = Server::new(Arc::clone(&device), options).context("NBD server")?;
         let nbd = Arc::new(nbd);
         let disk = args.ublk.then(|| transports::disk(plan, inherited, &device, supervisor));
         let disk = disk.transpose()?;

@@ -2,7 +2,7 @@
 
 use super::supervisor::swapped_to;
 use crate::device::claims::Left;
-use crate::say::say;
+use crate::say::{say, say_untaken};
 use device::Device;
 use nbd::Server;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,10 +44,20 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let (device, stopped) = (Arc::downgrade(device), Arc::clone(&stop));
         let thread = thread::Builder::new().name("watch".into()).spawn(move || {
+            if client.is_some() {
+                // No page is swapped out until this thread has found the client lost, for which the
+                // kernel needs some memory.
+                say_untaken(swap::prefer_alone().err());
+            }
             let mut told = false;
             let mut missing = Vec::new();
             while !stopped.load(Ordering::Acquire) {
                 thread::park_timeout(Duration::from_secs(1));
+                // First: the file system of a socket's path may not answer.
+                if let Some(client) = client.as_ref().filter(|client| client.is_lost()) {
+                    say(&format!("the kernel has given up a connection of {}", client.disk));
+                    std::process::exit(swap::supervisor::CLIENT_LOST.into());
+                }
                 let before = std::mem::replace(&mut missing, sockets.missing().collect());
                 for path in missing.iter().filter(|path| !before.contains(path)) {
                     say(&format!(
@@ -55,10 +65,6 @@ impl Watch {
                          device is started anew",
                         path.display()
                     ));
-                }
-                if let Some(client) = client.as_ref().filter(|client| client.is_lost()) {
-                    say(&format!("the kernel has given up a connection of {}", client.disk));
-                    std::process::exit(swap::supervisor::CLIENT_LOST.into());
                 }
                 let Some(device) = device.upgrade() else { return };
                 if let Some(damage) = device.damage().filter(|_| !told) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use thread_stat::Proc;
 
-use super::{Supervisor, GONE};
+use super::{Supervisor, GONE, STAND_BY_AGAIN};
 use crate::supervisor::child::{Server, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
 use crate::supervisor::watchdog::{Hang, LOOK};
@@ -30,14 +30,19 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Kills a server that hangs; looks once a second. Its exit is then handled like any other.
-    pub(super) fn look_at_server(&mut self) {
+    /// Kills a server that hangs, and replaces a stand-by server that has ended; looks once a
+    /// second. The server's exit is then handled like any other.
+    pub(super) fn look_at_servers(&mut self) {
         let now = Instant::now();
         if now < self.look {
             return;
         }
         self.look = now + LOOK;
         self.notify.beat(self.service.manager_watches());
+        let ended = |standby: &mut Server| !matches!(standby.child.try_wait(), Ok(None));
+        if self.standby.take_if(ended).is_some() {
+            self.stand_by = Some(now + STAND_BY_AGAIN);
+        }
         let watched = |server: &&mut Server| server.ready.is_some() && !server.killed;
         let Some(server) = self.server.as_mut().filter(watched) else { return };
         // A server that was told to end has a deadline of its own.
@@ -160,7 +165,6 @@ impl Supervisor<'_> {
         if let Some(pulse) = self.service.pulse() {
             pulse.clear();
         }
-        let oom = self.oom.since();
         // The trainer and the helper were for that server only.
         self.end_training();
         self.up_again = None;
@@ -178,7 +182,7 @@ impl Supervisor<'_> {
             return Ok(true);
         }
         if !self.been_up && self.started == 1 && ready.is_none() {
-            if let Some(why) = oom {
+            if let Some(why) = self.oom.since() {
                 self.service.say(&why);
             }
             return Err(SuperviseError::Start(status));
@@ -188,9 +192,10 @@ impl Supervisor<'_> {
             _ => self.backoff.died(ready.unwrap_or_default()),
         };
         let pause = if self.stopping { Duration::ZERO } else { pause };
-        // First start the next server, then report.
+        // First start the next server, then report: to read the cgroup's files takes memory.
         self.restart = Some(Instant::now() + pause);
         self.begin_what_is_due()?;
+        let oom = self.oom.since();
         let after = match pause {
             Duration::ZERO => String::new(),
             pause => format!(" in {pause:?}"),

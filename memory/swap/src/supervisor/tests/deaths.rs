@@ -79,6 +79,20 @@ fn a_standby_that_hangs_when_it_is_needed_is_killed_and_replaced() {
 }
 
 #[test]
+fn a_standby_that_has_ended_is_replaced() {
+    let mut shell = Shell::new("echo ready >&0; read line; echo $line >> $NOTE");
+    // The first one finds no memory, for example.
+    shell.standby = Some(
+        "echo standing >> $NOTE; if [ $(grep -c standing $NOTE) = 1 ]; then exit 1; fi; \
+         echo again >> $NOTE; read line"
+            .into(),
+    );
+    run(&mut shell, "again").unwrap();
+    assert_eq!(shell.noted(), "standing\nstanding\nagain\nend\n");
+    assert!(!shell.log.borrow().iter().any(|line| line.contains("died")), "{:?}", shell.log);
+}
+
+#[test]
 fn servers_that_do_not_get_ready_are_replaced_until_one_does() {
     let mut shell = Shell::new(
         "if [ $REPLACES = false ]; then echo ready >&0; echo up >> $NOTE; exit 1; fi; \
