@@ -34,6 +34,14 @@ const VERDICT: Duration = Duration::from_secs(15);
 /// can resume it.
 const PAUSED: &str = "postcopy-paused";
 
+/// QEMU's status of a migration with pause-before-switchover whose VM has stopped.
+const HELD: &str = "pre-switchover";
+
+const HELD_BY_QEMU: &str =
+    "the VM is stopped: the source QEMU's capability pause-before-switchover is on, and QEMU waits \
+     for {\"execute\":\"migrate-continue\",\"arguments\":{\"state\":\"pre-switchover\"}} at \
+     another of its monitors. Or interrupt: the migration is cancelled, and the VM goes on";
+
 const UNANSWERED: &str =
     "the source QEMU's monitor does not answer: the source may be turning to postcopy. Asking again \
      (interrupt again to end all the same)";
@@ -191,6 +199,7 @@ fn watch(
     let mut bar = Bar::new();
     let handle = source.handle();
     let (mut passed_on, mut told_to_wait) = (0, None);
+    let mut told_of_hold = false;
     // Whether the monitor has answered the last command in time.
     let mut answers = true;
     loop {
@@ -228,6 +237,10 @@ fn watch(
         let info = info.ok();
         let progress = handle.progress();
         if let Some(info) = &info {
+            // platen has not switched this capability on, and its user may have a reason for it.
+            if info.status() == HELD && asked == 0 && !std::mem::replace(&mut told_of_hold, true) {
+                bar.note(HELD_BY_QEMU);
+            }
             let is_late =
                 asked == 0 && ending.look(qmp, settings, (info, &progress), |text| bar.note(text));
             if is_late && cancel(qmp, &handle) != Cancel::Told {

@@ -6,7 +6,7 @@ use crate::qat_command;
 use crate::receive_args::{shown, Named, ReceiveArgs};
 use crate::receive_settings::FormerSettings;
 use crate::report::{process_cpu, Report};
-use crate::report_file::check_file;
+use crate::report_file::{aside, check_file, NOT_TAKEN};
 use crate::say::{say, show};
 use crate::source_end::UNCONFIRMED;
 use anyhow::{bail, Context};
@@ -24,19 +24,37 @@ use std::time::{Duration, Instant};
 /// How long the destination QEMU may take to answer, and to report that it has loaded the VM.
 const LOADED: Duration = Duration::from_secs(10);
 
+/// The reports of all migrations.
+struct Reports {
+    json: Option<PathBuf>,
+    /// Serialises writes to the report file.
+    writing: Mutex<()>,
+}
+
 struct Receiver {
     targets: Vec<(Option<String>, UnixAddress)>,
     monitors: Vec<(Option<String>, UnixAddress)>,
     /// Former settings of the QEMUs at `monitors`.
     settings: FormerSettings,
-    json: Option<PathBuf>,
-    /// Serialises writes to the report file.
-    writing: Mutex<()>,
+    reports: Arc<Reports>,
     succeeded: AtomicU64,
     unconfirmed: AtomicU64,
     failed: AtomicU64,
     /// Set once the server exists, for its accelerators' counters.
     server: OnceLock<Weak<Server>>,
+}
+
+impl Reports {
+    fn write(&self, report: &Report) -> anyhow::Result<()> {
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.json.as_ref().map_or(Ok(()), |path| {
+            let open = File::options().create(true).append(true).open(path);
+            open.and_then(|mut file| writeln!(file, "{}", report.json()))
+                .with_context(|| format!("cannot write the report to {}", path.display()))
+        });
+        show(&report.text()).unwrap_or_else(|error| say(&format!("{error:#}")));
+        written
+    }
 }
 
 impl Receiver {
@@ -57,17 +75,6 @@ impl Receiver {
             }
             _ => self.failed.fetch_add(1, Ordering::AcqRel),
         };
-    }
-
-    fn write(&self, report: &Report) -> anyhow::Result<()> {
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        show(&report.text()).unwrap_or_else(|error| say(&format!("{error:#}")));
-        if let Some(path) = &self.json {
-            let open = File::options().create(true).append(true).open(path);
-            open.and_then(|mut file| writeln!(file, "{}", report.json()))
-                .with_context(|| format!("cannot write the report to {}", path.display()))?;
-        }
-        Ok(())
     }
 }
 
@@ -154,8 +161,11 @@ impl Host for Receiver {
         }
         self.count(&report.status, target);
         report.vm = vm.map(|vm| vm.text);
-        if let Err(error) = self.write(&report) {
-            say(&format!("{error:#}"));
+        let reports = self.reports.clone();
+        match aside(move || reports.write(&report)) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => say(&format!("{error:#}")),
+            None => say(NOT_TAKEN),
         }
     }
 
@@ -216,8 +226,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
         targets: args.targets().map(|named| (named.name.clone(), named.address.clone())).collect(),
         monitors: of(&args.qmp),
         settings: FormerSettings::default(),
-        json: args.json.clone(),
-        writing: Mutex::new(()),
+        reports: Arc::new(Reports { json: args.json.clone(), writing: Mutex::new(()) }),
         succeeded: AtomicU64::new(0),
         unconfirmed: AtomicU64::new(0),
         failed: AtomicU64::new(0),

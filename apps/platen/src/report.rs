@@ -2,7 +2,7 @@
 
 use crate::auto::Auto;
 use crate::ending::Ending;
-use crate::report_file::write_whole;
+use crate::report_file::{aside, write_whole, NOT_TAKEN};
 use crate::say::{say, show};
 use anyhow::Context;
 use codec::Settings;
@@ -302,12 +302,21 @@ impl Report {
     /// Prints the report, and writes it to `json` if given. An error is only reported: the exit
     /// status says whether the VM has migrated.
     pub(crate) fn publish(&self, json: Option<&Path>) {
-        let written = json.map_or(Ok(()), |path| {
-            write_whole(path, &(self.json() + "\n"))
-                .with_context(|| format!("cannot write the report to {}", path.display()))
+        let (path, line, text) = (json.map(Path::to_path_buf), self.json() + "\n", self.text());
+        let published = aside(move || {
+            let written = path.map_or(Ok(()), |path| {
+                write_whole(&path, &line)
+                    .with_context(|| format!("cannot write the report to {}", path.display()))
+            });
+            [written, show(&text)]
         });
-        for failed in [written, show(&self.text())].into_iter().filter_map(Result::err) {
-            say(&format!("{failed:#}"));
+        match published {
+            Some(results) => {
+                for failed in results.into_iter().filter_map(Result::err) {
+                    say(&format!("{failed:#}"));
+                }
+            }
+            None => say(NOT_TAKEN),
         }
         if let Some(warning) = self.auto.as_ref().and_then(Auto::warning) {
             say(warning);

@@ -4,6 +4,28 @@ use anyhow::{ensure, Context};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Write};
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+/// Longest wait for the disk, or for the reader of standard output, that a report is written to.
+const TAKEN: Duration = Duration::from_secs(30);
+/// The message about a report that was not written in that time.
+pub(crate) const NOT_TAKEN: &str =
+    "the report is not written yet: its disk, or the reader of standard output, takes nothing";
+
+/// Writes a report by `work`, on a thread of its own; `None` if that is not over in [`TAKEN`]. A
+/// migration is over then, and its monitor, settings and target must not wait for a disk or a
+/// reader.
+pub(crate) fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (done, over) = channel();
+    let body = move || {
+        // Nobody waits for a late one.
+        let _ = done.send(work());
+    };
+    thread::Builder::new().name("report".into()).spawn(body).ok()?;
+    over.recv_timeout(TAKEN).ok()
+}
 
 /// Writes a file completely or not at all. Anything but a regular file (a pipe, a device) is
 /// written directly.

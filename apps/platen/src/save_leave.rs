@@ -44,21 +44,23 @@ impl Leave {
         Ok(Self { image, migration: Counters::of(info) })
     }
 
-    /// Lets the VM continue if this save has stopped it, and there is no image. The command must
-    /// have died: only then the image stays without a name.
-    pub(crate) fn resume(&self, qmp: &mut Qmp, info: &MigrationInfo) -> anyhow::Result<bool> {
-        if info.status() != "completed" || Counters::of(info) != self.migration {
-            return Ok(false);
-        }
-        if qmp.query_status()?.status != "postmigrate" || !self.is_missing()? {
-            return Ok(false);
-        }
-        qmp.execute("cont", None).context("the VM is paused, and there is no image of it")?;
-        Ok(true)
+    /// Whether QEMU has stopped the VM for this save.
+    pub(crate) fn has_stopped(&self, qmp: &mut Qmp, info: &MigrationInfo) -> anyhow::Result<bool> {
+        Ok(info.status() == "completed"
+            && Counters::of(info) == self.migration
+            && qmp.query_status()?.status == "postmigrate")
     }
 
-    /// Whether nothing is at the image's path.
-    fn is_missing(&self) -> anyhow::Result<bool> {
+    /// Lets a VM continue that this save has stopped, and of which there is no image. The command
+    /// must have died: only then the image stays without a name.
+    pub(crate) fn resume(qmp: &mut Qmp) -> anyhow::Result<()> {
+        qmp.execute("cont", None).context("the VM is paused, and there is no image of it")?;
+        Ok(())
+    }
+
+    /// Whether nothing is at the image's path. The look may wait for a server of files: call this
+    /// without a monitor, by which others can let the VM continue.
+    pub(crate) fn is_missing(&self) -> anyhow::Result<bool> {
         match self.image.symlink_metadata() {
             Ok(_) => Ok(false),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),

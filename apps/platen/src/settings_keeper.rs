@@ -178,6 +178,8 @@ enum Left {
     Gone,
     /// QEMU accepts no settings yet, for this reason.
     Later(String),
+    /// QEMU has stopped the VM for an image, which has to be looked for first.
+    Look,
 }
 
 /// Restores the settings as soon as QEMU accepts them, which it does not while a migration is in
@@ -191,11 +193,19 @@ fn restore(
 ) -> anyhow::Result<Left> {
     let until = Instant::now() + Duration::from_secs(args.patience);
     let (mut pause, mut longest) = (FIRST_PAUSE, LONGEST_PAUSE);
+    let mut is_missing = None;
     loop {
         if socket_of(args) != socket {
             return Ok(Left::Gone);
         }
-        let reason = match attempt(args, former, died)? {
+        let reason = match attempt(args, former, died, is_missing.take())? {
+            Left::Look => match former.leave.as_ref().map(Leave::is_missing).transpose() {
+                Ok(found) => {
+                    is_missing = found;
+                    continue;
+                }
+                Err(error) => format!("{error:#}"),
+            },
             Left::Later(reason) => reason,
             left => return Ok(left),
         };
@@ -250,7 +260,13 @@ pub(crate) fn wake_lost_cancel(qmp: &mut Qmp) -> Result<(), QmpError> {
     qmp.execute("migrate-continue", Some(json!({ "state": "cancelling" }))).map(drop)
 }
 
-fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::Result<Left> {
+/// `is_missing`: whether the image of [`Former::leave`] is missing, if it was looked for.
+fn attempt(
+    args: &KeepSettingsArgs,
+    former: &Former,
+    died: Instant,
+    is_missing: Option<bool>,
+) -> anyhow::Result<Left> {
     let later = |error: QmpError| Ok(Left::Later(error.to_string()));
     let mut qmp = match Qmp::connect(args.qmp.path(), Duration::from_secs(args.answer)) {
         Ok(qmp) => qmp,
@@ -272,8 +288,10 @@ fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::R
     );
     if former.rehearsal && waits_for_rehearsal(&info, died) {
         // QEMU does not notice the end of a socket that it does not use, and would wait for ever.
+        let cancelled = qmp.migrate_cancel();
+        // After the command: the disk of the log may hang, and the VM is stopped.
         say(&format!("monitor {}: platen has died in a rehearsal: cancelling it", args.qmp));
-        return Ok(Left::Later(match qmp.migrate_cancel() {
+        return Ok(Left::Later(match cancelled {
             Ok(()) => "QEMU's rehearsal is being cancelled".into(),
             Err(error) => error.to_string(),
         }));
@@ -281,8 +299,9 @@ fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::R
     if former.rehearsal && status == "cancelling" && died.elapsed() >= LOST_CANCEL {
         let vm = qmp.query_status().map(|vm| vm.status).unwrap_or_default();
         if is_cancel_lost(&info, &vm) {
+            let woken = wake_lost_cancel(&mut qmp);
             say(&format!("monitor {}: QEMU has lost the rehearsal's cancel: waking it", args.qmp));
-            if let Err(error) = wake_lost_cancel(&mut qmp) {
+            if let Err(error) = woken {
                 return later(error);
             }
         }
@@ -300,7 +319,12 @@ fn attempt(args: &KeepSettingsArgs, former: &Former, died: Instant) -> anyhow::R
         return Ok(Left::Later(format!("QEMU's migration stays '{status}'")));
     }
     if let Some(leave) = &former.leave {
-        match leave.resume(&mut qmp, &info) {
+        let resumed = match (leave.has_stopped(&mut qmp, &info), is_missing) {
+            (Ok(true), None) => return Ok(Left::Look),
+            (Ok(true), Some(true)) => Leave::resume(&mut qmp).map(|()| true),
+            (stopped, _) => stopped.map(|_| false),
+        };
+        match resumed {
             Ok(false) => {}
             Ok(true) => say(&format!(
                 "monitor {}: platen has died before the image was complete: the VM continues",

@@ -17,10 +17,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+#[path = "migration/held.rs"]
+mod held;
 #[path = "migration/hung.rs"]
 mod hung;
 #[path = "migration/hung_end.rs"]
 mod hung_end;
+#[path = "migration/terminal.rs"]
+mod terminal;
 
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(240);
@@ -297,6 +301,25 @@ fn a_report_that_cannot_be_written_is_named_and_changes_no_outcome() {
     }
 }
 
+/// Its target would not be free again, and no interrupt would end the receiver.
+#[test]
+fn a_receiver_whose_reports_nobody_reads_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = path(&folder.path().join("fifo"));
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    // A pipe has room for this.
+    let rig = Rig::new(&format!("exec 1<>'{fifo}'; head -c 65536 /dev/zero;"));
+    let listener = UnixListener::bind(rig.at("dst")).unwrap();
+    let mut relay = rig.relay("", "src");
+    migrate(&rig, &mut relay, &listener, "src");
+    let (status, said) = relay.ends();
+    assert_eq!(status, Some(3), "{said}");
+    let Rig { receive, .. } = rig;
+    let (status, said) = receive.ends();
+    assert_eq!(status, Some(3), "{said}");
+    assert!(said.contains("the report is not written yet"), "{said}");
+}
+
 /// A VM of several TB, or its host, may need more than the minute that is the default.
 #[test]
 fn the_time_for_the_setup_of_the_ram_is_an_option() {
@@ -462,6 +485,22 @@ fn the_keeper_process_shows_its_name() {
     while shown("comm") != "platen\n" {
         assert!(Instant::now() < until, "{}", shown("comm"));
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A VM in postcopy would wait for its pages meanwhile, and be paused for good.
+#[test]
+fn a_terminal_stops_neither_relay() {
+    let rig = Rig::new("");
+    let mut relay = rig.relay("", "src");
+    relay.says("listening on");
+    for process in [&rig.receive.child, &relay.child] {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        let blocked = u64::from_str_radix(blocked.trim(), 16).unwrap();
+        for signal in [Signal::TSTP, Signal::TTIN, Signal::TTOU] {
+            assert_ne!(blocked & (1 << (signal.as_raw() - 1)), 0, "{signal:?}: {blocked:x}");
+        }
     }
 }
 

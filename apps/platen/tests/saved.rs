@@ -15,6 +15,8 @@ use player::Recovery;
 use qmp::Qmp;
 use serde_json::{json, Value};
 
+#[path = "saved/absent.rs"]
+mod absent;
 #[path = "saved/access.rs"]
 mod access;
 #[path = "saved/again.rs"]

@@ -236,10 +236,19 @@ fn a_vm_stopped_for_an_image_that_is_missing_continues() {
         let info = |status: &str| json!({ "status": status, "setup-time": 2, "ram": ram(normal) });
         client.hear("query-migrate", info("active"));
         client.hangs_up();
+        let stopped = |client: &mut Client| {
+            client.hear("query-migrate", info("completed"));
+            if normal == 5 {
+                client.hear("query-status", json!({ "status": "postmigrate", "running": false }));
+            }
+        };
         let mut client = Client::accept(&listener);
-        client.hear("query-migrate", info("completed"));
+        stopped(&mut client);
         if normal == 5 {
-            client.hear("query-status", json!({ "status": "postmigrate", "running": false }));
+            // The monitor is free while the image is looked for.
+            client.hangs_up();
+            client = Client::accept(&listener);
+            stopped(&mut client);
         }
         if resumes {
             client.hear("cont", json!({}));

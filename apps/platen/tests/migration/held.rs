@@ -1,0 +1,70 @@
+//! A source QEMU that stops its VM and waits for leave to hand it over.
+
+use super::*;
+use serde_json::{json, Value};
+
+/// A made monitor of a source QEMU with pause-before-switchover on, which converges at once.
+fn monitor(path: &Path) {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let mut status = "none";
+        for client in listener.incoming().map_while(Result::ok) {
+            // It goes away at any time.
+            let _ = serve(client, &mut status);
+        }
+    });
+}
+
+fn serve(mut client: UnixStream, status: &mut &'static str) -> std::io::Result<()> {
+    let version = json!({ "qemu": { "major": 10, "minor": 0, "micro": 2 } });
+    writeln!(client, "{}", json!({ "QMP": { "version": version, "capabilities": [] } }))?;
+    for line in BufReader::new(client.try_clone()?).lines() {
+        let command: Value = serde_json::from_str(&line?).unwrap();
+        let answer = match command["execute"].as_str().unwrap() {
+            "migrate" => {
+                *status = "pre-switchover";
+                json!({})
+            }
+            "migrate_cancel" => {
+                *status = "cancelled";
+                json!({})
+            }
+            "query-migrate" => json!({ "status": *status }),
+            "query-status" => {
+                let running = *status != "pre-switchover";
+                let state = if running { "running" } else { "finish-migrate" };
+                json!({ "status": state, "running": running })
+            }
+            "query-migrate-parameters" => json!({ "downtime-limit": 300, "max-bandwidth": 0 }),
+            "query-migrate-capabilities" => json!([
+                { "capability": "events", "state": false },
+                { "capability": "return-path", "state": false },
+                { "capability": "pause-before-switchover", "state": true },
+            ]),
+            "query-yank" => json!([]),
+            _ => json!({}),
+        };
+        writeln!(client, "{}", json!({ "return": answer, "id": command["id"] }))?;
+    }
+    Ok(())
+}
+
+/// The VM is stopped, and nobody but the user can say that it may go.
+#[test]
+fn a_source_that_waits_for_leave_to_hand_its_vm_over_is_reported() {
+    let rig = Rig::new("");
+    monitor(&rig.at("qmp"));
+    let qmp = unix(&rig.at("qmp"));
+    let mut migrate = Platen::start(
+        "",
+        &["migrate", "--insecure", "--peer", &rig.address, "--qmp", &qmp, "--codec", "none"],
+    );
+    let said = migrate.says("the VM is stopped");
+    for words in ["pause-before-switchover", "migrate-continue"] {
+        assert!(said.contains(words), "{said}");
+    }
+    kill_process(Pid::from_child(&migrate.child), Signal::INT).unwrap();
+    let (status, said) = migrate.ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("cancelled; the source QEMU's VM is 'running'"), "{said}");
+}
