@@ -62,14 +62,16 @@ pub(crate) struct Guests {
 /// If a program of scenarios was not built, or no folder can be made.
 pub(crate) fn quick(programs: &[Program]) -> Result<Guests> {
     let mut guests = Guests::default();
-    guests.shards(programs, "vm", VM_SHARDS, &["--quick"])?;
+    let shards = guests.shards(programs, "vm", VM_SHARDS, &["--quick"])?;
+    guests.side_by_side(shards);
     // A guest that swaps goes on swapping while a test waits for it: what these guests do takes
     // three times the CPU time when others get as much of the CPUs.
     for track in &mut guests.tracks {
         track.jobs = std::mem::take(&mut track.jobs).into_iter().map(Job::nice).collect();
     }
     if guests.runs("swap") {
-        guests.shards(programs, "swap", SWAP_SHARDS, &["--quick"])?;
+        let shards = guests.shards(programs, "swap", SWAP_SHARDS, &["--quick"])?;
+        guests.side_by_side(shards);
     }
     if guests.runs("libvirt") {
         let job = harness(programs, "libvirt", "libvirt", &["--quick"])?;
@@ -88,7 +90,8 @@ pub(crate) fn quick(programs: &[Program]) -> Result<Guests> {
 pub(crate) fn all(programs: &[Program], parts: &[&str]) -> Result<Guests> {
     let mut guests = Guests::default();
     if parts.contains(&"vm") {
-        guests.shards(programs, "vm", VM_SHARDS, &["--without-measurements"])?;
+        let shards = guests.shards(programs, "vm", VM_SHARDS, &["--without-measurements"])?;
+        guests.side_by_side(shards);
         let measures = harness(programs, "vm", "vm, measurements", &["--only-measurements"])?;
         guests.alone.push(vec![measures].into());
     }
@@ -101,14 +104,17 @@ pub(crate) fn all(programs: &[Program], parts: &[&str]) -> Result<Guests> {
         guests.tracks.push(jobs.into());
     }
     if parts.contains(&"memory-matrix") && guests.runs("memory-matrix") {
-        guests.shards(programs, "memory-matrix", SWAP_SHARDS, &[])?;
+        // Its guests have a time limit for what they store and read, so it counts as a measurement.
+        let jobs = guests.shards(programs, "memory-matrix", SWAP_SHARDS, &[])?;
+        guests.alone.push(Track { jobs, at_once: SWAP_SHARDS });
     }
     if parts.contains(&"demo-memory") && guests.runs("demo-memory") {
         let job = harness(programs, "demo-memory", "demo-memory", &[])?;
         guests.tracks.push(vec![job].into());
     }
     if parts.contains(&"swap") && guests.runs("swap") {
-        guests.shards(programs, "swap", SWAP_SHARDS, &[])?;
+        let shards = guests.shards(programs, "swap", SWAP_SHARDS, &[])?;
+        guests.side_by_side(shards);
         let newer = harness(programs, "swap", "swap, Linux 7", &WITH_NEWER_LINUX)?;
         let newer = newer.env("PLATEN_SWAP_LINUX", NEWER_LINUX);
         guests.tracks.last_mut().context("no shard")?.jobs.push(newer);
@@ -117,24 +123,29 @@ pub(crate) fn all(programs: &[Program], parts: &[&str]) -> Result<Guests> {
 }
 
 impl Guests {
-    /// One track for each of `count` programs that share out the scenarios of a part.
+    /// `count` programs that share out the scenarios of a part.
     fn shards(
         &mut self,
         programs: &[Program],
         part: &'static str,
         count: usize,
         arguments: &[&str],
-    ) -> Result<()> {
+    ) -> Result<Vec<Job>> {
         let claims = tempfile::Builder::new().prefix("claims-").tempdir_in("target")?;
         let folder = format!("--claims={}", claims.path().canonicalize()?.display());
-        for number in 1..=count {
+        let program = |number| {
             let shard = format!("--shard={number}/{count}");
             let arguments = [arguments, &[&*shard, &*folder]].concat();
-            let name = format!("{part} {number} of {count}");
-            self.tracks.push(vec![harness(programs, part, &name, &arguments)?].into());
-        }
+            harness(programs, part, &format!("{part} {number} of {count}"), &arguments)
+        };
+        let jobs = (1..=count).map(program).collect();
         self.claims.push(claims);
-        Ok(())
+        jobs
+    }
+
+    /// Adds a track for each of these jobs.
+    fn side_by_side(&mut self, jobs: Vec<Job>) {
+        self.tracks.extend(jobs.into_iter().map(|job| vec![job].into()));
     }
 
     /// Whether a part runs. One that does not counts as skipped.
