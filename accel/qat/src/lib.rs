@@ -26,7 +26,7 @@
 //! | fails repeatedly | suspects it: works in software, and sends probes of made-up data at growing intervals |
 //!
 //! A call of the library that never returns keeps its thread. [`Watchdog`] detects it, and names it
-//! ([`Hang`]), also while engines are opened ([`watched`]); the pieces of that engine are not
+//! ([`Hang`]), also while engines are opened ([`watched()`]); the pieces of that engine are not
 //! delivered any more. All memory of the call stays with the thread: it is neither freed nor used
 //! again. Nothing waits for such a thread, or for the library's shut-down, for more than some
 //! seconds ([`Qat`], [`is_stuck`], [`end_process`]).

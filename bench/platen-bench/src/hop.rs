@@ -66,7 +66,7 @@ struct Way {
 impl FromStr for Way {
     type Err = String;
 
-    /// CODEC[:LEVEL[:HISTORY]]; the relay checks the values.
+    /// `CODEC[:LEVEL[:HISTORY]]`; the relay checks the values.
     fn from_str(text: &str) -> Result<Self, String> {
         let (names, mut values) = (["--codec", "--level", "--history"], text.split(':'));
         let mut options = Vec::new();

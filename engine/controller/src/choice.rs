@@ -11,7 +11,8 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Number of the candidate: its place in [`Config::candidates`](Config#structfield.candidates).
+    /// Number of the candidate: its place in
+    /// [`Config::candidates`](crate::Config#structfield.candidates).
     pub fn candidate(&self) -> usize {
         usize::from(self.candidate)
     }
@@ -30,7 +31,8 @@ impl Choice {
 /// The outcome for one chunk. Report raw chunks too: the classes' shares are wrong without them.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
-    /// The result of [`Controller::choose`], also where the codec gave up and the chunk went raw.
+    /// The result of [`Controller::choose`](crate::Controller::choose), also where the codec gave
+    /// up and the chunk went raw.
     pub choice: Choice,
     /// Bytes of the chunk.
     pub plain: usize,

@@ -10,7 +10,7 @@
 //!
 //! A compressed stream is a sequence of standard frames: zstd frames (RFC 8878) with their content
 //! size and a checksum, or gzip members (RFC 1952) that state their length in an extra field. Any
-//! zstd or gzip reads them. [`decompress`] reads any stream of the format. It decodes frames in
+//! zstd or gzip reads them. [`decompress()`] reads any stream of the format. It decodes frames in
 //! parallel if they are short and state their content size, and others one after the other.
 //!
 //! # What fails

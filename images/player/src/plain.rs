@@ -27,8 +27,8 @@ pub enum Reader {
     /// A QEMU at a socket. It reports at the end whether it loaded the VM.
     Qemu,
     /// A QEMU at a socket that has capability `postcopy-ram` on. It discards all of its RAM first,
-    /// so that zero pages need not be sent. As [`play`](crate::play), this requires pages of 4096
-    /// bytes in the guest and on the host.
+    /// so that zero pages need not be sent. As [`Player::play`](crate::Player::play), this requires
+    /// pages of 4096 bytes in the guest and on the host.
     EmptyQemu,
 }
 
