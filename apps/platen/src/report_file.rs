@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Write};
 use std::path::Path;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -19,11 +20,18 @@ pub(crate) const NOT_TAKEN: &str =
 /// reader.
 pub(crate) fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (done, over) = channel();
+    let work = Arc::new(Mutex::new(Some(work)));
+    let theirs = Arc::clone(&work);
     let body = move || {
+        let work = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Nobody waits for a late one.
-        let _ = done.send(work());
+        let _ = work.map(|work| done.send(work()));
     };
-    thread::Builder::new().name("report".into()).spawn(body).ok()?;
+    if thread::Builder::new().name("report".into()).spawn(body).is_err() {
+        // The system refuses the thread, and the report would be lost.
+        let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        return work.map(|work| work());
+    }
     over.recv_timeout(TAKEN).ok()
 }
 

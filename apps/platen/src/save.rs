@@ -86,6 +86,8 @@ const ASK: Duration = Duration::from_millis(100);
 const VERDICT: Duration = Duration::from_secs(120);
 /// Time limit for QEMU to cancel a migration before its connection is closed.
 const ANSWERS: Duration = Duration::from_secs(1);
+/// Time limit for the connection of a QEMU that has ended: it may have connected just before.
+const CONNECTED: Duration = Duration::from_secs(5);
 /// QEMU's maximum downtime-limit, milliseconds: QEMU then stops the VM at its first check.
 const STOP_NOW: u64 = 2_000_000;
 
@@ -267,8 +269,19 @@ impl Saving<'_> {
                 }
             }
             // QEMU ended the migration: a device cannot migrate, or somebody called migrate_cancel.
-            if let Ok(info) = self.qmp.query_migrate() {
-                if info.is_over() {
+            match self.qmp.query_migrate() {
+                // The bytes of a QEMU that has ended may still have to be recorded.
+                Err(gone @ QmpError::Closed { .. }) if !intake.is_connected() => {
+                    if let Some(recorded) = intake.recorded(CONNECTED)? {
+                        return Ok(recorded);
+                    }
+                    if !intake.is_connected() {
+                        return Err(gone.into());
+                    }
+                }
+                Err(_) => {}
+                Ok(info) if !info.is_over() => {}
+                Ok(info) => {
                     let why = info.error_desc.clone().unwrap_or_default();
                     let ended = format!("QEMU ended the migration ({}) {why}", info.status());
                     // The cause may lie here, such as a full disk: the intake closes its socket

@@ -121,8 +121,9 @@ impl Read for Patient<'_> {
 }
 
 /// Records the connections of a multifd migration, each on a thread of its own. The first outcome
-/// is that of the save. The connections are read until QEMU closes them, also those of a recording
-/// that has failed: see [`stream_keeper`](crate::stream_keeper).
+/// is that of the save. `is_connected` is set with the first connection. The connections are read
+/// until QEMU closes them, also those of a recording that has failed: see
+/// [`stream_keeper`](crate::stream_keeper).
 ///
 /// QEMU connects its main channel first. QEMU 7.2 writes to it before the other channels are there;
 /// QEMU 9.0 and later wait for them.
@@ -131,6 +132,7 @@ pub(crate) fn receive(
     channels: u8,
     multifd: Arc<Multifd<Writer>>,
     stop: Arc<AtomicBool>,
+    is_connected: &AtomicBool,
     outcomes: &Sender<Outcome>,
 ) {
     let patience = Patience { multifd: Some(Arc::clone(&multifd)), ..Patience::new(stop) };
@@ -150,6 +152,7 @@ pub(crate) fn receive(
                     continue;
                 }
                 Ok(Some(stream)) => {
+                    is_connected.store(true, Ordering::Release);
                     let outcomes = outcomes.clone();
                     let body = move || this.connection(stream, &outcomes);
                     let thread = thread::Builder::new().name("channel".into());

@@ -53,6 +53,8 @@ pub(crate) struct Intake {
     keeper: Option<Arc<StreamKeeper>>,
     /// The connection of a [`Kind::Stream`], also while the thread that records waits for a disk.
     connection: Arc<OnceLock<UnixStream>>,
+    /// Whether QEMU has connected.
+    is_connected: Arc<AtomicBool>,
     /// Set when the stream is recorded; `stream` is set then, too.
     writer: Option<Writer>,
     stream: Option<UnixStream>,
@@ -72,14 +74,21 @@ impl Intake {
         let ended = Arc::clone(&stop);
         let (mut keeper, mut multifd) = (None, None);
         let connection = Arc::new(OnceLock::new());
+        let is_connected = Arc::new(AtomicBool::new(false));
+        let connected = Arc::clone(&is_connected);
         let body: Box<dyn FnOnce() + Send> = match kind {
             Kind::Stream => {
                 let connection = Arc::clone(&connection);
                 Box::new(move || {
                     let patience = Patience::new(ended);
                     let stream = accept_one(&listener, &patience, &connection);
+                    connected.store(stream.is_ok(), Ordering::Release);
                     let outcome =
                         stream.and_then(|stream| record_stream(stream, writer, &patience));
+                    if let (Err(_), Some(connection)) = (&outcome, connection.get()) {
+                        // QEMU may wait for room with its lock held, and then answers nothing.
+                        let _ = connection.shutdown(Shutdown::Both);
+                    }
                     let _ = sender.send(outcome);
                 })
             }
@@ -89,6 +98,7 @@ impl Intake {
                 Box::new(move || {
                     let patience = Patience::new(ended);
                     let stream = accept_from(&reads_on, &patience);
+                    connected.store(stream.is_ok(), Ordering::Release);
                     // If the save ends while this thread waits for a disk that hangs, the keeper
                     // reads on.
                     drop(reads_on);
@@ -102,7 +112,9 @@ impl Intake {
                 keeper = Some(Arc::clone(&reads_on));
                 let recording = Arc::new(Multifd::new(channels, writer));
                 multifd = Some(Arc::clone(&recording));
-                Box::new(move || receive(&reads_on, channels, recording, ended, &sender))
+                Box::new(move || {
+                    receive(&reads_on, channels, recording, ended, &connected, &sender);
+                })
             }
         };
         let thread = thread::Builder::new().name("intake".into()).spawn(body);
@@ -117,6 +129,7 @@ impl Intake {
             keeper,
             multifd,
             connection,
+            is_connected,
             writer,
             stream,
         })
@@ -138,6 +151,11 @@ impl Intake {
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => bail!("the thread that records has ended"),
         }
+    }
+
+    /// Whether QEMU has connected. A QEMU that has ended before will not, and nothing is recorded.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.is_connected.load(Ordering::Acquire)
     }
 
     /// Takes the writer, once the stream is recorded.
@@ -300,4 +318,29 @@ fn record_stream(stream: UnixStream, mut writer: Writer, patience: &Patience) ->
 fn record_snapshot(stream: UnixStream, mut writer: Writer, patience: &Patience) -> Outcome {
     let recorded = record(Patient::new(&stream, patience), &mut writer, Ending::Closed)?;
     Ok((recorded, writer, stream))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::Options;
+
+    const LONG: Duration = Duration::from_secs(300);
+
+    /// The disk may be full during the switchover. QEMU then waits with its lock held, and hears no
+    /// cancel.
+    #[test]
+    fn a_recording_that_fails_has_closed_the_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = Writer::create(&folder.path().join("image"), Options::default()).unwrap();
+        let mut intake = Intake::listen(writer, Kind::Stream).unwrap();
+        let path = intake.uri().strip_prefix("unix:").unwrap();
+        let mut qemu = UnixStream::connect(path).unwrap();
+        qemu.write_all(b"no migration").unwrap();
+        // The recording fails here at the latest.
+        qemu.shutdown(Shutdown::Write).unwrap();
+        assert!(intake.recorded(LONG).is_err());
+        qemu.set_nonblocking(true).unwrap();
+        assert_eq!(qemu.read(&mut [0]).unwrap(), 0);
+    }
 }

@@ -1,6 +1,8 @@
 //! Saves and players that are killed.
 
 use super::*;
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixListener;
 
 /// Whenever the save is killed, QEMU's settings come back. A VM with `--then continue` runs on, and
 /// a file at the image's path is complete. A VM with `--then pause` is paused only if its image
@@ -157,5 +159,44 @@ pub(super) fn migration(qemu: &Qemu) -> String {
         }
         assert!(Instant::now() < deadline, "QEMU's migration stays {state}");
         thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Passes on what goes between a monitor and its client, and kills QEMU when that is told to
+/// migrate: QEMU has accepted the command then, and does not connect any more.
+fn kills_at_migrate(front: UnixListener, mut source: Qemu) {
+    let (mut client, _) = front.accept().unwrap();
+    let mut monitor = UnixStream::connect(&source.socket).unwrap();
+    let (mut back, mut to) = (monitor.try_clone().unwrap(), client.try_clone().unwrap());
+    // It ends with QEMU.
+    let answers = thread::spawn(move || std::io::copy(&mut back, &mut to).map(drop));
+    for line in BufReader::new(client.try_clone().unwrap()).lines() {
+        let line = line.unwrap();
+        let command: Value = serde_json::from_str(&line).unwrap();
+        if command["execute"] == "migrate" {
+            source.child.kill().unwrap();
+            // QEMU's own answers are through before this one.
+            let _ = answers.join().unwrap();
+            return writeln!(client, "{}", json!({ "return": {}, "id": command["id"] })).unwrap();
+        }
+        writeln!(monitor, "{line}").unwrap();
+    }
+}
+
+#[test]
+fn a_qemu_that_ends_before_it_connects_ends_the_save() {
+    for how in [&["--stop"][..], &["--channels", "2"], &["--snapshot"]] {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path();
+        let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+        let front = folder.join("front.qmp");
+        let listener = UnixListener::bind(&front).unwrap();
+        let qemu = thread::spawn(move || kills_at_migrate(listener, source));
+        let image = folder.join("image").display().to_string();
+        let monitor = format!("unix:{}", front.display());
+        let words = [&["save", &image, "--qmp", &monitor][..], how].concat();
+        fails(folder, &words, "no image was made");
+        assert!(!Path::new(&image).exists());
+        qemu.join().unwrap();
     }
 }
