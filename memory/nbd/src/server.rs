@@ -337,7 +337,11 @@ impl<B: Backend> Server<B> {
             taken = taken.max(others + self.options.dialled);
         }
         if open.stopped || taken >= self.options.connections {
-            return Err(format!("{taken} connections are open"));
+            let kept = match taken - open.streams.len() {
+                0 => String::new(),
+                kept => format!(", and {kept} places are kept for the kernel's client"),
+            };
+            return Err(format!("{} connections are open{kept}", open.streams.len()));
         }
         open.streams.insert(number, Client { stream: copy, simple: false, dialled });
         Ok(reserved)
