@@ -1,6 +1,7 @@
 //! W23, W28: the source is in doubt, and asks.
 
 use super::*;
+use std::os::unix::net::UnixStream;
 
 #[test]
 fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
@@ -155,9 +156,13 @@ fn unread(words: &[u8]) -> Rig {
     rig
 }
 
-/// PONGs, far more than a socket holds.
+/// PONGs, more than a socket holds together with the relay that writes to it. Not many more: each
+/// is a message of its own to the relays, and on a busy machine takes milliseconds.
 fn pongs() -> Vec<u8> {
-    [0, 2, 0, 4, 0, 0, 0, 1].repeat(1 << 17)
+    const PONG: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 1];
+    let (socket, _peer) = UnixStream::pair().unwrap();
+    let room = rustix::net::sockopt::socket_send_buffer_size(&socket).unwrap();
+    PONG.repeat((room + (64 << 10)) / PONG.len())
 }
 
 #[test]
@@ -186,5 +191,18 @@ fn a_stop_while_the_last_words_wait_for_the_source_is_answered() {
         }
         let error = rig.sending.result().unwrap_err();
         assert!(matches!(error, RelayError::LeftInDoubt), "{error}");
+    });
+}
+
+#[test]
+fn a_source_that_reads_its_success_late_has_succeeded() {
+    bounded(|| {
+        let words = [&pongs()[..], &SHUT_OK].concat();
+        let rig = unread(&words);
+        noticed(&rig.sending, "Look at the destination");
+        assert_same(&read_exactly(&rig.source, words.len()), &words, "the return path");
+        drop(rig.source);
+        let end = rig.sending.result().expect("the source QEMU has its success");
+        assert!(end.return_path);
     });
 }
