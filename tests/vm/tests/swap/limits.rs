@@ -1,6 +1,6 @@
 //! Limits that are reached: writes fail, and all memory stays right.
 
-use anyhow::{ensure, Result};
+use anyhow::{bail, ensure, Result};
 use std::time::Duration;
 use vm_tests::swap::{Stage, LONG, SHORT};
 
@@ -61,7 +61,10 @@ pub(crate) fn incompressible(stage: &Stage) -> Result<()> {
     wait_for_end(&mut guest, "beyond")?;
     let log = guest.log("beyond")?;
     ensure!(!log.contains("WRONG") && !log.contains("status 0"), "it cannot have fitted: {log}");
-    ensure!(guest.vmstat("oom_kill")? == 1, "not only that program was ended");
+    if guest.vmstat("oom_kill")? != 1 {
+        let ended = guest.vm.try_sh("dmesg | grep -i 'killed process\\|oom_reaper'", SHORT)?.1;
+        bail!("not only that program was ended: {ended}");
+    }
     ensure!(guest.stat("generation")? == generation, "{}", guest.log("serve")?);
     let (refused, used) = (guest.stat("failed_writes")?, guest.stat("mem_used_max")?);
     ensure!(refused > 0, "no page was refused");
