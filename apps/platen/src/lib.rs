@@ -191,7 +191,7 @@ fn block(signals: &[Signal]) {
     let _ = signals.thread_block();
 }
 
-/// Undoes that the process which started this one ignored SIGCHLD: no child could be waited for.
+/// Resets SIGCHLD, which the parent may have ignored: no child could be waited for then.
 fn heed_children() {
     say::say_untaken(swap::heed_children().err());
 }

@@ -46,8 +46,10 @@ struct Receiver {
 
 impl Reports {
     fn write(&self, report: &Report) -> anyhow::Result<()> {
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let written = self.json.as_ref().map_or(Ok(()), |path| {
+            // Not while standard output is written: its reader may not read, and the next
+            // migration's line must not wait for that.
+            let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
             let open = File::options().create(true).append(true).open(path);
             open.and_then(|mut file| writeln!(file, "{}", report.json()))
                 .with_context(|| format!("cannot write the report to {}", path.display()))

@@ -177,7 +177,7 @@ pub(crate) fn ignore_faults() -> io::Result<()> {
     ignore(&[libc::SIGSEGV, libc::SIGBUS])
 }
 
-/// Has the kernel report the end of children, also where SIGCHLD was ignored at the start.
+/// Resets SIGCHLD, so that the kernel reports the end of children.
 pub(crate) fn heed_children() -> io::Result<()> {
     // SAFETY: installs no handler, so no code of ours runs in one.
     if unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_ERR {

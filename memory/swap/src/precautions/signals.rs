@@ -45,9 +45,9 @@ pub fn ignore_faults() -> Result<(), Untaken> {
     crate::sys::ignore_faults().map_err(|source| Untaken { action, source })
 }
 
-/// Has the kernel report the end of child processes: the default, which a process does not have
-/// whose parent ignored SIGCHLD when it started it. Such a process cannot wait for its children,
-/// and a supervisor that cannot wait for a server ends, and the store with it.
+/// Resets SIGCHLD to its default: the kernel then reports the end of child processes. A process
+/// inherits an ignored SIGCHLD from its parent, and cannot wait for its children then. A supervisor
+/// that cannot wait for a server ends, and the store with it.
 ///
 /// # Errors
 ///
