@@ -103,8 +103,8 @@ impl Qemu {
         };
         let qemu = Self { child, socket };
         let deadline = Instant::now() + LONG;
-        // The path exists before QEMU listens there.
-        while !listens(&qemu.socket) {
+        // The path exists before QEMU listens there, and the first monitor before the second.
+        while ![&qemu.socket, &second_monitor(&qemu.socket)].into_iter().all(|at| listens(at)) {
             assert!(Instant::now() < deadline, "QEMU does not listen");
             thread::sleep(Duration::from_millis(20));
         }
