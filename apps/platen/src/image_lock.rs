@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// Time limit for a killed process, which shows no open files any more, to give up its lock.
 const ENDS: Duration = Duration::from_secs(5);
 
+/// Time limit for `platen image gc`, which locks a save of a store while it replaces the file.
+const BRIEF: Duration = Duration::from_secs(1);
+
 /// A locked image.
 #[derive(Debug)]
 pub(crate) struct ImageLock {
@@ -30,7 +33,7 @@ impl ImageLock {
     ///
     /// Names the image, and the processes that hold it.
     pub(crate) fn take(path: &Path, shared: bool) -> anyhow::Result<Self> {
-        match Self::lock(path, shared)? {
+        match Self::lock(path, shared, BRIEF)? {
             Ok(lock) => Ok(lock),
             Err(holders) => bail!(
                 "image {} is in use by {holders}: a second VM from it would have the same disks, MAC addresses and \
@@ -47,7 +50,7 @@ impl ImageLock {
     ///
     /// Names the save, and the processes that hold it.
     pub(crate) fn take_to_remove(path: &Path) -> anyhow::Result<Self> {
-        match Self::lock(path, false)? {
+        match Self::lock(path, false, BRIEF)? {
             Ok(lock) => Ok(lock),
             Err(holders) => bail!(
                 "save {} is in use by {holders}, which still loads its VM from it: wait for that process",
@@ -56,10 +59,11 @@ impl ImageLock {
         }
     }
 
-    /// Locks the file that is at `path`; the inner error names the processes that hold it.
-    fn lock(path: &Path, shared: bool) -> anyhow::Result<Result<Self, String>> {
+    /// Locks the file that is at `path`; the inner error names the processes that hold it longer
+    /// than `brief`.
+    fn lock(path: &Path, shared: bool, brief: Duration) -> anyhow::Result<Result<Self, String>> {
         loop {
-            let lock = match Self::lock_open(path, shared)? {
+            let lock = match Self::lock_open(path, shared, brief)? {
                 Ok(lock) => lock,
                 Err(holders) => return Ok(Err(holders)),
             };
@@ -70,7 +74,11 @@ impl ImageLock {
         }
     }
 
-    fn lock_open(path: &Path, shared: bool) -> anyhow::Result<Result<Self, String>> {
+    fn lock_open(
+        path: &Path,
+        shared: bool,
+        brief: Duration,
+    ) -> anyhow::Result<Result<Self, String>> {
         let name = || format!("image {}", path.display());
         let operation = if shared {
             FlockOperation::NonBlockingLockShared
@@ -84,10 +92,11 @@ impl ImageLock {
             file = File::options().read(true).write(true).open(path).with_context(name)?;
             locked = flock(&file, operation);
         }
-        let until = Instant::now() + ENDS;
+        let begun = Instant::now();
         while locked == Err(Errno::WOULDBLOCK) {
             let holders = holders(&file);
-            if !holders.is_empty() || Instant::now() > until {
+            let waited = begun.elapsed();
+            if (!holders.is_empty() && waited > brief) || waited > ENDS {
                 let unknown = holders.is_empty().then(|| "another process".into());
                 return Ok(Err(unknown.unwrap_or_else(|| holders.join(", "))));
             }
@@ -139,4 +148,26 @@ pub(crate) fn processes_with(dev: u64, ino: u64, is_meant: impl Fn(&str) -> bool
         holds(process).then(|| format!("process {pid} ({})", name.trim_end()))
     };
     list(Path::new("/proc")).filter_map(|entry| name(&entry.path())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As by the collection of a store.
+    #[test]
+    fn a_lock_that_another_has_briefly_is_waited_for() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let other = File::open(image.path()).unwrap();
+        flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let holders = ImageLock::lock(image.path(), false, Duration::ZERO).unwrap().unwrap_err();
+        assert!(holders.contains(&std::process::id().to_string()), "{holders}");
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(50));
+                drop(other);
+            });
+            assert!(ImageLock::lock(image.path(), false, Duration::from_secs(60)).unwrap().is_ok());
+        });
+    }
 }
