@@ -17,18 +17,23 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the destination QEMU may take to answer, and to report that it has loaded the VM.
 const LOADED: Duration = Duration::from_secs(10);
 
+/// Most reports that wait for their disk, or for the reader of standard output.
+const UNWRITTEN: usize = 32;
+
 /// The reports of all migrations.
 struct Reports {
     json: Option<PathBuf>,
     /// Serialises writes to the report file.
     writing: Mutex<()>,
+    /// Reports that are being written, each by a thread.
+    unwritten: AtomicUsize,
 }
 
 struct Receiver {
@@ -45,6 +50,28 @@ struct Receiver {
 }
 
 impl Reports {
+    /// Writes `report` on a thread of its own, and says why if it is not written.
+    fn publish(self: &Arc<Self>, report: Report) {
+        // A disk that hangs, or a reader of standard output that does not read, keeps the threads.
+        if self.unwritten.fetch_add(1, Ordering::AcqRel) >= UNWRITTEN {
+            self.unwritten.fetch_sub(1, Ordering::AcqRel);
+            return say(&format!(
+                "the report of this migration is lost: {UNWRITTEN} before it are not written yet"
+            ));
+        }
+        let reports = Arc::clone(self);
+        let written = aside(move || {
+            let written = reports.write(&report);
+            reports.unwritten.fetch_sub(1, Ordering::AcqRel);
+            written
+        });
+        match written {
+            Some(Ok(())) => {}
+            Some(Err(error)) => say(&format!("{error:#}")),
+            None => say(NOT_TAKEN),
+        }
+    }
+
     fn write(&self, report: &Report) -> anyhow::Result<()> {
         let written = self.json.as_ref().map_or(Ok(()), |path| {
             // Not while standard output is written: its reader may not read, and the next
@@ -163,12 +190,7 @@ impl Host for Receiver {
         }
         self.count(&report.status, target);
         report.vm = vm.map(|vm| vm.text);
-        let reports = self.reports.clone();
-        match aside(move || reports.write(&report)) {
-            Some(Ok(())) => {}
-            Some(Err(error)) => say(&format!("{error:#}")),
-            None => say(NOT_TAKEN),
-        }
+        self.reports.publish(report);
     }
 
     fn notice(&self, text: &str) {
@@ -228,7 +250,11 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
         targets: args.targets().map(|named| (named.name.clone(), named.address.clone())).collect(),
         monitors: of(&args.qmp),
         settings: FormerSettings::default(),
-        reports: Arc::new(Reports { json: args.json.clone(), writing: Mutex::new(()) }),
+        reports: Arc::new(Reports {
+            json: args.json.clone(),
+            writing: Mutex::new(()),
+            unwritten: AtomicUsize::new(0),
+        }),
         succeeded: AtomicU64::new(0),
         unconfirmed: AtomicU64::new(0),
         failed: AtomicU64::new(0),
