@@ -263,9 +263,9 @@ impl Turns {
         Ok(())
     }
 
-    /// Recompresses idle pages until all are done. With a backing device a call ends after a
-    /// period: a pass may last hours in a store without room, and writing back makes room. The next
-    /// call goes on with the same pass.
+    /// Recompresses idle pages until all are done, at most for a period: a pass may last hours in a
+    /// large store, or in one without room. Pages grow older meanwhile, and writing back makes
+    /// room. The next call goes on with the same pass.
     fn pass(&mut self) -> Result<(), Stopped> {
         let begin = Instant::now();
         loop {
@@ -281,7 +281,7 @@ impl Turns {
                 Step::Done => return Ok(()),
             }
             let pressed = self.gauge.is_pressed();
-            if self.back.is_some() && begin.elapsed() >= self.period(pressed) {
+            if begin.elapsed() >= self.period(pressed) {
                 return Ok(());
             }
         }

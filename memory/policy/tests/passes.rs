@@ -301,6 +301,35 @@ fn groups_by_itself(settings: &Settings) -> policy::PolicyStats {
     stats
 }
 
+/// Regression: a page that was read once during a pass of hours counted as just read until its end.
+#[test]
+fn pages_grow_older_during_a_pass_that_lasts_longer_than_a_period() {
+    const PAGES: u64 = 4096;
+    let patience = Duration::from_secs(600);
+    let (store, device) = device(PAGES, Options { patience, ..Options::default() });
+    let keeper = Keeper::start(&store).unwrap();
+    let mut queue = device.queue().unwrap();
+    for index in 0..PAGES {
+        queue.write_now(index, &page(index, 1)).unwrap();
+    }
+    // Two groups a second or so.
+    let mut slow = Settings { period: 1, cpu: 1, ..settings() };
+    slow.pressure.file = "/nonexistent/pressure".into();
+    let policy = Policy::start(&store, &slow).unwrap();
+    let worker = store.worker().unwrap();
+    let begun = Instant::now();
+    // The pass has not come to the last page.
+    while worker.peek(PAGES - 1).unwrap().1 < 3 {
+        assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", policy.stats());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let stats = policy.stats();
+    assert_eq!(stats.passes, 1, "{stats:?}");
+    drop((policy, worker));
+    verify(&mut queue, PAGES, |_| Some(1));
+    drop(keeper);
+}
+
 #[test]
 fn the_thread_runs_on_its_own_and_sooner_under_pressure() {
     groups_by_itself(&Settings { period: 1, cpu: 100, ..settings() });

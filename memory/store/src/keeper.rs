@@ -34,6 +34,17 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Compaction starts when it frees at least this fraction of the memory used.
 const WORTH: u64 = 256;
 
+/// The same fraction for a large store, and the pages that suffice where this fraction is less. A
+/// pass looks at some of the slabs of a class: however much is unused, it may not free
+/// 1/[`WORTH`].
+const WORTH_LARGE: u64 = 4096;
+const ENOUGH: u64 = 1024;
+
+/// The pages that a pass of compaction must free, with `used` pages of memory.
+fn worth(used: u64) -> u64 {
+    (used / WORTH).min(ENOUGH.max(used / WORTH_LARGE)).max(1)
+}
+
 /// The reserve in pages while memory is short and nothing is written: 1 MiB, the compressed pages
 /// of some 600 writes. The keeper allocates the next pages in less time than such writes take.
 const LEAST: u64 = 256;
@@ -69,8 +80,8 @@ pub struct Keeper {
 struct Memory {
     /// Slabs taken of each length, decaying by a quarter each second.
     demand: [u32; LENGTHS],
-    /// Objects freed when the gain of compaction was last estimated.
-    freed: u64,
+    /// Objects freed when the gain of compaction was last estimated; `None` to estimate it again.
+    freed: Option<u64>,
     compacting: bool,
     looked: Instant,
     /// The kernel does not take memory back: the keeper retries once a second only.
@@ -88,7 +99,7 @@ impl Memory {
     fn new(store: &Store, available: Available) -> Self {
         Self {
             demand: [0; LENGTHS],
-            freed: 0,
+            freed: Some(0),
             compacting: false,
             looked: Instant::now(),
             stuck: false,
@@ -299,14 +310,19 @@ impl Store {
             }
             let freed = sum(&self.counters, |c| &c.freed);
             // If nothing was freed, there is nothing new to compact.
-            if freed != memory.freed {
-                memory.freed = freed;
-                memory.compacting |=
-                    self.compactable() >= (self.heap.regions.used() / WORTH).max(1);
+            if memory.freed != Some(freed) {
+                memory.freed = Some(freed);
+                memory.compacting |= self.compactable() >= worth(self.heap.regions.used());
             }
         }
         if memory.compacting {
-            memory.compacting = matches!(self.compact_step(STEP), Compacted::More);
+            let used = self.heap.regions.used();
+            let step = self.compact_step(STEP);
+            memory.compacting = matches!(step, Compacted::More);
+            if matches!(step, Compacted::Pages(pages) if pages >= worth(used)) {
+                // The next pass finds as much in other slabs, also if nothing is freed meanwhile.
+                memory.freed = None;
+            }
         }
         if let Some(region) = memory.warm {
             let Heap { regions, map, asks, .. } = &self.heap;

@@ -101,7 +101,8 @@
 //! overhead: memory used (the table included, ready slabs not) over bytes stored. With the corpus's
 //! pages at zstd level 1 (objects of 1.6 KB), after three random overwrites of each page and
 //! compaction: 1.035 at 106 MiB, 1.026 at 1.5 GiB; without compaction 1.083 and 1.040. A keeper
-//! compacts when that frees at least 1/256 of the memory used.
+//! compacts when that frees at least 1/256 of the memory used; 4 MiB suffice, or 1/4096 of more
+//! than 16 GiB.
 //!
 //! # What fails
 //!

@@ -21,7 +21,7 @@ use crate::class::MAX_PAGES;
 use crate::inject;
 use crate::layout::{CUTS, PLACE_PAGES, SLAB_BITS};
 use crate::map::Map;
-use crate::slab::{Role, NIL};
+use crate::slab::{Role, NIL, NO_CLASS};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Why there is no more memory.
@@ -112,7 +112,7 @@ impl Regions {
 
     /// Adds a slab without objects to the ready ones.
     pub(crate) fn put_ready(&self, map: &Map, slab: u32, pages: u32) {
-        map.slab(slab).reset(Role::Ready, 0, 0);
+        map.slab(slab).reset(Role::Ready, NO_CLASS, 0);
         let mut lists = self.lock();
         map.slab(slab).set_next(lists.ready[pages as usize]);
         lists.ready[pages as usize] = slab;
@@ -265,7 +265,7 @@ impl Regions {
         lists.regions[region as usize] = Region { pages, live: 0, next: NIL };
         for number in (0..cut.slabs).rev() {
             let slab = region << SLAB_BITS | number;
-            map.slab(slab).reset(Role::Bare, 0, 0);
+            map.slab(slab).reset(Role::Bare, NO_CLASS, 0);
             lists.link_bare(map, slab, pages);
         }
         Ok(())
@@ -273,7 +273,7 @@ impl Regions {
 
     /// Makes a slab whose memory is freed bare, and frees its region if all its slabs are.
     fn put_bare(&self, map: &Map, slab: u32, pages: u32) {
-        map.slab(slab).reset(Role::Bare, 0, 0);
+        map.slab(slab).reset(Role::Bare, NO_CLASS, 0);
         let region = slab >> SLAB_BITS;
         let mut lists = self.lock();
         lists.link_bare(map, slab, pages);
@@ -337,5 +337,24 @@ impl Regions {
             self.discharge(u64::from(pages));
             NoMemory::Kernel
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::class_word;
+    use crate::{Options, Store};
+
+    /// Regression: it counted as one of class 0, whose lock does not protect it.
+    #[test]
+    fn a_slab_that_is_ready_belongs_to_no_class() {
+        let store = Store::create(64, Options { reserve: 0, ..Options::default() }).unwrap();
+        let heap = &store.heap;
+        heap.grow(1, None).unwrap();
+        let (slab, _) = heap.regions.take_ready(&heap.map, 1).unwrap();
+        let state = heap.map.slab(slab);
+        assert_eq!(state.role(), Role::Ready);
+        assert!((0..crate::class::CLASSES).all(|class| state.class() != class_word(class)));
     }
 }

@@ -20,6 +20,10 @@ pub(crate) const NIL: u32 = u32::MAX;
 /// The most objects in a slab.
 pub(crate) const MAX_OBJECTS: u32 = 64;
 
+/// The class of a slab that belongs to none. A thread with a class's lock reads class and role one
+/// after the other: only a slab of that class cannot change in between.
+pub(crate) const NO_CLASS: u32 = 0xffff;
+
 /// The current use of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -1,7 +1,8 @@
 //! Compaction: moves objects out of the emptiest slabs into other slabs of their class.
 //!
 //! A pass chooses, in each class, as many of the emptiest listed slabs as the class's other listed
-//! slabs and the last slabs of the three larger classes have room for. It walks the whole table
+//! slabs and the last slabs of the three larger classes have room for. In a class with many slabs
+//! it looks at some of them, and the next pass at others. It walks the whole table
 //! once, in steps, and moves the objects in the chosen slabs. Then the empty ones become ready for
 //! any class. The table is the index from a slab to its objects: no object has a pointer back to
 //! its page. A slab that got an object meanwhile (a worker had claimed a place and not yet
@@ -88,8 +89,10 @@ pub(crate) fn choose(heap: &Heap) -> u32 {
         // The number of slabs by objects in use at this moment; more objects may be freed
         // meanwhile.
         let mut by_use = [0_u32; 65];
+        let mut looked = 0;
         for slab in list.listed_from_back(&heap.map).take(LOOK_AT) {
             by_use[heap.map.slab(slab).in_use(objects) as usize] += 1;
+            looked += 1;
         }
         let mut below = 0;
         let mut fewer = 0;
@@ -100,10 +103,7 @@ pub(crate) fn choose(heap: &Heap) -> u32 {
         // All slabs with fewer objects than `below`, and `as_many` of those with just as many.
         let mut as_many = slabs - fewer;
         let mut slab = list.tail();
-        for _ in 0..LOOK_AT {
-            if slab == NIL {
-                break;
-            }
+        for _ in 0..looked {
             let prev = heap.map.slab(slab).prev();
             let used = heap.map.slab(slab).in_use(objects);
             if used < below || used == below && as_many > 0 {
@@ -112,6 +112,11 @@ pub(crate) fn choose(heap: &Heap) -> u32 {
                 heap.map.slab(slab).set_role(Role::Leaving);
                 heap.map.slab(slab).set_next(leaving);
                 leaving = slab;
+            } else if looked == LOOK_AT {
+                // At the back it would keep the next passes from the slabs before it. It is one of
+                // the fuller ones, which are to be filled.
+                list.unlink(&heap.map, slab);
+                list.push_front(&heap.map, slab);
             }
             slab = prev;
         }

@@ -143,6 +143,46 @@ fn pages_that_do_not_compress_have_a_part_of_the_limit_while_memory_is_short() {
     drop(keeper);
 }
 
+#[test]
+fn a_large_store_is_compacted_for_less_than_a_small_one() {
+    assert_eq!((worth(100), worth(51_200)), (1, 200));
+    // 1, 8 and 64 GiB: a pass looks at 64 MiB of whole pages.
+    assert_eq!([1 << 18, 1 << 21, 1 << 24].map(worth), [1024, 1024, 4096]);
+}
+
+/// Regression: a pass looked at the same slabs as the last one, and was the last if no further
+/// object was freed.
+#[test]
+fn compaction_goes_on_while_a_pass_frees_enough() {
+    const SLABS: u64 = 4096;
+    let store = Store::create(SLABS * 8, Options { reserve: 0, ..Options::default() }).unwrap();
+    let mut worker = store.worker().unwrap();
+    // Eight of these objects fill a slab of one page.
+    for index in 0..SLABS * 8 {
+        worker.put(index, 1, &[7; 508]).unwrap();
+    }
+    for index in (0..SLABS * 8).filter(|index| index % 8 > 0) {
+        worker.discard(index..index + 1);
+    }
+    drop(worker);
+    let used = || store.stats().mem_used_total / PAGE as u64;
+    assert!(used() > SLABS);
+    let mut memory = Memory::new(&store, Available::new());
+    for _ in 0..20 {
+        memory.looked = Instant::now().checked_sub(PERIOD).unwrap();
+        while store.tend(&mut memory) {}
+    }
+    // An eighth of the slabs, the table, and heads of regions.
+    assert!(used() < SLABS / 4, "{} pages", used());
+    assert_eq!(store.stats().mem_used_total, store.resident().unwrap());
+    let worker = store.worker().unwrap();
+    let mut out = [0; PAGE];
+    for index in (0..SLABS * 8).step_by(8) {
+        worker.get(index, &mut out).unwrap();
+        assert!(out[..508] == [7; 508], "{index}");
+    }
+}
+
 /// A store whose keeper's thread runs `enter` and then waits for the sender.
 fn held(enter: impl FnOnce(&Store, &mpsc::Receiver<()>) + Send + 'static) -> Held {
     let patience = Duration::from_millis(20);

@@ -6,7 +6,7 @@ use super::lists::Region;
 use super::Regions;
 use crate::layout::{CUTS, DICTIONARIES, PLACE_PAGES, SLAB_BITS};
 use crate::map::Map;
-use crate::slab::{Role, NIL};
+use crate::slab::{Role, NIL, NO_CLASS};
 
 impl Regions {
     /// For recovery: makes an unknown region one of slabs of `pages` pages, all bare.
@@ -14,7 +14,7 @@ impl Regions {
         let cut = CUTS[pages as usize];
         map.populate(map.layout().region(region), cut.head)?;
         for number in 0..cut.slabs {
-            map.slab(region << SLAB_BITS | number).reset(Role::Bare, 0, 0);
+            map.slab(region << SLAB_BITS | number).reset(Role::Bare, NO_CLASS, 0);
         }
         self.lock().regions[region as usize] = Region { pages, live: 0, next: NIL };
         self.force_charge(u64::from(cut.head));
