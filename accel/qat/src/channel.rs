@@ -83,6 +83,8 @@ pub(crate) struct Channel {
     owned: usize,
     /// Whether this channel has the instance's turn.
     turn: bool,
+    /// Whether the last wait for the turn was in vain.
+    gave_up: bool,
     /// The engine's record of the library's calls.
     calls: Arc<Calls>,
 }
@@ -161,8 +163,18 @@ impl Channel {
         };
         call("cpaDcInitSession", status)?;
         let calls = Arc::clone(calls);
-        let channel =
-            Self { api, instance, session, slots, layout, room, owned: 0, turn: false, calls };
+        let channel = Self {
+            api,
+            instance,
+            session,
+            slots,
+            layout,
+            room,
+            owned: 0,
+            turn: false,
+            gave_up: false,
+            calls,
+        };
         // The claim makes this channel the only owner.
         channel.instance.mailbox.clear();
         for slot in 0..channel.slots.len() {
@@ -263,9 +275,12 @@ impl Channel {
     /// Takes the instance's turn until `rest`, so that no other thread submits to the instance or
     /// polls it. Returns `false` if the event thread does not end its poll. A poll takes
     /// microseconds: a longer one has no CPU, or is stuck in the library. The engine then works in
-    /// software, as after any failure.
+    /// software, as after any failure. It does not wait again until it has had the turn: with a
+    /// wait in each of its polls it would do next to no work.
     fn take_turn(&mut self) -> bool {
-        self.turn = self.turn || self.instance.turn.take_within(LONGEST_POLL);
+        let longest = if self.gave_up { Duration::ZERO } else { LONGEST_POLL };
+        self.turn = self.turn || self.instance.turn.take_within(longest);
+        self.gave_up = !self.turn;
         self.turn
     }
 

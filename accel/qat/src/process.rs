@@ -289,9 +289,12 @@ impl Inner {
 
     /// Closes the orphans whose requests have all come back.
     fn bury(&self) {
-        let mut orphans = lock(&self.orphans);
-        let left = std::mem::take(&mut *orphans);
-        orphans.extend(left.into_iter().filter_map(|channel| channel.close().err()));
+        // The lock is free meanwhile: if a call of the library never returned, each engine that
+        // gives a channel up would wait for it.
+        let orphans = std::mem::take(&mut *lock(&self.orphans));
+        let left: Vec<Channel> =
+            orphans.into_iter().filter_map(|channel| channel.close().err()).collect();
+        lock(&self.orphans).extend(left);
     }
 
     /// Stops the library. All engines are gone, and the event thread has ended.

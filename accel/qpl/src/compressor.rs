@@ -153,10 +153,9 @@ fn run(
     options: Options,
     counters: &Counters,
 ) -> Result<Status, Failure> {
-    let begun = Instant::now();
     let deadline = options.deadline;
     let ms = deadline.as_millis();
-    let wait = || {
+    let wait = |begun: Instant| {
         if begun.elapsed() < SPIN {
             std::hint::spin_loop();
         } else {
@@ -166,11 +165,12 @@ fn run(
     };
     // The deadline may pass while this thread gets no CPU, so the last attempt follows it.
     let mut late = false;
+    let begun = Instant::now();
     loop {
         match job.start(len, room) {
             Status::OK => break,
             Status::QUEUES_ARE_BUSY if !late => {
-                late = !wait();
+                late = !wait(begun);
                 count(&counters.retries);
             }
             Status::QUEUES_ARE_BUSY => {
@@ -180,9 +180,11 @@ fn run(
         }
     }
     late = false;
+    // The device has the job only now. It would have no time after a long wait for a queue.
+    let begun = Instant::now();
     loop {
         match job.check() {
-            Status::BEING_PROCESSED if !late => late = !wait(),
+            Status::BEING_PROCESSED if !late => late = !wait(begun),
             Status::BEING_PROCESSED => {
                 return Err(Failure::Silent(format!("no answer for {ms} ms")));
             }

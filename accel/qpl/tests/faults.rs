@@ -166,6 +166,16 @@ fn an_answer_after_a_thread_s_pause_is_taken() {
     assert_eq!(state.abandoned.load(Ordering::SeqCst), 0);
 }
 
+/// The device gets the job with the last attempt, and has the whole deadline for it.
+#[test]
+fn a_device_whose_queues_were_full_for_long_has_time_for_the_job() {
+    let options = Options { deadline: Duration::from_secs(1), ..SURE };
+    let (qpl, state) = with(&[(1, Fault::Full(Duration::from_millis(1100), 5))], options);
+    let seen = units(&qpl, 2);
+    assert_eq!((seen.units, seen.retries, seen.failures), (2, 1, 0), "{seen:?}");
+    assert_eq!(state.abandoned.load(Ordering::SeqCst), 0);
+}
+
 #[test]
 fn queues_that_stay_full_cost_a_unit_of_libdeflate() {
     let options = Options { deadline: Duration::from_millis(20), ..SURE };

@@ -162,6 +162,10 @@ impl Device {
         if self.options.verify_every == 0 {
             return false;
         }
+        // A device that has lost its trust may have spoilt all that it has in flight.
+        if self.trust != Trust::Good {
+            return true;
+        }
         self.until_verify -= 1;
         if self.until_verify > 0 {
             return false;

@@ -4,7 +4,7 @@ use crate::sim::{self, poll_until, Sim};
 use qat::status::Status;
 use qat::{By, Direction, Engine, EngineOptions, Op, Reason, Snapshot, StartError, State};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Small and patient: what these tests look at is order, not time. No thread of a busy machine is
 /// put aside so long.
@@ -344,6 +344,41 @@ fn a_wrong_output_is_found_by_the_sample_check() {
     let counted = engine.counters().snapshot();
     // A bit that decoders pass over, in the padding of a stored block, is no fault.
     assert!(counted.by_device < 10 && counted.suspicions == 1, "{counted:#?}");
+}
+
+#[test]
+fn after_a_wrong_output_no_other_one_in_flight_is_taken_unverified() {
+    let sim = Sim::turn();
+    sim.script("instances 1; order fifo");
+    let qat = sim.start().unwrap();
+    let mut engine = Engine::new(Some(&qat), options());
+    // One in four is verified: the first wrong one.
+    sim.script("at 4 flip forever");
+    // Text, in whose streams hardly a bit is one that decoders pass over.
+    let pieces: Vec<_> = sim::pieces(128, 4096, true, 61).into_iter().step_by(4).collect();
+    for (tag, piece) in (0..).zip(&pieces) {
+        let lease = engine.take(4096).expect("there are 128");
+        engine.source(&lease)[..4096].copy_from_slice(&piece.source);
+        engine.submit(lease, 4096, piece.op, tag);
+    }
+    // The engine finds all of them at its first poll.
+    let start = Instant::now();
+    while sim.counters().plain_bytes < 32 * 4096 {
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(start.elapsed() < sim::HANG, "{:#?}", sim.counters());
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    while engine.in_flight() > 0 {
+        let polled = engine.poll(|tag, result| {
+            sim::check(&pieces[usize::try_from(tag).unwrap()], &result.unwrap());
+        });
+        if polled == 0 {
+            engine.wait();
+        }
+        assert!(start.elapsed() < sim::HANG, "{:#?}", engine.counters().snapshot());
+    }
+    let counted = engine.counters().snapshot();
+    assert!(counted.by_device < 8 && counted.suspicions == 1, "{counted:#?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use qpl::{Job, Library, Path, Status};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The status of libqpl's hardware path without a device.
 const NO_DEVICE: Status = Status(501);
@@ -24,6 +25,8 @@ pub(crate) enum Fault {
     Slow(u32),
     /// Every queue is full for so many attempts.
     Busy(u32),
+    /// Every queue is full for so long, then works on for so many checks.
+    Full(Duration, u32),
     /// One bit of the stream.
     Flips,
     /// Says that it wrote so many bytes.
@@ -122,6 +125,11 @@ impl Job for FakeJob {
                 return Status::QUEUES_ARE_BUSY;
             }
         }
+        if let (Some(Fault::Full(time, _)), None) = (self.fault, self.busy) {
+            std::thread::sleep(time);
+            self.busy = Some(0);
+            return Status::QUEUES_ARE_BUSY;
+        }
         self.busy = None;
         if let Some(Fault::Refuses(status)) = self.fault {
             return status;
@@ -145,7 +153,9 @@ impl Job for FakeJob {
         self.checks += 1;
         match self.fault {
             Some(Fault::Silent) => Status::BEING_PROCESSED,
-            Some(Fault::Slow(checks)) if self.checks <= checks => Status::BEING_PROCESSED,
+            Some(Fault::Slow(checks) | Fault::Full(_, checks)) if self.checks <= checks => {
+                Status::BEING_PROCESSED
+            }
             _ => self.ended,
         }
     }
