@@ -2,7 +2,7 @@
 //! door.
 
 use crate::listener::{DoorListener, BACKLOG};
-use crate::peer_user::{connection_owner, AllowedUsers};
+use crate::peer_user::{may_write, AllowedUsers};
 use crate::wanted::{place_of, wanted};
 use relay::{Entrance, QemuSocket};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -125,6 +125,10 @@ impl Entrance for DoorEntrance {
         true
     }
 
+    fn has_left(&self, socket: &QemuSocket) -> bool {
+        has_left(socket)
+    }
+
     fn address(&self) -> String {
         self.listener.address().map_or("the door".into(), |address| format!("door {address}"))
     }
@@ -158,15 +162,20 @@ fn awaits_answer(socket: &QemuSocket) -> bool {
     tokeniser.facts().return_path
 }
 
-/// Whether no process has the other end any more. The end of a TCP connection waits behind bytes
-/// for which there is no room here, so the kernel is asked about the other end itself.
+/// Whether no process has the other end any more, or has shut it down. The end of a TCP connection
+/// waits behind bytes for which there is no room here, so the kernel is asked about the other end
+/// itself.
 fn has_left(socket: &QemuSocket) -> bool {
     if has_ended(socket) {
         return true;
     }
     let QemuSocket::Tcp(socket) = socket else { return false };
-    let ends = socket.peer_addr().and_then(|there| Ok((there, wanted(socket)?)));
-    matches!(ends.and_then(|(there, here)| connection_owner(there, here)), Ok(None))
+    let left = || -> io::Result<bool> {
+        let (here, there) = (socket.local_addr()?, socket.peer_addr()?);
+        // A kernel that knows nothing of this end would know nothing of the other one.
+        Ok(!may_write(there, wanted(socket)?)? && may_write(here, there)?)
+    };
+    left().unwrap_or(false)
 }
 
 /// Closes a connection such that the other end's calls fail at once.
@@ -218,6 +227,9 @@ mod tests {
         while { &source }.write(&bytes).is_ok() {}
         let entrance = entrance(socket);
         assert!(!entrance.source_has_left());
+        // As QEMU does at a cancel, before it closes.
+        source.shutdown(std::net::Shutdown::Both).unwrap();
+        assert!(entrance.source_has_left());
         drop(source);
         assert!(entrance.source_has_left());
     }

@@ -12,6 +12,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
 /// The state of a listening socket.
 const LISTEN: u8 = 10;
+/// The states of a connection whose own end is not shut down: established, and shut down by the
+/// other end alone.
+const WRITES: [u8; 2] = [1, 8];
 
 /// The owner of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,8 +89,22 @@ impl AllowedUsers {
 /// # Errors
 /// The kernel does not tell.
 pub fn connection_owner(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Owner>> {
+    Ok(connection(own, other)?.and_then(Owner::of))
+}
+
+/// Whether a process has the socket with the address `own`, connected to `other`, and has not shut
+/// it down.
+///
+/// # Errors
+/// The kernel does not tell.
+pub(crate) fn may_write(own: SocketAddr, other: SocketAddr) -> io::Result<bool> {
+    let writes = |found: Found| found.inode > 0 && WRITES.contains(&found.state);
+    Ok(connection(own, other)?.is_some_and(writes))
+}
+
+fn connection(own: SocketAddr, other: SocketAddr) -> io::Result<Option<Found>> {
     let is_it = |found: &Found| found.own == own && found.other == other;
-    Ok(tcp_socket(own, other)?.filter(is_it).and_then(Owner::of))
+    Ok(tcp_socket(own, other)?.filter(is_it))
 }
 
 /// The owner of the socket that listens at exactly this address, or at this port of all addresses.

@@ -28,6 +28,12 @@ pub trait Entrance: Send + Sync {
     fn returns(&self) -> bool {
         false
     }
+    /// Whether the source QEMU has closed or shut down a connection whose end has not come: with
+    /// TCP the end waits at the source, behind bytes for which there is no room here.
+    fn has_left(&self, socket: &QemuSocket) -> bool {
+        let _ = socket;
+        false
+    }
     /// The address, for messages.
     fn address(&self) -> String;
 }

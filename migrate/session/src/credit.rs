@@ -271,6 +271,11 @@ impl Credits {
         done.unwrap_or(false)
     }
 
+    /// Whether all that was read of `stream` is acknowledged, and no permit for it is in use.
+    pub fn is_idle(&self, stream: u16) -> bool {
+        self.lock().streams[usize::from(stream)].is_idle()
+    }
+
     /// Plain bytes in flight, and the drain rate in plain bytes per second, for a progress line.
     pub fn flow(&self) -> (u64, f64) {
         let ledger = self.lock();

@@ -106,10 +106,54 @@ mod tests {
     use crate::frame::{Header, HEADER_BYTES};
     use crate::frame_type::FrameType;
     use crate::outgoing::Outgoing;
-    use crate::sink::Discard;
+    use crate::sink::{Discard, Incoming, Sink};
     use std::io::{Read, Write};
-    use std::net::TcpListener;
+    use std::net::{Shutdown, TcpListener};
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
+
+    /// A server's sink that counts reports.
+    #[derive(Default)]
+    struct Reports(AtomicUsize);
+
+    impl Sink for Reports {
+        fn frame(&self, _: Incoming) -> Result<(), SessionError> {
+            Ok(())
+        }
+
+        fn finish(&self, _: &[u8]) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn answers_finish(&self) -> bool {
+            true
+        }
+
+        fn closed(&self, _: &Arc<SessionError>) {}
+    }
+
+    #[test]
+    fn a_peer_that_repeats_its_report_fills_no_memory() {
+        let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
+        let links = (1, Duration::from_secs(20));
+        let reports = Arc::new(Reports::default());
+        let session = Session::new("x".into(), grants, 8, links, reports.clone()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        session.add_link(0, Link::from(ours)).unwrap();
+        let finish = [&Header::free(FrameType::Finish, 2).to_bytes()[..], b"{}"].concat();
+        theirs.write_all(&finish.repeat(100)).unwrap();
+        theirs.shutdown(Shutdown::Write).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while session.links.links_up() > 0 {
+            assert!(Instant::now() < until, "its end is not read");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(reports.0.load(Ordering::Relaxed), 1);
+        session.fail(SessionError::Local { reason: "the test is over".into() });
+        session.join();
+    }
 
     #[test]
     fn frames_of_lost_links_are_sent_by_the_next_link() {

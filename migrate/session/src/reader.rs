@@ -109,8 +109,11 @@ fn read_frames(
                 if session.outbound.finish().is_none() && !session.sink.answers_finish() {
                     return Err(SessionError::EarlyFinish { peer: session.peer.clone() });
                 }
-                session.note_peer_finished();
-                session.sink.finish(&free);
+                // Each new link repeats it (W27). The sink may hold what it gets for a while, and
+                // must not hold any number.
+                if session.note_peer_finished() {
+                    session.sink.finish(&free);
+                }
             }
             FrameType::Heartbeat => progress = true,
             _ => {}

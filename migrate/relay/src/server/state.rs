@@ -231,7 +231,8 @@ impl Server {
             if let Some(active) = sessions.get(session) {
                 let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
                 if ended.len() >= MAX_ENDED {
-                    ended.pop_front();
+                    let at = dispensable(&ended);
+                    ended.remove(at);
                 }
                 // Final: a writer that still runs must not make it false.
                 let committed =
@@ -269,6 +270,17 @@ impl Server {
             self.host.notice("no migration has begun: the target is free again");
         }
     }
+}
+
+/// The record to remove when there are too many: the oldest whose source knows how its session
+/// ended, or else the oldest of the host that has the most. So no host makes this end forget the
+/// session of another host that is in doubt.
+fn dispensable(ended: &VecDeque<Ended>) -> usize {
+    let of = |owner: &Option<Peer>| ended.iter().filter(|one| one.owner == *owner).count();
+    let most = ended.iter().map(|one| of(&one.owner)).max();
+    let told = ended.iter().position(|one| one.unasked_until.is_none());
+    let surplus = || ended.iter().position(|one| Some(of(&one.owner)) == most);
+    told.or_else(surplus).unwrap_or(0)
 }
 
 /// Compares secrets in constant time.

@@ -29,6 +29,8 @@ const LINGER_TOTAL: Duration = Duration::from_millis(5);
 const GONE: Duration = Duration::from_millis(200);
 /// How long a QEMU that has been told to cancel during its setup may keep its socket open.
 const OBEYS: Duration = Duration::from_secs(2);
+/// How often the reader of the main stream looks for pages of the preempt channel.
+const URGENT: Duration = Duration::from_millis(1);
 /// How often a reader looks whether QEMU has obeyed a cancel.
 const ANSWER: Duration = Duration::from_millis(5);
 
@@ -194,7 +196,7 @@ impl<'a> Intake<'a> {
             match shared.session.credits().permit_by(self.stream.id, deadline) {
                 Some(Some(permit)) => break permit,
                 Some(None) => return Err(Next::Over),
-                None if self.kind.is_main() && !is_open(self.stream.socket()) => {
+                None if self.kind.is_main() && !shared.is_open(self.stream.socket()) => {
                     let closed = *self.closed.get_or_insert_with(Instant::now);
                     if self.is_cancelled(closed) {
                         return Err(Next::End);
@@ -223,7 +225,9 @@ impl<'a> Intake<'a> {
         let shared = self.shared;
         let in_postcopy = || {
             let socket = self.stream.socket();
-            shared.has_switched()
+            // The end of a TCP connection has not come: bytes before it may still show that.
+            is_open(socket)
+                || shared.has_switched()
                 || (shared.is_only_answered() && waits_with_end(socket))
                 || self.waits_in_postcopy()
         };
@@ -293,7 +297,7 @@ impl<'a> Intake<'a> {
         };
         while self.kind.is_main() && must_wait() {
             // QEMU closes its socket when it obeys, and answers when it does not.
-            if !is_open(self.stream.socket()) || shared.session.failure().is_some() {
+            if !shared.is_open(self.stream.socket()) || shared.session.failure().is_some() {
                 return refuse(
                     "the source QEMU was told to cancel, and turned to postcopy at that moment: the \
                      destination does not get the VM. If the source says 'postmigrate' \
@@ -311,6 +315,9 @@ impl<'a> Intake<'a> {
             look_in_postcopy(shared, self.stream, facts.ram_end, |socket| {
                 self.sections.come(Instant::now(), read, begun, || buffered(socket))
             });
+            if facts.ram_end {
+                self.await_urgent();
+            }
         }
         self.begun = facts.sections;
         // The VM has stopped: from here on every millisecond is downtime.
@@ -321,6 +328,16 @@ impl<'a> Intake<'a> {
             shared.session.hurry();
         }
         Ok(())
+    }
+
+    /// Waits, before the end of a postcopy is sent, until the destination QEMU's socket has every
+    /// page of the preempt channel (W18). The source QEMU wrote them before that end.
+    fn await_urgent(&self) {
+        let shared = self.shared;
+        let goes_on = || is_open(self.stream.socket()) && shared.session.failure().is_none();
+        while shared.has_urgent() && goes_on() {
+            std::thread::sleep(URGENT);
+        }
     }
 
     /// Whether the chunk just fed may hold the end-of-stream tag. An unknown stream may hold it
@@ -409,9 +426,14 @@ impl<'a> Intake<'a> {
         shared.tail_read.store(true, Ordering::Release);
         shared.guard(self.stream, switchover);
         let still_open = || shared.session.send_bare(self.stream.id, FrameType::StillOpen, 0);
-        if is_open(self.stream.socket()) {
+        if shared.is_open(self.stream.socket()) {
             still_open();
         } else if shared.return_path.load(Ordering::Acquire) {
+            if is_open(self.stream.socket()) {
+                // Its end comes behind more bytes, which are read first: they may show that the
+                // source is in postcopy for good.
+                return Next::Chunk;
+            }
             if !self.waits_in_postcopy() {
                 // Cancelled (W21): no STILL_OPEN can follow any more, and the bytes that the peer
                 // holds back may take up all the credit.
@@ -442,7 +464,7 @@ fn look_in_postcopy(
         }
     } else if shared.is_only_answered()
         // Bytes of a source that has closed show no migration thread at work.
-        && is_open(stream.socket())
+        && shared.is_open(stream.socket())
         && has_seen(stream.socket())
     {
         shared.set_switched();

@@ -2,7 +2,6 @@
 
 use super::shared::{Event, Shared};
 use crate::inbox::Arrived;
-use crate::sockets::is_open;
 use codec::Codec;
 use session::{Header, Incoming, SessionError, Sink};
 use std::sync::atomic::{fence, Ordering};
@@ -67,7 +66,8 @@ impl Sink for SourceSink {
     /// the socket is checked here (W20, W25).
     fn still_open(&self, header: &Header) -> bool {
         let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return false };
-        let open = shared.stream(header.stream).is_some_and(|stream| is_open(stream.socket()));
+        let stream = shared.stream(header.stream);
+        let open = stream.is_some_and(|stream| shared.is_open(stream.socket()));
         // Without a return path the source closes its socket when it has written all bytes, and EOF
         // reports that. In postcopy for good the source does not start its VM any more, and the
         // destination needs the bytes behind this frame (W20h).

@@ -105,6 +105,28 @@ fn vanishes(end: impl FnOnce(&mut MainStream) + Send + 'static, limit: fn(&[u8])
 }
 
 #[test]
+fn a_stop_behind_the_success_ends_no_migration() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let source = sending.connect();
+        let main = single(5).main;
+        (&source).write_all(&main).unwrap();
+        let (destination, _) = listener.accept().unwrap();
+        assert_same(&read_exactly(&destination, main.len()), &main, "main");
+        (&destination).write_all(&SHUT_OK).unwrap();
+        assert_eq!(read_exactly(&source, 8), SHUT_OK);
+        // The relay has noticed that its QEMU has it.
+        std::thread::sleep(A_WHILE);
+        sending.handle.stop();
+        sending.result().expect("the source QEMU has its success");
+        receiving.result().expect("the source relay has finished");
+        drop((source, destination));
+    });
+}
+
+#[test]
 fn a_source_that_closes_just_before_its_tag_never_has_it_delivered() {
     vanishes(
         |made| {

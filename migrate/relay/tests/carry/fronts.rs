@@ -1,11 +1,12 @@
 //! W4a, W4b: sessions that a front opens and another server carries; QEMU's connections by TCP.
 
+use crate::cutter::Cutter;
 use crate::harness::{
-    assert_same, bounded, config, Ended, Options, TestHost, DELTA_CACHE, HISTORY, PAGE, SHUT_OK,
-    SILENCE, WATCHDOG,
+    assert_same, bounded, config, read_exactly, read_rest, tag_at, Ended, Options, Receiving,
+    TestHost, A_WHILE, DELTA_CACHE, HISTORY, PAGE, SHUT_OK, SILENCE, WATCHDOG,
 };
 use crate::identity::single;
-use crate::resume::hello;
+use crate::resume::{hello, RESUME};
 use crate::secured::credentials;
 use relay::{
     Entrance, Front, FrontConfig, Promise, QemuAddress, QemuSocket, RelayError, Server,
@@ -19,6 +20,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use tls::{Acceptor, Authority, Connector};
 
 type Links = Sender<(TcpStream, String)>;
@@ -204,6 +206,82 @@ fn a_session_is_carried_by_another_server_and_qemu_s_bytes_by_tcp() {
         // All links had passes: none was a stranger.
         let notices = site.board.notices.lock().unwrap();
         assert!(notices.is_empty(), "{notices:?}");
+    });
+}
+
+/// A door whose QEMU may have left without a sign in its connections.
+struct Left(Door, AtomicBool);
+
+impl Entrance for Left {
+    fn prepare(&self) -> io::Result<()> {
+        self.0.prepare()
+    }
+
+    fn accept(&self) -> io::Result<QemuSocket> {
+        self.0.accept()
+    }
+
+    fn readiness(&self) -> BorrowedFd<'_> {
+        self.0.readiness()
+    }
+
+    fn is_ours(&self) -> bool {
+        true
+    }
+
+    fn has_left(&self, _: &QemuSocket) -> bool {
+        self.1.load(Ordering::Acquire)
+    }
+
+    fn address(&self) -> String {
+        self.0.address()
+    }
+}
+
+/// W20: the end of a TCP connection waits at the source, behind bytes that the relay has no credit
+/// to read.
+#[test]
+fn a_source_that_left_in_an_outage_does_not_have_its_tag_delivered() {
+    bounded(|| {
+        let receiving = Receiving::resuming(&[None], Grants::default(), None, RESUME);
+        let listener = receiving.qemu(None);
+        let cutter = Cutter::new(receiving.address, None);
+        let options = Options { links: 1, resume: RESUME, ..Options::default() };
+        let source = Arc::new(Source::connect(&config(cutter.address, options)).unwrap());
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut qemu = TcpStream::connect(door.local_addr().unwrap()).unwrap();
+        let door = Arc::new(Left(Door(door), AtomicBool::new(false)));
+        source.accept_on(door.clone()).unwrap();
+        let running = source.clone();
+        let relay = std::thread::spawn(move || running.run(|_| {}, || b"{}".to_vec()));
+        let main = single(50).main;
+        qemu.write_all(&main[..1000]).unwrap();
+        let (destination, _) = listener.accept().unwrap();
+        assert_same(&read_exactly(&destination, 1000), &main[..1000], "main");
+        let until = Instant::now() + WATCHDOG;
+        let wait = |is_done: &dyn Fn() -> bool| {
+            while !is_done() {
+                assert!(Instant::now() < until, "it never happens");
+                std::thread::sleep(A_WHILE / 10);
+            }
+        };
+        cutter.hold();
+        wait(&|| source.session().has_lost_its_links());
+        qemu.write_all(&main[1000..]).unwrap();
+        let read = || source.counters().plain.load(Ordering::Relaxed);
+        wait(&|| read() == main.len() as u64);
+        // Its last STILL_OPEN is queued.
+        std::thread::sleep(A_WHILE);
+        door.1.store(true, Ordering::Release);
+        cutter.release();
+        wait(&|| !source.session().has_lost_its_links());
+        std::thread::sleep(A_WHILE);
+        drop(qemu);
+        let got = read_rest(&destination);
+        let (tag, got) = (tag_at(&main), 1000 + got.len());
+        assert!(got <= tag, "what starts the VM, at {tag}, was delivered, {got} bytes in all");
+        relay.join().unwrap().unwrap_err();
+        receiving.result().unwrap_err();
     });
 }
 

@@ -298,6 +298,39 @@ fn a_link_that_returns_in_postcopy_continues_the_session() {
     });
 }
 
+/// QEMU 8.0.0 to 8.1.1 closes the preempt channel at the end of main, read or not.
+#[test]
+fn the_end_of_main_does_not_overtake_the_pages_of_the_preempt_channel() {
+    bounded(|| {
+        let rig = rig();
+        let preempt = rig.sending.connect();
+        let mut main = announced(50);
+        let destination = rig.carry(None, &main.take());
+        let (asked, _) = rig.listener.accept().unwrap();
+        main.packaged(&[7; 70_000]).raw(&PING).section(Section::Part);
+        main.page("pc.ram", 0, &[3; PAGE]).end_of_section();
+        let destination = rig.carry(Some(destination), &main.take());
+        // More than the socket of the destination QEMU takes.
+        let urgent: Vec<u8> = (0..=u8::MAX).flat_map(asked_page).collect();
+        let (to, sent) = (preempt.try_clone().unwrap(), urgent.clone());
+        let writer = std::thread::spawn(move || (&to).write_all(&sent).unwrap());
+        assert!(readable(&asked, WATCHDOG));
+        std::thread::sleep(A_WHILE);
+        main.section(Section::End).end_of_section().raw(&[0]);
+        let end = main.take();
+        (&rig.source).write_all(&end).unwrap();
+        assert!(!readable(&destination, A_WHILE), "the end of main has overtaken pages");
+        assert_same(&read_exactly(&asked, urgent.len()), &urgent, "the pages that were asked for");
+        writer.join().unwrap();
+        assert_same(&read_exactly(&destination, end.len()), &end, "the end of main");
+        (&destination).write_all(&SHUT_OK).unwrap();
+        assert_eq!(read_exactly(&rig.source, 8), SHUT_OK);
+        drop((rig.source, preempt, destination, asked));
+        rig.sending.result().expect("the source relay succeeds");
+        rig.receiving.result().expect("the destination relay succeeds");
+    });
+}
+
 #[test]
 fn the_priority_link_of_a_preempt_channel_is_cut_repeatedly() {
     bounded_by(3 * WATCHDOG, || {

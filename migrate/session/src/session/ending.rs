@@ -92,10 +92,12 @@ impl Session {
         self.send(Outgoing::Free(FrameType::Finish, report));
     }
 
-    /// Records that the peer's FINISH has arrived.
-    pub(crate) fn note_peer_finished(&self) {
-        self.finishing.store(true, Ordering::Release);
+    /// Records that the peer's FINISH has arrived; true for the first one, before this end closes.
+    #[must_use]
+    pub(crate) fn note_peer_finished(&self) -> bool {
+        let is_first = !self.finishing.swap(true, Ordering::AcqRel);
         self.links.wake();
+        is_first
     }
 
     /// Whether the end of a link is not a loss.

@@ -73,6 +73,24 @@ fn a_session_that_is_removed_before_its_question_waits_for_no_other() {
 }
 
 #[test]
+fn a_session_in_doubt_is_remembered_whatever_sessions_end_behind_it() {
+    let (server, hello) = asked_about();
+    let active = server.lock_sessions()[&hello.session].clone();
+    let lost = session::SessionError::NotResumed { lost: "it was cut".into(), seconds: 300 };
+    active.destination.session().fail(lost);
+    drop(active);
+    server.remove_session(&None, &hello.session);
+    let target = QemuAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 9)));
+    for _ in 0..MAX_ENDED + 5 {
+        let other = Hello::of_one_link(4096).unwrap();
+        server.open_target(&other, ("another source", None), &None, &target, TOKEN).unwrap();
+        server.remove_session(&None, &other.session);
+    }
+    assert_eq!(server.ended.lock().unwrap().len(), MAX_ENDED);
+    assert!(server.verdict(&hello, None).is_some(), "its source never gets an answer");
+}
+
+#[test]
 fn a_link_of_a_session_that_goes_on_is_no_question() {
     let (server, hello) = asked_about();
     let link = Hello { ask: false, ..hello.clone() };

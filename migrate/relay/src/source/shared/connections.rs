@@ -3,6 +3,7 @@
 use super::{Connection, Connections, Refused, Shared, SourceStream};
 use crate::qemu_socket::QemuSocket;
 use crate::sockets::is_open;
+use rustix::io::ioctl_fionread;
 use rustix::net::{recv, RecvFlags};
 use session::MAX_STREAMS;
 use std::io::{self, ErrorKind};
@@ -166,6 +167,19 @@ impl Shared {
         Ok(u32::try_from(multifd).unwrap_or(0))
     }
 
+    /// Whether bytes of a preempt channel wait in its socket, or are not acknowledged yet.
+    pub(in crate::source) fn has_urgent(&self) -> bool {
+        let connections = self.lock_connections();
+        let is_no_stream = |one: &Arc<Connection>| self.classify(one) == Some(Kind::Preempt);
+        let is_under_way = |one: &Arc<SourceStream>| {
+            // Looked for first: a reader that takes bytes meanwhile has a permit, and then a frame.
+            let unread = ioctl_fionread(one.socket()).is_ok_and(|bytes| bytes > 0);
+            unread || !self.session.credits().is_idle(one.id)
+        };
+        let mut streams = connections.streams.iter().filter(|one| one.kind == Kind::Preempt);
+        streams.any(is_under_way) || connections.waiting.iter().any(is_no_stream)
+    }
+
     /// Ends every connection, also one in whose write QEMU waits. A source whose sockets close
     /// before SHUT goes on running its VM.
     pub(in crate::source) fn abort_sockets(&self) {
@@ -196,8 +210,14 @@ impl Shared {
         }
     }
 
+    /// Whether the source QEMU has this connection open at this moment, also where its end would
+    /// not have come yet.
+    pub(in crate::source) fn is_open(&self, socket: &QemuSocket) -> bool {
+        is_open(socket) && !self.entrance.get().is_some_and(|entrance| entrance.has_left(socket))
+    }
+
     /// Whether the source QEMU still has its main connection open.
     pub(in crate::source) fn main_is_open(&self) -> bool {
-        self.streams().iter().any(|stream| stream.kind.is_main() && is_open(stream.socket()))
+        self.streams().iter().any(|stream| stream.kind.is_main() && self.is_open(stream.socket()))
     }
 }
