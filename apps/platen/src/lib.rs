@@ -14,6 +14,7 @@ mod auto;
 mod cert;
 mod compression;
 mod cpus;
+mod descriptors;
 mod device;
 mod ending;
 mod ending_options;

@@ -1,5 +1,6 @@
 //! The arguments that `platen restore` and `platen virsh-restore` share.
 
+use crate::descriptors::raise_descriptors;
 use crate::remote_image::RemoteOptions;
 use crate::report_file::check_file;
 use crate::restore_players::PlayerOptions;
@@ -58,6 +59,8 @@ impl Loading {
         shared: bool,
     ) -> anyhow::Result<Vec<Source<'a>>> {
         check_file(self.json.as_deref())?;
+        // Each copy of a save may lie in hundreds of packs.
+        raise_descriptors();
         let mut sources = Source::all(path, &self.copy, shared, &self.remote)?;
         if self.verify {
             Source::verify(&mut sources, self.threads())?;

@@ -187,7 +187,7 @@ impl Saving<'_> {
         writer: Writer,
         settings: &mut Before,
     ) -> anyhow::Result<(Summary, &'static str)> {
-        let facts = self.facts()?;
+        let mut facts = self.facts()?;
         let snapshot = self.args.snapshot;
         let channels = self.args.channels.count();
         if snapshot {
@@ -226,6 +226,10 @@ impl Saving<'_> {
             Ok(recorded) => recorded,
             Err(error) => return Err(self.undo(intake, error)),
         };
+        // Another client may have stopped the VM since the beginning, or let it continue.
+        if let Some(state) = recorded.state.run_state() {
+            facts["running"] = json!(state == "running");
+        }
         let state = State { facts: facts.to_string().into_bytes(), ..recorded.state };
         match self.args.then {
             _ if snapshot => self.finish_snapshot(intake, state),

@@ -1,5 +1,6 @@
 //! `platen serve-images`: serves the images of a folder to restores on other hosts.
 
+use crate::descriptors::raise_descriptors;
 use crate::image_lock::ImageLock;
 use crate::network;
 use crate::relay_options::TlsOptions;
@@ -32,6 +33,8 @@ pub(crate) struct ServeImagesArgs {
 }
 
 pub(crate) fn run(args: &ServeImagesArgs) -> anyhow::Result<ExitCode> {
+    // A save may lie in hundreds of packs, which are open for each restore.
+    raise_descriptors();
     let take_lock = |path: &std::path::Path, shared| {
         let locked = ImageLock::take(path, shared).and_then(|lock| lock.handle());
         locked.map_err(|error| format!("{error:#}"))

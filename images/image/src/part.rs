@@ -20,14 +20,19 @@ pub(crate) fn part(file: &ImageFile, part: Part, what: &str) -> Result<Option<Ve
 }
 
 pub(crate) fn read_at(file: &ImageFile, out: &mut [u8], at: u64, what: &str) -> Result<(), Damage> {
-    file.read_exact_at(out, at).map_err(|error| match error.kind() {
+    file.read_exact_at(out, at).map_err(|error| unread(error, at, out.len(), what))
+}
+
+/// The defect of a part that could not be read.
+pub(crate) fn unread(error: io::Error, at: u64, len: usize, what: &str) -> Damage {
+    match error.kind() {
         io::ErrorKind::UnexpectedEof => {
-            let end = at + out.len() as u64;
+            let end = at + len as u64;
             let text = format!("the file ends before byte {end}; was it cut off meanwhile?");
             Damage::io(what, io::Error::new(error.kind(), text))
         }
         _ => Damage::io(format!("{what} at byte {at}"), error),
-    })
+    }
 }
 
 /// Reads a file of at most `most` bytes, and one byte more of a longer one. A pipe, which would

@@ -35,6 +35,16 @@ impl State {
         std::str::from_utf8(name).ok()
     }
 
+    /// QEMU's name for the state of the VM at the moment of its device state, such as `running` or
+    /// `paused`; `None` if no section has it.
+    pub fn run_state(&self) -> Option<&str> {
+        // Name, instance and version of the section. A length of 4 bytes and the state follow.
+        const HEAD: &[u8] = b"\x0bglobalstate\0\0\0\0\0\0\0\x01";
+        let at = self.devices.windows(HEAD.len()).position(|window| window == HEAD)?;
+        let name = self.devices.get(at + HEAD.len() + 4..)?.split(|&byte| byte == 0).next()?;
+        std::str::from_utf8(name).ok()
+    }
+
     /// Encodes the state; `None` if it exceeds the limits.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         if self.facts.len() > MAX_FACTS {
@@ -109,5 +119,21 @@ mod tests {
         }
         assert!(State::from_bytes(&[&bytes[..], &[0]].concat()).is_err());
         assert_eq!(State { facts: vec![b' '; 1 << 17], ..state }.to_bytes(), None);
+    }
+
+    #[test]
+    fn the_run_state_is_that_of_its_section() {
+        // As QEMU 7.2 and 10.0 send it.
+        let mut devices =
+            b"\x04\0\0\0\x28\x0bglobalstate\0\0\0\0\0\0\0\x01\0\0\0\x07paused".to_vec();
+        let run_state = |devices: &[u8]| {
+            let state = State { devices: devices.to_vec(), ..State::default() };
+            state.run_state().map(str::to_owned)
+        };
+        devices.resize(devices.len() + 94, 0);
+        devices.extend(b"\x7e\0\0\0\x28");
+        assert_eq!(run_state(&devices).as_deref(), Some("paused"));
+        assert_eq!(run_state(&devices[..26]), None);
+        assert_eq!(run_state(b"globalstate"), None);
     }
 }

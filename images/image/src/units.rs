@@ -6,7 +6,7 @@ use codec::{checksum, Decoder, UnitHeader};
 
 use crate::pack::Base;
 use crate::packs::OpenPack;
-use crate::part::read_at;
+use crate::part::unread;
 use crate::{Damage, Image};
 
 /// Capacity of the cache of units that hold base pages. A writer puts differences from at most
@@ -52,11 +52,10 @@ impl Units {
         self.stored.resize(entry.len as usize, 0);
         let offset = entry.offset;
         let (file, nth, pack) = image.place(unit, entry.file);
-        if file.read_exact_at(&mut self.stored, offset).is_err() {
-            // The bytes are read again for the error's text. Building that text here keeps it off
-            // the path that succeeds.
-            read_at(file, &mut self.stored, offset, &format!("unit {nth}"))
-                .map_err(|damage| in_pack(pack, damage))?;
+        if let Err(error) = file.read_exact_at(&mut self.stored, offset) {
+            // Not read again: another host may have been waited for already.
+            let damage = unread(error, offset, self.stored.len(), &format!("unit {nth}"));
+            return Err(in_pack(pack, damage));
         }
         if checksum(&self.stored) != entry.checksum {
             let end = offset + u64::from(entry.len) - 1;

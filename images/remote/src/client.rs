@@ -20,6 +20,9 @@ const WAITS: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)]
 /// Interval at which a client looks whether the server still has its lock.
 const KEEP: Duration = Duration::from_millis(500);
 
+/// How often one read opens its file again: once for each restart of the server in between.
+const MOST_OPENS: u32 = 100;
+
 /// Reads the files of one server.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -33,7 +36,8 @@ struct Inner {
     /// Gets a line when the connection is lost, and when it is restored.
     tell: Box<dyn Fn(&str) + Send + Sync>,
     has_connected: AtomicBool,
-    is_lost: AtomicBool,
+    /// When the server first did not answer, if it has not answered since.
+    lost: Mutex<Option<Instant>>,
     /// Whether the process needs no lock any more. Locked while a lock is being kept.
     has_ended: Mutex<bool>,
 }
@@ -56,9 +60,9 @@ impl Client {
         tell: Box<dyn Fn(&str) + Send + Sync>,
     ) -> Self {
         let pool = Pool::new(host, connector, session);
-        let (has_connected, is_lost) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (has_connected, lost) = (AtomicBool::new(false), Mutex::default());
         let has_ended = Mutex::new(false);
-        let inner = Inner { pool, waits: [first, outage], tell, has_connected, is_lost, has_ended };
+        let inner = Inner { pool, waits: [first, outage], tell, has_connected, lost, has_ended };
         Self { inner: Arc::new(inner) }
     }
 
@@ -142,10 +146,12 @@ impl Opened {
     fn read_part(&self, out: &mut [u8], offset: u64) -> Result<(), RemoteError> {
         let len = u32::try_from(out.len()).expect("at most 1 MiB");
         let request = Request::Read { stamp: self.stamp, offset, len };
+        let mut opens = 0;
         loop {
             match self.inner.call(&self.name, &request, out) {
                 // The server was restarted, or has dropped this session.
-                Err(RemoteError::Refused { status: Status::NotOpen, .. }) => {
+                Err(RemoteError::Refused { status: Status::NotOpen, .. }) if opens < MOST_OPENS => {
+                    opens += 1;
                     let (stamp, len) = self.inner.open(&self.name, self.lock)?;
                     if (stamp, len) != (self.stamp, self.len) {
                         let (host, name) = (self.inner.pool.host.clone(), self.name.clone());
@@ -219,11 +225,11 @@ impl Inner {
             let limit = self.waits[usize::from(self.has_connected.load(Ordering::Relaxed))];
             // Read once: a thread that stands still at the first failure tries again all the same.
             let now = Instant::now();
-            let until = *until.get_or_insert(now + limit);
+            // All requests share the wait: a unit that cannot be read is read again for each VM.
+            let until = *until.get_or_insert_with(|| self.lost_since(now, &error, limit) + limit);
             if now + wait > until {
                 return Err(RemoteError::Lost { host: self.pool.host.clone(), source: error });
             }
-            self.say_lost(&error, limit);
             thread::sleep(wait);
             wait = (wait * 2).min(WAITS[1]);
         }
@@ -238,20 +244,27 @@ impl Inner {
     ) -> io::Result<Result<(), (Status, String)>> {
         let answered = ask(&mut link, request, out)?;
         self.pool.put(link);
-        // Relaxed: the two flags are for messages, and for the choice of a limit.
+        // Relaxed: the flag is for the choice of a limit.
         self.has_connected.store(true, Ordering::Relaxed);
-        if self.is_lost.load(Ordering::Relaxed) && self.is_lost.swap(false, Ordering::Relaxed) {
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if lost.is_some() {
             (self.tell)(&format!("{} answers again", self.pool.host));
         }
         Ok(answered)
     }
 
-    /// Reports once that the server does not answer.
-    fn say_lost(&self, error: &io::Error, limit: Duration) {
-        if !self.is_lost.swap(true, Ordering::Relaxed) {
-            let (host, limit) = (&self.pool.host, limit.as_secs());
-            (self.tell)(&format!("{host} does not answer ({error}): trying again for {limit} s"));
+    /// Since when the server does not answer: `now`, if this request is the first one without a
+    /// reply. Reports that once.
+    fn lost_since(&self, now: Instant, error: &io::Error, limit: Duration) -> Instant {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(since) = *lost {
+            return since;
         }
+        *lost = Some(now);
+        drop(lost);
+        let (host, limit) = (&self.pool.host, limit.as_secs());
+        (self.tell)(&format!("{host} does not answer ({error}): trying again for {limit} s"));
+        now
     }
 
     /// The error of a first connection, for a cause that will not pass.

@@ -126,10 +126,10 @@ fn is_name(name: &str) -> bool {
         && parts.all(is_part)
 }
 
-/// Identifies the bytes of a file that is never written again once it has its name.
+/// Identifies the bytes of a file that is never written again once it has its name. The number of
+/// its device is left out: it may be another one after the host has started again.
 fn stamp(of: &std::fs::Metadata) -> u128 {
-    let numbers =
-        [of.dev(), of.ino(), of.len(), of.mtime().cast_unsigned(), of.mtime_nsec().cast_unsigned()];
+    let numbers = [of.ino(), of.len(), of.mtime().cast_unsigned(), of.mtime_nsec().cast_unsigned()];
     XxHash3_128::oneshot(&numbers.map(u64::to_be_bytes).concat())
 }
 

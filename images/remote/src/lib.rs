@@ -17,8 +17,8 @@
 //! makes another one and repeats its request: a read changes nothing. Therefore a restore survives
 //! a lost link and a restart of the server.
 //!
-//! **A wrong byte.** A file is identified by a stamp of device, inode, length and modification
-//! time. Each read names the stamp. A file that was replaced has another stamp, and is refused.
+//! **A wrong byte.** A file is identified by a stamp of inode, length and modification time. Each
+//! read names the stamp. A file that was replaced has another stamp, and is refused.
 //! With TLS no byte can be changed on the way. Every unit of an image has a checksum besides.
 //!
 //! **What fails.** [`RemoteError`] names the file and the host. No bytes of a peer cause a panic

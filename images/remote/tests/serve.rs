@@ -178,6 +178,36 @@ fn a_lock_lasts_as_long_as_its_session() {
     opened(4);
 }
 
+/// It would be asked for ever, and the VM would not go on from a copy.
+#[test]
+fn a_server_that_never_has_a_file_open_is_an_error() {
+    const NOT_OPEN: [u8; 8] = [3, 0, 0, 0, 0, 0, 0, 0];
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut peer = listener.accept().unwrap().0;
+        let mut request = [0; 32];
+        peer.read_exact(&mut request).unwrap();
+        peer.write_all(&[0; 8]).unwrap();
+        while peer.read_exact(&mut request).is_ok() {
+            let is_open = request[0] == 1;
+            if is_open {
+                peer.read_exact(&mut [0; 2]).unwrap();
+                let mut opened = [0; 8 + 24];
+                (opened[7], opened[31]) = (24, 9);
+                peer.write_all(&opened).unwrap();
+            } else {
+                peer.write_all(&NOT_OPEN).unwrap();
+            }
+        }
+    });
+    let file = client(to, 1, [LONG; 2]).open("vm", Lock::None).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    thread::spawn(move || tell.send(read(&file, 0, 9).unwrap_err().to_string()));
+    let error = told.recv_timeout(LONG).expect("it reads for ever");
+    assert!(error.contains("vm"), "{error}");
+}
+
 #[test]
 fn another_file_of_the_name_is_never_read() {
     let (dir, bytes) = folder();
@@ -219,6 +249,21 @@ fn a_server_that_stays_away_is_an_error_after_the_limit() {
     assert!(error.to_string().contains(&format!("cannot reach {to}")), "{error}");
     let said = said.lock().unwrap();
     assert!(said.len() == 1 && said[0].contains("does not answer"), "{said:?}");
+}
+
+/// A unit that cannot be read is read again by each thread that needs it.
+#[test]
+fn an_outage_is_waited_for_once() {
+    let (dir, _) = folder();
+    let to = serve(dir.path(), None, Patience::default());
+    // The first connection carries hello and OPEN; all others end before their first byte.
+    let (to, _) = cutting(to, [vec![40], vec![0; 100_000]].concat());
+    let file = client(to, 1, [LONG, Duration::from_secs(2)]).open("vm", Lock::None).unwrap();
+    let begin = Instant::now();
+    for _ in 0..20 {
+        assert!(read(&file, 0, 1).is_err());
+    }
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
 }
 
 #[test]

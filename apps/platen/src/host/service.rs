@@ -9,6 +9,7 @@ use super::reload::{self, Hangups};
 use super::settings::Settings;
 use super::switchboard::{place_of, Carriers};
 use super::{events, status, ServiceArgs};
+use crate::descriptors::raise_descriptors;
 use crate::device::control;
 use crate::device::endpoint::Endpoint;
 use crate::say::{say, say_panics};
@@ -18,7 +19,6 @@ use host::{
     Role, Task,
 };
 use relay::{Listening, QemuSocket, UnixAddress};
-use rustix::process::{getrlimit, setrlimit, Resource};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -34,6 +34,7 @@ const SAID: u32 = 10;
 
 pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     say_panics();
+    // Each door needs one. If there are too few, some doors stay closed, and a message says so.
     raise_descriptors();
     let hangups = Hangups::take()?;
     let settings = Settings::new(args)?;
@@ -175,14 +176,6 @@ impl Sockets {
         let (_control, _events) = ((control, answers), (events, followed));
         Ok(Self { _control, _events, _metrics: metrics })
     }
-}
-
-/// Raises the limit of descriptors as far as possible: each door needs one. If there are too few,
-/// some doors stay closed, and a message says so.
-fn raise_descriptors() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// Limits the messages in a minute to [`SAID`].

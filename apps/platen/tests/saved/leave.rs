@@ -88,6 +88,26 @@ fn a_save_killed_before_its_image_has_a_name_lets_the_vm_continue() {
     }
 }
 
+/// Another client stops the VM once the save has begun.
+#[test]
+fn a_vm_that_is_paused_while_it_is_saved_is_paused_after_its_restore() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    let image = folder.join("image");
+    // QEMU is not told to migrate before there is a socket for it.
+    let calls = rules(&[libc::SYS_bind]);
+    let (mut save, hung) = save_held_at(&calls, &source, &image, &["--then", "quit"]);
+    let mut monitor = Qmp::connect(&second_monitor(&source.socket), LONG).unwrap();
+    monitor.execute("stop", None).unwrap();
+    hung.pass();
+    assert!(save.wait().unwrap().success());
+    let waiting = Qemu::start(folder, "waiting", &[&MACHINE[..], &WAITS].concat()).unwrap();
+    let words = ["restore", image.to_str().unwrap(), "--qmp", &waiting.address()];
+    let (_, report) = works(folder, &words);
+    assert_eq!((&report["mode"], &report["vm"]), (&json!("instant"), &json!("paused")));
+}
+
 /// QEMU dies as it is answered. Nobody knows whether it has read the answer: this image may be all
 /// that is left of the VM.
 #[test]

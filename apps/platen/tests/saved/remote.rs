@@ -95,6 +95,17 @@ fn an_image_of_another_host_is_restored_with_every_byte_over_tls() {
     assert_eq!(vm.monitor().query_status().unwrap().status, "inmigrate");
 }
 
+/// The packs of a few saves are more files than a process may open by default.
+#[test]
+fn a_server_may_open_as_many_files_as_the_host_permits() {
+    let dir = tempfile::tempdir().unwrap();
+    let images = Images::serve(dir.path(), "127.0.0.1:0", &PLAIN);
+    let limits = fs::read_to_string(format!("/proc/{}/limits", images.child.id())).unwrap();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let limits: Vec<&str> = files.split_whitespace().collect();
+    assert_eq!(limits[0], limits[1], "{files}");
+}
+
 /// Succeeds as soon as the server has seen the end of whoever had the image before.
 #[track_caller]
 fn soon_works(folder: &Path, words: &[&str]) {
