@@ -5,7 +5,7 @@ use crate::ending_options::{EndingOptions, Throttle, LONGEST};
 use crate::settings::Before;
 use anyhow::Context;
 use converge::{Action, Controller, Decision, Limits, Phase, Sample, Switchover, Why};
-use qmp::{MigrationInfo, Qmp};
+use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::Progress;
 use serde_json::{json, Map, Value};
 use std::time::{Duration, Instant};
@@ -40,8 +40,9 @@ impl Ending {
         let has_bandwidth = parameters.get(BANDWIDTH).is_some();
         let there =
             parameters[DOWNTIME].as_u64().context("QEMU has no parameter downtime-limit")?;
+        let max = options.max_downtime.unwrap_or(there);
         let limits = Limits {
-            max_downtime: Duration::from_millis(options.max_downtime.unwrap_or(there)),
+            max_downtime: Duration::from_millis(max),
             deadline: options.deadline.map(Duration::from_secs),
             throttle: options.throttle == Throttle::Auto,
             postcopy: options.postcopy()?,
@@ -57,7 +58,7 @@ impl Ending {
             });
             settings.set_parameters(qmp, map(gently))?;
         }
-        Ok(Self {
+        let mut ending = Self {
             controller: Controller::new(limits, Duration::from_millis(there), has_bandwidth),
             has_bandwidth,
             begun: Instant::now(),
@@ -65,7 +66,13 @@ impl Ending {
             not_converging: None,
             throttle: 0,
             cancelled: None,
-        })
+        };
+        if max < there {
+            // QEMU may stop the VM before the first observation, by its own limit.
+            let held = ending.controller.held();
+            settings.set_parameters(qmp, ending.parameters(held))?;
+        }
+        Ok(ending)
     }
 
     /// Records that QEMU's migration begins now.
@@ -121,7 +128,11 @@ impl Ending {
                 }
             };
             if let Err(error) = done {
-                self.controller.not_done(action);
+                if is_unanswered(&error) {
+                    self.controller.unanswered(action);
+                } else {
+                    self.controller.not_done(action);
+                }
                 // QEMU hands over at this moment, or has ended: its own status shows which.
                 if self.explain || action == Action::StartPostcopy {
                     note(&format!("{error:#}"));
@@ -129,6 +140,13 @@ impl Ending {
             }
         }
         cancel
+    }
+
+    /// Records that QEMU does not answer, so that nobody knows whether the migration can still be
+    /// cancelled: the next observation asks for it again.
+    pub(crate) fn cancel_later(&mut self) {
+        self.cancelled = None;
+        self.controller.unanswered(Action::Cancel);
     }
 
     /// Sets the threshold at which QEMU stops the VM. Returns false if another client has set its
@@ -219,6 +237,13 @@ fn throttle(percent: u8) -> Map<String, Value> {
         "cpu-throttle-increment": percent.clamp(1, 99),
         "max-cpu-throttle": percent.clamp(1, 99),
     }))
+}
+
+/// Whether QEMU has not answered an order in time. It may carry it out later; a question that it
+/// has not answered came before the order.
+fn is_unanswered(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<QmpError>();
+    matches!(error, Some(QmpError::TimedOut { command, .. }) if !command.starts_with("query-"))
 }
 
 fn map(object: Value) -> Map<String, Value> {

@@ -182,8 +182,12 @@ fn block_file_size_signal() {
 
 /// Keeps a terminal from stopping this process, by Ctrl-Z or for output in the background. A VM
 /// that is handed over, or that waits for a page in postcopy, would stand still.
+///
+/// The end of the terminal does not end this process either. An outage that loses the peer often
+/// ends the user's session, too, and in doubt (W23) only a person may end a relay: the source VM
+/// then continues.
 fn block_stop_signals() {
-    block(&[Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]);
+    block(&[Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU, Signal::SIGHUP]);
 }
 
 fn block(signals: &[Signal]) {

@@ -12,9 +12,11 @@ use crate::report::Report;
 use crate::report_file::check_file;
 use crate::say::say;
 use crate::settings::Before;
+use crate::settings_keeper::{is_cancel_lost, is_of_command, wake_lost_cancel, LOST_CANCEL};
 use crate::source_end::{listen, Measure, Plan};
 use anyhow::{bail, Context};
 use converge::Postcopy;
+use nix::sys::signal::Signal;
 use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::{RelayError, Source, SourceEnd, SourceHandle, UnixAddress};
 use serde_json::json;
@@ -45,6 +47,11 @@ const HELD_BY_QEMU: &str =
 const UNANSWERED: &str =
     "the source QEMU's monitor does not answer: the source may be turning to postcopy. Asking again \
      (interrupt again to end all the same)";
+
+/// The answer of a process of `evacuate` to its first interrupt, when it is too late to cancel.
+const LEFT_TO_A_PERSON: &str =
+    "the destination may have the VM, so this migration is not cancelled. If the peer is lost, look \
+     there. Another interrupt of this process alone ends it, and the source VM may continue";
 
 const UNDER_WAY: &str =
     "the source has turned to postcopy, and the destination does not have the VM yet: waiting until it \
@@ -84,6 +91,9 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     if args.feed {
         // Otherwise `ps` without arguments shows the last part of /proc/self/exe.
         let _ = rustix::thread::set_name(c"platen");
+        // A service manager that stops `evacuate` sends SIGTERM to all its processes. With the
+        // interrupt of `evacuate` that would be the second one, which forces the end.
+        crate::block(&[Signal::SIGTERM]);
     }
     let postcopy = args.ending.postcopy()? != Postcopy::Never;
     check_file(args.source.json.as_deref())?;
@@ -133,7 +143,7 @@ fn migrate(
     let feed = args.feed.then(Feed::new);
     let watched = (&*source, feed);
     let result = watch((qmp, settings, &mut ending), watched, &running, &interrupts);
-    let info = verdict(qmp);
+    let info = verdict(qmp, result.is_err().then(Instant::now));
     let mut report = measure.report(&source);
     report.channels = Some(args.channels.count());
     report.links = Some(options.links);
@@ -219,6 +229,8 @@ fn watch(
         if asked > passed_on {
             match if asked > 1 { Cancel::TooLate } else { cancel(qmp, &handle) } {
                 Cancel::Told => bar.note("cancelling (interrupt again to force)"),
+                // `evacuate` interrupts all its VMs. That is no decision about one in doubt (W23).
+                Cancel::TooLate if feed.is_some() && asked == 1 => bar.note(LEFT_TO_A_PERSON),
                 Cancel::TooLate => handle.stop(),
                 // The next turn of the loop tries again.
                 wait @ (Cancel::UnderWay | Cancel::Unanswered) => {
@@ -243,9 +255,17 @@ fn watch(
             }
             let is_late =
                 asked == 0 && ending.look(qmp, settings, (info, &progress), |text| bar.note(text));
-            if is_late && cancel(qmp, &handle) != Cancel::Told {
-                ending.cancelled = None;
-                bar.note("too late to cancel: the VM has stopped, or the destination has it");
+            match is_late.then(|| cancel(qmp, &handle)) {
+                None | Some(Cancel::Told) => {}
+                Some(Cancel::Unanswered) => {
+                    answers = false;
+                    ending.cancel_later();
+                    bar.note("the source QEMU's monitor does not answer: cancelling later");
+                }
+                Some(Cancel::UnderWay | Cancel::TooLate) => {
+                    ending.cancelled = None;
+                    bar.note("too late to cancel: the VM has stopped, or the destination has it");
+                }
             }
             // QEMU gave up before it connected (a bad path, a device that cannot migrate). The
             // socket reports nothing then.
@@ -310,16 +330,41 @@ fn describe(info: &MigrationInfo) -> String {
     info.error_desc.clone().unwrap_or_else(|| info.status().to_string())
 }
 
-/// QEMU's result of the migration, if it reports one in time.
-fn verdict(qmp: &mut Qmp) -> Option<MigrationInfo> {
+/// QEMU's result of the migration, if it reports one in time. `failed`: when the relay has ended
+/// without success. A QEMU that has stopped its VM and writes nothing does not notice that end.
+fn verdict(qmp: &mut Qmp, failed: Option<Instant>) -> Option<MigrationInfo> {
     let until = Instant::now() + VERDICT;
+    let mut lost = None;
     loop {
         let info = qmp.query_migrate().ok()?;
         if info.is_over() || info.status() == PAUSED || Instant::now() > until {
             return Some(info);
         }
+        if failed.is_some_and(|failed| is_of_command(&info, failed)) {
+            // The next answer shows the effect.
+            let _ = let_vm_go_on(qmp, &info, &mut lost);
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Ends the migration of a QEMU that holds its VM, whose relay has ended: it has written no device
+/// state, so that the destination cannot have the VM. `lost`: since when QEMU has lost a cancel.
+fn let_vm_go_on(
+    qmp: &mut Qmp,
+    info: &MigrationInfo,
+    lost: &mut Option<Instant>,
+) -> Result<(), QmpError> {
+    if info.status() == HELD {
+        return qmp.migrate_cancel();
+    }
+    if info.status() != "cancelling" || !is_cancel_lost(info, &qmp.query_status()?.status) {
+        *lost = None;
+    } else if lost.get_or_insert_with(Instant::now).elapsed() >= LOST_CANCEL {
+        *lost = None;
+        return wake_lost_cancel(qmp);
+    }
+    Ok(())
 }
 
 /// Fills in the figures that QEMU reports, and otherwise the relay's.
@@ -332,7 +377,12 @@ fn fill(
     if let Ok(end) = result {
         report.set_end(end);
     }
-    let status = info.map_or("failed", MigrationInfo::status);
+    // A QEMU that was ended as soon as its VM had moved reports nothing. The destination has.
+    let without = match result {
+        Ok(end) if end.return_path => "completed",
+        _ => "failed",
+    };
+    let status = info.map_or(without, MigrationInfo::status);
     report.status = match (result, status) {
         (Ok(_), status) => status.to_string(),
         (Err(_), status @ ("cancelled" | PAUSED)) => status.into(),
@@ -367,6 +417,25 @@ fn fill(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Another client of the monitor ends the source QEMU at the event that it has completed.
+    #[test]
+    fn a_source_that_is_gone_when_the_destination_has_confirmed_has_migrated() {
+        let end = |return_path| SourceEnd {
+            total: Duration::from_secs(1),
+            peer_report: Vec::new(),
+            return_path,
+            hidden_downtime: None,
+        };
+        let status = |result: Result<SourceEnd, RelayError>| {
+            let mut report = Report::default();
+            fill(&mut report, None, &result, false);
+            report.status
+        };
+        assert_eq!(status(Ok(end(true))), "completed");
+        assert_eq!(status(Ok(end(false))), "failed");
+        assert_eq!(status(Err(RelayError::SourceEnded)), "failed");
+    }
 
     /// A QEMU that writes the packaged state of postcopy to a slow link answers nothing.
     #[test]

@@ -240,7 +240,7 @@ fn waits_for_rehearsal(info: &MigrationInfo, died: Instant) -> bool {
 /// Whether the migration that is in progress began before the command died. QEMU reports no age
 /// while it sets a migration up; another client can only begin one once that of the command is
 /// over, and then the settings are restored.
-fn is_of_command(info: &MigrationInfo, died: Instant) -> bool {
+pub(crate) fn is_of_command(info: &MigrationInfo, died: Instant) -> bool {
     let age = info.total_time.map(Duration::from_millis);
     age.is_none_or(|age| age >= died.elapsed())
 }

@@ -104,6 +104,16 @@ impl Controller {
         }
     }
 
+    /// Records that QEMU has not answered an action of the last step in time: it may do it later.
+    pub fn unanswered(&mut self, action: Action) {
+        match action {
+            // QEMU's next answer shows its limit, whichever it is. It is no operator's.
+            Action::StopAt(_) => (self.set, self.limit) = (None, None),
+            Action::Cancel => self.is_cancelled = false,
+            Action::StartPostcopy | Action::Throttle(_) => self.not_done(action),
+        }
+    }
+
     /// Decides after an observation.
     pub fn step(&mut self, sample: &Sample) -> Step {
         let mut step = Step::default();
@@ -166,11 +176,21 @@ impl Controller {
         step.note(sample, Why::LimitChanged { max: self.max });
     }
 
+    /// The settings for the time in which no rate is known. The caller may set them before the
+    /// migration begins: QEMU could stop the VM before the first observation.
+    pub fn held(&mut self) -> Switchover {
+        let downtime_limit = whole((self.max / 20).max(MILLISECOND));
+        let held = Switchover { downtime_limit, bandwidth: None };
+        self.former_limit = self.limit;
+        (self.set, self.limit) = (Some(held), Some(downtime_limit));
+        held
+    }
+
     fn hold(&mut self, sample: &Sample, step: &mut Step) {
         if self.set.is_none() {
-            let limit = whole((self.max / 20).max(MILLISECOND));
-            self.set(Switchover { downtime_limit: limit, bandwidth: None }, step);
-            step.note(sample, Why::Held { limit });
+            let held = self.held();
+            step.actions.push(Action::StopAt(held));
+            step.note(sample, Why::Held { limit: held.downtime_limit });
         }
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 const WINDOW: Duration = Duration::from_secs(1);
 /// Fewer bytes are left if they are at most this part of those left in the window before.
 const LESS: f64 = 0.9;
-/// The first pass is over once this part of the RAM was sent. QEMU skips pages that it need not
-/// send.
+/// The first pass is over once this part of what it sends was sent. QEMU skips pages that it need
+/// not send.
 const WHOLE: f64 = 0.98;
 
 /// A window with at least one synchronisation.
@@ -27,6 +27,9 @@ pub(crate) struct Window {
 pub(crate) struct Passes {
     /// When the present window began; `None` in the first pass.
     since: Option<Duration>,
+    /// Bytes that the first pass sends; 0 while unknown. They may be far less than the RAM:
+    /// unplugged virtio-mem, and pages that a balloon reports as free, are not sent.
+    first: u64,
     syncs: u64,
     /// The most left in the present window.
     peak: Option<u64>,
@@ -40,7 +43,12 @@ impl Passes {
     /// Adds a sample; returns the window that it ends, if it does.
     pub(crate) fn push(&mut self, sample: &Sample) -> Option<Window> {
         let Some(since) = self.since else {
-            if sample.total > 0 && sample.sent as f64 >= WHOLE * sample.total as f64 {
+            // QEMU reads the dirty log once before it sends anything.
+            if sample.syncs <= 1 {
+                self.first = sample.sent.saturating_add(sample.remaining).min(sample.total);
+            }
+            let first = if self.first > 0 { self.first } else { sample.total };
+            if first > 0 && sample.sent as f64 >= WHOLE * first as f64 {
                 self.since = Some(sample.at);
                 // The synchronisation at the end of the first pass may be this sample's.
                 let is_new = sample.syncs != self.syncs;
@@ -79,5 +87,48 @@ impl Passes {
         self.flat = 0;
         self.last = None;
         self.peak = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Phase;
+
+    fn sample(seconds: u64, syncs: u64, sent: u64, remaining: u64) -> Sample {
+        Sample {
+            at: Duration::from_secs(seconds),
+            phase: Phase::Precopy,
+            total: 1000,
+            remaining,
+            syncs,
+            sent,
+            data: sent,
+            drain: 0.0,
+            wire: 0,
+            dirty_rate: None,
+            bandwidth: None,
+            delay: Duration::ZERO,
+            throttle: 0,
+            downtime_limit: None,
+            max_bandwidth: None,
+        }
+    }
+
+    /// Nine tenths of the RAM is unplugged virtio-mem.
+    #[test]
+    fn memory_that_is_never_sent_does_not_prolong_the_first_pass() {
+        let mut passes = Passes::default();
+        assert_eq!(passes.push(&sample(1, 1, 0, 100)), None);
+        assert_eq!(passes.push(&sample(2, 1, 97, 3)), None);
+        assert_eq!(passes.push(&sample(3, 2, 100, 40)), None);
+        let window = passes.push(&sample(5, 3, 140, 40));
+        assert_eq!(window, Some(Window { left: 40, is_second: false, flat: 0 }));
+        // A balloon reports half of the RAM as free during the pass.
+        let mut passes = Passes::default();
+        assert_eq!(passes.push(&sample(1, 1, 0, 1000)), None);
+        assert_eq!(passes.push(&sample(2, 1, 400, 100)), None);
+        assert_eq!(passes.push(&sample(3, 2, 500, 40)), None);
+        assert!(passes.push(&sample(5, 3, 540, 40)).is_some());
     }
 }

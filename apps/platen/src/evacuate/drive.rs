@@ -119,9 +119,10 @@ impl Drive<'_> {
         say(&format!("{}: {text}", self.turns[vm].entry.name));
     }
 
-    /// The first interrupt cancels the running migrations. A second signal would force them, which
-    /// may leave VMs in doubt, or in postcopy a VM at neither host. So a further interrupt only
-    /// tells the user how to force each migration.
+    /// The first interrupt cancels the running migrations; a process whose VM may be at the other
+    /// host heeds only an interrupt of its own. A second signal would force them, which may leave
+    /// VMs in doubt, or in postcopy a VM at neither host. So a further interrupt only tells the
+    /// user how to force each migration.
     fn interrupt(&mut self, is_first: bool) {
         self.is_interrupted = true;
         for vm in self.schedule.interrupt() {
@@ -221,6 +222,11 @@ impl Drive<'_> {
             State::Running(mut migration) => match migration.ended() {
                 Some(status) => self.ended(vm, migration, status),
                 None if self.patience.is_over(vm) => self.leave(vm, migration),
+                None if self.is_interrupted
+                    && self.schedule.waits_in_doubt(vm, self.begun.elapsed()) =>
+                {
+                    self.leave_in_doubt(vm, migration)
+                }
                 None => State::Running(migration),
             },
             // The outcome is better than the doubt, as long as other VMs keep the evacuation here.
@@ -274,6 +280,21 @@ impl Drive<'_> {
                  (process {id}) goes on, and completes the migration when it can. {LOOK}"
             )
         };
+        self.go_on_without(vm, migration, text)
+    }
+
+    /// Reports a VM that may be at the other host, and whose migration waits, after an interrupt.
+    /// Its process goes on: only a person who has looked there can tell where the VM is to run.
+    fn leave_in_doubt(&mut self, vm: usize, migration: Migration) -> State {
+        let id = migration.id();
+        let text = format!(
+            "interrupted, but the other host may have the VM: its platen migrate (process {id}) goes \
+             on. {LOOK}"
+        );
+        self.go_on_without(vm, migration, text)
+    }
+
+    fn go_on_without(&mut self, vm: usize, migration: Migration, text: String) -> State {
         self.schedule.ended(vm, self.begun.elapsed());
         self.end(vm, Outcome::InDoubt, Some(text));
         State::Left(migration)

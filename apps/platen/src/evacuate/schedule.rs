@@ -167,6 +167,11 @@ impl Schedule {
         one.last = sample;
     }
 
+    /// Whether the other host may have a VM whose migration sends next to nothing.
+    pub(super) fn waits_in_doubt(&self, vm: usize, now: Duration) -> bool {
+        self.running.iter().any(|one| one.vm == vm && !one.is_moving(now))
+    }
+
     /// Takes note that a VM's migration has ended, whatever its outcome.
     pub(super) fn ended(&mut self, vm: usize, now: Duration) {
         self.running.retain(|one| one.vm != vm);

@@ -68,3 +68,22 @@ fn a_source_that_waits_for_leave_to_hand_its_vm_over_is_reported() {
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("cancelled; the source QEMU's VM is 'running'"), "{said}");
 }
+
+/// Two signals at once force the relay to end, which a QEMU that writes nothing does not notice.
+#[test]
+fn a_source_that_waits_goes_on_when_its_relay_is_forced_to_end() {
+    let rig = Rig::new("");
+    monitor(&rig.at("qmp"));
+    let qmp = unix(&rig.at("qmp"));
+    let mut migrate = Platen::start(
+        "",
+        &["migrate", "--insecure", "--peer", &rig.address, "--qmp", &qmp, "--codec", "none"],
+    );
+    migrate.says("the VM is stopped");
+    for signal in [Signal::INT, Signal::TERM] {
+        kill_process(Pid::from_child(&migrate.child), signal).unwrap();
+    }
+    let (status, said) = migrate.ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("the source QEMU's VM is 'running'"), "{said}");
+}

@@ -281,6 +281,25 @@ fn a_migration_that_waits_for_permission_is_cancelled_and_one_that_hands_over_is
     assert_eq!(cancels, [true, true, true, false, false, false]);
 }
 
+/// A monitor that answers late: QEMU carries the order out after all.
+#[test]
+fn a_limit_that_is_answered_late_is_no_operator_s_and_a_cancel_is_repeated() {
+    let limits = Limits { deadline: Some(Duration::from_secs(3)), ..ALLOWED };
+    let mut controller = Controller::new(limits, Duration::from_millis(300), true);
+    let step = controller.step(&sample(1, 300));
+    let [action @ Action::StopAt(wanted)] = step.actions[..] else { panic!("{step:?}") };
+    controller.unanswered(action);
+    let ms = wanted.downtime_limit.as_millis() as u64;
+    let step = controller.step(&sample(2, ms));
+    assert!(!step.decisions.iter().any(|one| matches!(one.why, Why::LimitChanged { .. })));
+    assert_eq!(controller.max_downtime(), ALLOWED.max_downtime);
+    for number in [12, 13] {
+        let step = controller.step(&sample(number, ms));
+        assert_eq!(step.actions, [Action::Cancel], "{number}");
+        controller.unanswered(Action::Cancel);
+    }
+}
+
 /// The caller finds the operator's limit in QEMU instead of setting one, or QEMU refuses.
 #[test]
 fn a_limit_that_is_set_between_two_polls_is_seen_at_the_next() {

@@ -49,7 +49,9 @@ fn a_vm_in_doubt_that_is_silent_keeps_no_other_from_starting() {
     assert_eq!(schedule.next(second(10)), None);
     // Heartbeats.
     schedule.tells(0, Sample { bytes: (51 << 20) + 900, in_doubt: true }, second(10));
+    assert!(!schedule.waits_in_doubt(0, second(11)) && schedule.waits_in_doubt(0, second(12)));
     assert_eq!(schedule.next(second(12)), Some(1));
+    assert!(!schedule.waits_in_doubt(1, second(30)), "it is not in doubt");
     schedule.ended(1, second(13));
     assert!(!schedule.is_over());
     schedule.ended(0, second(14));
