@@ -5,38 +5,31 @@
 //! `ID.sock`, at which its carrier can be reached. If a record does not say `ended` and no process
 //! answers at its socket, its carrier was killed.
 
+mod found;
+mod records;
+
 use crate::channel::Channel;
 use crate::doors::Door;
 use crate::error::HostError;
-use crate::listener::{make_passage, DoorListener};
+use crate::listener::DoorListener;
 use crate::order::Order;
 use crate::place::Place;
 use crate::record::{now, Phase, Record, Role, Status};
-use rustix::fd::{AsFd, OwnedFd};
+use records::read_record;
+use rustix::fd::AsFd;
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{self, DirBuilder};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::net::TcpStream;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+
+pub use records::new_id;
+pub(crate) use records::{folder, socket_of, write_record};
 
 /// The number of records of ended migrations that are stored.
 const HISTORY: usize = 100;
-/// The most time that all carriers together may take to report the state of their migrations.
-const FIRST_WORD: Duration = Duration::from_secs(2);
-/// The wait for a carrier after that time. A receive without any wait would wait for ever.
-const LAST_LOOK: Duration = Duration::from_millis(1);
-/// Interval of attempts to reach a carrier that could not be reached.
-const AGAIN: Duration = Duration::from_millis(100);
-/// The most time that a carrier whose process exists may take to listen at its socket: its record
-/// comes first.
-const LISTENS: Duration = Duration::from_secs(10);
-/// The largest record that is read.
-const MAX_RECORD: u64 = 64 << 10;
 
 /// The migrations of this host.
 pub struct Registry {
@@ -76,93 +69,9 @@ pub struct Found {
     pub running: usize,
 }
 
-/// Makes a new identifier; later identifiers sort behind earlier ones.
-pub fn new_id() -> String {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed) % 1000;
-    format!("{:013}-{}-{count:03}", now(), std::process::id())
-}
-
-/// The path of a carrier's socket.
-pub(crate) fn socket_of(folder: &Path, id: &str) -> PathBuf {
-    folder.join(format!("{id}.sock"))
-}
-
-/// Writes a record whole or not at all.
-pub(crate) fn write_record(folder: &Path, record: &Record) -> io::Result<()> {
-    let mut file = tempfile::Builder::new().prefix(".record-").tempfile_in(folder)?;
-    file.write_all(&serde_json::to_vec(record)?)?;
-    file.persist(folder.join(format!("{}.json", record.id))).map(drop).map_err(|error| error.error)
-}
-
-fn read_record(path: &Path) -> Option<Record> {
-    let size = fs::metadata(path).ok().filter(fs::Metadata::is_file)?.len();
-    (size <= MAX_RECORD)
-        .then(|| fs::read(path).ok())?
-        .and_then(|text| serde_json::from_slice(&text).ok())
-}
-
-/// Whether a carrier that cannot be reached for this reason may have ended: nothing listens at its
-/// socket.
-fn is_absence(error: &io::Error) -> bool {
-    [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused].contains(&error.kind())
-}
-
-/// Whether the process of this number is a carrier: the number may be another process's by now.
-fn is_carrier(pid: u32) -> bool {
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    command.split(|byte| *byte == 0).any(|word| word == b"carry")
-}
-
 /// The door whose listening socket a carrier with this record has.
 fn door_of(record: &Record) -> Door {
     Door { peer: record.peer.clone(), place: record.held() }
-}
-
-/// A carrier's first message: its record, with the listening socket of its door.
-type FirstWord = io::Result<Option<(Record, Option<OwnedFd>)>>;
-
-/// A carrier's first message. After `until`, one that has come already is read.
-fn first_word(channel: &Channel, until: Instant) -> Result<FirstWord, HostError> {
-    let failed = || HostError::system("cannot wait for a carrier");
-    let left = until.saturating_duration_since(Instant::now());
-    channel.set_patience(Some(left.max(LAST_LOOK))).map_err(failed())?;
-    let first = channel.receive::<Record>();
-    channel.set_patience(None).map_err(failed())?;
-    Ok(first)
-}
-
-/// The folder of the records below `run_dir`. It is made if it is missing, for this user alone.
-///
-/// # Errors
-/// The folder cannot be made, or belongs to another user.
-pub(crate) fn folder(run_dir: &Path) -> Result<PathBuf, HostError> {
-    let folder = run_dir.join("migrations");
-    // Others must be able to pass through the folders above: the unix sockets for QEMU's users are
-    // in a folder beside `run_dir`.
-    if let Some(above) = run_dir.parent() {
-        make_passage(above)
-            .map_err(HostError::system(format!("cannot make the folder {}", above.display())))?;
-    }
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&folder)
-        .map_err(HostError::system(format!("cannot make the folder {}", folder.display())))?;
-    let found = fs::metadata(&folder)
-        .map_err(HostError::system(format!("cannot look at {}", folder.display())))?;
-    let user = rustix::process::geteuid().as_raw();
-    if found.uid() != user || found.mode() & 0o022 != 0 {
-        let what = format!(
-            "{} belongs to user {} with mode {:o}, and this is user {user}: give the service a run_dir \
-             of its own",
-            folder.display(),
-            found.uid(),
-            found.mode() & 0o7777
-        );
-        return Err(HostError::system(what)(io::ErrorKind::PermissionDenied.into()));
-    }
-    Ok(folder)
 }
 
 impl Registry {
@@ -192,64 +101,6 @@ impl Registry {
     /// The doors whose listening sockets carriers have sent since the last call.
     pub fn take_doors(&self) -> Vec<(Door, DoorListener)> {
         std::mem::take(&mut *self.lock_doors())
-    }
-
-    /// Finds the carriers of an earlier service again.
-    ///
-    /// # Errors
-    /// The folder cannot be read, or the system refuses threads.
-    pub fn find_again(self: &Arc<Self>) -> Result<Found, HostError> {
-        self.find_those(self.stored()?)
-    }
-
-    /// Finds the carriers of these records, which were read before. All of them have the same time
-    /// to answer: a service with many stopped carriers must not start late.
-    fn find_those(self: &Arc<Self>, records: Vec<Record>) -> Result<Found, HostError> {
-        let mut found = Found::default();
-        let running = records.into_iter().filter(|record| record.phase != Phase::Ended);
-        let reached: Vec<_> = running
-            .map(|record| (Channel::connect(&socket_of(&self.folder, &record.id)), record))
-            .collect();
-        let until = Instant::now() + FIRST_WORD;
-        for (channel, record) in reached {
-            let channel = match channel {
-                Ok(channel) => channel,
-                Err(error) if is_absence(&error) && !is_carrier(record.pid) => {
-                    self.bury_unless_ended(&record);
-                    continue;
-                }
-                // The carrier does not listen yet, or was stopped when as many services as may wait
-                // had come and gone. Its place is not free.
-                Err(_) => {
-                    found.running += 1;
-                    self.know(None, record)?;
-                    continue;
-                }
-            };
-            let record = match first_word(&channel, until)? {
-                Ok(Some((now, listener))) => {
-                    if let Some(listener) = listener.map(DoorListener::from) {
-                        found.doors.push((door_of(&now), listener));
-                    }
-                    now
-                }
-                // The carrier was stopped or does not answer in time, and is heard when it goes on.
-                // Or it is of another version.
-                Err(error)
-                    if [io::ErrorKind::WouldBlock, io::ErrorKind::InvalidData]
-                        .contains(&error.kind()) =>
-                {
-                    record
-                }
-                _ => {
-                    self.bury_unless_ended(&record);
-                    continue;
-                }
-            };
-            found.running += 1;
-            self.add(channel, record)?;
-        }
-        Ok(found)
     }
 
     /// Adds a carrier, and follows it until it has gone. Returns its channel, for sending orders.
@@ -288,28 +139,6 @@ impl Registry {
             self.lock().remove(&id);
             HostError::system("cannot start a thread")(error)
         })
-    }
-
-    /// Waits until a carrier can be reached; `None` if it has gone.
-    fn reach(&self, record: &Record) -> Option<Arc<Channel>> {
-        let (path, until) = (socket_of(&self.folder, &record.id), Instant::now() + LISTENS);
-        let channel = loop {
-            match Channel::connect(&path) {
-                Ok(channel) => break Arc::new(channel),
-                Err(error) if is_absence(&error) => {
-                    if !is_carrier(record.pid) || Instant::now() >= until {
-                        return None;
-                    }
-                }
-                // It is stopped, for as long as that takes.
-                Err(_) => {}
-            }
-            std::thread::sleep(AGAIN);
-        };
-        if let Some(known) = self.lock().get_mut(&record.id) {
-            known.channel = Some(channel.clone());
-        }
-        Some(channel)
     }
 
     /// Records what a carrier reports, until its channel ends.

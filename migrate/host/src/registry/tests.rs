@@ -1,9 +1,11 @@
+use super::found::{is_carrier, FIRST_WORD};
 use super::*;
 use crate::carrier::Carrier;
 use crate::listener::DoorAddress;
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The phase before a change, the phase and the status after it.
 type Heard = (Option<Phase>, Phase, Option<Status>);
