@@ -67,6 +67,7 @@ mod restore_vm;
 mod save;
 mod save_channels;
 mod save_check;
+mod save_ending;
 mod save_intake;
 mod save_leave;
 mod saved_vm;

@@ -1,0 +1,207 @@
+//! The end of `platen save`: the image gets its name, and the VM continues, stays stopped or ends.
+
+use crate::save::{Saving, Then, ASK, VERDICT};
+use crate::save_intake::{Intake, MORE};
+use crate::settings::Before;
+use anyhow::{bail, ensure, Context};
+use image::{Finished, State, Summary, Writer};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Time limit for QEMU to cancel a migration before its connection is closed.
+const ANSWERS: Duration = Duration::from_secs(1);
+
+impl Saving<'_> {
+    /// Finishes the image of a snapshot, whose VM runs.
+    pub(crate) fn finish_snapshot(
+        &mut self,
+        mut intake: Intake,
+        state: State,
+    ) -> anyhow::Result<(Summary, &'static str)> {
+        let made = self.left().and_then(|()| {
+            intake.dismiss_keeper();
+            self.stopped = self.qmp.query_migrate()?.downtime;
+            let finished = self.finish(intake.take_writer()?, state)?;
+            self.link(finished)
+        });
+        match made {
+            Ok(summary) => Ok((summary, "running")),
+            Err(error) => Err(self.undo(intake, error)),
+        }
+    }
+
+    /// Lets the VM continue, then finishes the image.
+    pub(crate) fn go_on(
+        &mut self,
+        intake: Intake,
+        state: State,
+    ) -> anyhow::Result<(Summary, &'static str)> {
+        // After a cancel QEMU itself starts the VM again, even if this process ends now.
+        let cancelled = self.qmp.migrate_cancel();
+        let more = intake.close()?;
+        let settled = cancelled.map_err(Into::into).and_then(|()| self.settle(false));
+        settled?;
+        let writer = intake_writer(more)?;
+        let finished = self.finish(writer, state)?;
+        let summary = self.link(finished)?;
+        Ok((summary, if self.was_running { "running" } else { "paused" }))
+    }
+
+    /// Writes the image, sends QEMU SHUT, which completes the migration, and then gives the image
+    /// its name. Without SHUT QEMU lets the VM run when this process ends, and a VM must not run
+    /// beside a complete image: both would write to its disks. Between SHUT and the name the VM is
+    /// stopped and has no image; if this process dies there, its keeper lets the VM continue.
+    pub(crate) fn leave(
+        &mut self,
+        mut intake: Intake,
+        state: State,
+        settings: &mut Before,
+    ) -> anyhow::Result<(Summary, &'static str)> {
+        let finished = match self.finish_to_leave(&mut intake, state, settings) {
+            Ok(finished) => finished,
+            Err(error) => return Err(self.undo(intake, error)),
+        };
+        if let Err(error) = intake.say_loaded().and_then(|()| self.left()) {
+            if self.qmp.query_status().is_err() {
+                // This image may be all that is left of the VM.
+                self.link(finished)?;
+                return Err(error.context(
+                    "QEMU does not answer: if it has ended, its VM is in the image; if the VM runs \
+                     there, the image is out of date, so remove it",
+                ));
+            }
+            return Err(self.undo(intake, error));
+        }
+        let summary = match self.link(finished) {
+            Ok(summary) => summary,
+            Err(error) => return Err(self.undo(intake, error)),
+        };
+        intake.wait_for_channels();
+        if self.args.then == Then::Quit {
+            self.qmp.execute("quit", None).context("QEMU does not end")?;
+            return Ok((summary, "gone: its QEMU has ended"));
+        }
+        Ok((summary, "paused"))
+    }
+
+    /// Gives the image its name.
+    fn link(&mut self, finished: Finished) -> anyhow::Result<Summary> {
+        let summary = finished.link()?;
+        self.is_linked = true;
+        Ok(summary)
+    }
+
+    /// Writes the rest of the image, which gets no name yet, and prepares for SHUT.
+    fn finish_to_leave(
+        &mut self,
+        intake: &mut Intake,
+        state: State,
+        settings: &mut Before,
+    ) -> anyhow::Result<Finished> {
+        let finished = self.finish(intake.take_writer()?, state)?;
+        if self.was_running {
+            settings.resume_at_death(&self.args.image, &self.qmp.query_migrate()?)?;
+        }
+        intake.is_over()?;
+        Ok(finished)
+    }
+
+    /// Writes the rest of the image, on a thread of its own: a disk may hang, the VM may be stopped
+    /// meanwhile, and an interrupt has to make it continue.
+    fn finish(&self, writer: Writer, state: State) -> anyhow::Result<Finished> {
+        let (sender, outcome) = channel();
+        let work = move || {
+            // Nobody waits for it after an interrupt, and it leaves no file then.
+            let _ = sender.send(writer.finish(&state));
+        };
+        let thread = thread::Builder::new().name("finish".into()).spawn(work);
+        thread.context("cannot start a thread")?;
+        loop {
+            match outcome.recv_timeout(ASK) {
+                Ok(finished) => return Ok(finished?),
+                Err(RecvTimeoutError::Timeout) => {
+                    ensure!(!self.interrupted.load(Ordering::Acquire), "interrupted");
+                }
+                Err(RecvTimeoutError::Disconnected) => bail!("the thread that writes has ended"),
+            }
+        }
+    }
+
+    /// Ends the save, and makes QEMU continue its VM. A snapshot is not cancelled: that could leave
+    /// a thread of QEMU waiting for ever (see `stream_keeper`). Multifd channels stay open until
+    /// QEMU's migration is over, for the same reason.
+    pub(crate) fn undo(&mut self, mut intake: Intake, error: anyhow::Error) -> anyhow::Error {
+        if !self.args.snapshot {
+            // First: QEMU then starts the VM again, whatever keeps the intake from its end. During
+            // the switchover QEMU answers nothing while it writes to the intake, which may wait for
+            // a disk that hangs.
+            let _ = self.qmp.execute_within("migrate_cancel", None, ANSWERS);
+        }
+        let by_channels = self.args.channels.count() > 0;
+        if !by_channels {
+            intake.end();
+        }
+        intake.stop_recording();
+        let settled = self.settle(!self.args.snapshot);
+        if by_channels {
+            let _ = self.qmp.wait_released();
+            intake.end();
+        }
+        match settled {
+            Ok(()) => error,
+            Err(stuck) => error.context(format!("{stuck:#}")),
+        }
+    }
+
+    /// Waits until QEMU reports the migration as completed.
+    fn left(&mut self) -> anyhow::Result<()> {
+        let until = Instant::now() + VERDICT;
+        loop {
+            let info = self.qmp.query_migrate()?;
+            match info.status() {
+                "completed" => return Ok(()),
+                "failed" | "cancelled" => {
+                    let why = info.error_desc.clone().unwrap_or_default();
+                    bail!("QEMU ended the migration at its end ({}) {why}", info.status());
+                }
+                status => ensure!(Instant::now() < until, "QEMU's migration stays '{status}'"),
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the migration is over and the VM is as it was. With `failed` this cancels the
+    /// migration first.
+    fn settle(&mut self, failed: bool) -> anyhow::Result<()> {
+        if failed {
+            // A migration that is over accepts a cancel without effect.
+            let _ = self.qmp.migrate_cancel();
+        }
+        let until = Instant::now() + VERDICT;
+        loop {
+            let info = self.qmp.query_migrate()?;
+            let vm = self.qmp.query_status()?;
+            let over = info.is_over() || info.status() == "none";
+            if over && (vm.running || !self.was_running) && vm.status != "finish-migrate" {
+                return Ok(());
+            }
+            if over && vm.status == "postmigrate" && self.was_running {
+                self.qmp.execute("cont", None)?;
+            }
+            ensure!(
+                Instant::now() < until,
+                "QEMU's migration stays '{}' and its VM '{}': look at it (query-status, cont)",
+                info.status(),
+                vm.status
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn intake_writer((writer, more): (Writer, bool)) -> anyhow::Result<Writer> {
+    ensure!(!more, "{MORE}");
+    Ok(writer)
+}
