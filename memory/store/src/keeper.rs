@@ -45,6 +45,12 @@ fn worth(used: u64) -> u64 {
     (used / WORTH).min(ENOUGH.max(used / WORTH_LARGE)).max(1)
 }
 
+/// After a pass of compaction the keeper begins no other one for this many times the time that the
+/// pass took. A pass looks at the whole table, which takes seconds in a large store, and the keeper
+/// may have real-time priority: while pages change there is always enough to compact, and it would
+/// keep a CPU for itself.
+const REST: u32 = 3;
+
 /// The reserve in pages while memory is short and nothing is written: 1 MiB, the compressed pages
 /// of some 600 writes. The keeper allocates the next pages in less time than such writes take.
 const LEAST: u64 = 256;
@@ -83,6 +89,9 @@ struct Memory {
     /// Objects freed when the gain of compaction was last estimated; `None` to estimate it again.
     freed: Option<u64>,
     compacting: bool,
+    /// When the last pass of compaction began, and before when no other one begins.
+    begun: Instant,
+    rest: Instant,
     looked: Instant,
     /// The kernel does not take memory back: the keeper retries once a second only.
     stuck: bool,
@@ -101,6 +110,8 @@ impl Memory {
             demand: [0; LENGTHS],
             freed: Some(0),
             compacting: false,
+            begun: Instant::now(),
+            rest: Instant::now(),
             looked: Instant::now(),
             stuck: false,
             warm: Some(0),
@@ -310,15 +321,20 @@ impl Store {
             }
             let freed = sum(&self.counters, |c| &c.freed);
             // If nothing was freed, there is nothing new to compact.
-            if memory.freed != Some(freed) {
+            let may_begin = !memory.compacting && memory.looked >= memory.rest;
+            if may_begin && memory.freed != Some(freed) {
                 memory.freed = Some(freed);
-                memory.compacting |= self.compactable() >= worth(self.heap.regions.used());
+                memory.compacting = self.compactable() >= worth(self.heap.regions.used());
+                memory.begun = memory.looked;
             }
         }
         if memory.compacting {
             let used = self.heap.regions.used();
             let step = self.compact_step(STEP);
             memory.compacting = matches!(step, Compacted::More);
+            if !memory.compacting {
+                memory.rest = Instant::now() + memory.begun.elapsed() * REST;
+            }
             if matches!(step, Compacted::Pages(pages) if pages >= worth(used)) {
                 // The next pass finds as much in other slabs, also if nothing is freed meanwhile.
                 memory.freed = None;

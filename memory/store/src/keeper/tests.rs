@@ -170,6 +170,7 @@ fn compaction_goes_on_while_a_pass_frees_enough() {
     let mut memory = Memory::new(&store, Available::new());
     for _ in 0..20 {
         memory.looked = Instant::now().checked_sub(PERIOD).unwrap();
+        memory.rest = memory.looked;
         while store.tend(&mut memory) {}
     }
     // An eighth of the slabs, the table, and heads of regions.
@@ -181,6 +182,40 @@ fn compaction_goes_on_while_a_pass_frees_enough() {
         worker.get(index, &mut out).unwrap();
         assert!(out[..508] == [7; 508], "{index}");
     }
+}
+
+/// With real-time priority it would have a CPU for itself while pages change.
+#[test]
+fn compaction_rests_after_a_long_pass() {
+    const PAGES: u64 = 8 * 4096;
+    let store = Store::create(PAGES, Options { reserve: 0, ..Options::default() }).unwrap();
+    let mut worker = store.worker().unwrap();
+    // Eight of these objects fill a slab of one page. A pass looks at a quarter of the slabs.
+    for index in 0..PAGES {
+        worker.put(index, 1, &[7; 508]).unwrap();
+    }
+    for index in (0..PAGES).filter(|index| index % 8 > 0) {
+        worker.discard(index..index + 1);
+    }
+    drop(worker);
+    let mut memory = Memory::new(&store, Available::new());
+    let look = |memory: &mut Memory| {
+        memory.looked = Instant::now().checked_sub(PERIOD).unwrap();
+        store.tend(memory);
+    };
+    look(&mut memory);
+    assert!(memory.compacting);
+    // As if it had taken so long.
+    memory.begun = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+    while memory.compacting {
+        store.tend(&mut memory);
+    }
+    assert_eq!(memory.freed, None);
+    look(&mut memory);
+    assert!(!memory.compacting);
+    memory.rest = Instant::now();
+    look(&mut memory);
+    assert!(memory.compacting);
 }
 
 /// A store whose keeper's thread runs `enter` and then waits for the sender.
