@@ -209,6 +209,8 @@ fn watch(
     let mut bar = Bar::new();
     let handle = source.handle();
     let (mut passed_on, mut told_to_wait) = (0, None);
+    // The first interrupt was answered, and the relay does not know of it.
+    let mut was_left = false;
     let mut told_of_hold = false;
     // Whether the monitor has answered the last command in time.
     let mut answers = true;
@@ -230,8 +232,17 @@ fn watch(
             match if asked > 1 { Cancel::TooLate } else { cancel(qmp, &handle) } {
                 Cancel::Told => bar.note("cancelling (interrupt again to force)"),
                 // `evacuate` interrupts all its VMs. That is no decision about one in doubt (W23).
-                Cancel::TooLate if feed.is_some() && asked == 1 => bar.note(LEFT_TO_A_PERSON),
-                Cancel::TooLate => handle.stop(),
+                Cancel::TooLate if feed.is_some() && asked == 1 => {
+                    was_left = true;
+                    bar.note(LEFT_TO_A_PERSON);
+                }
+                Cancel::TooLate => {
+                    if std::mem::take(&mut was_left) {
+                        // While its peer is there, a relay only answers its first stop.
+                        handle.stop();
+                    }
+                    handle.stop();
+                }
                 // The next turn of the loop tries again.
                 wait @ (Cancel::UnderWay | Cancel::Unanswered) => {
                     answers = wait == Cancel::UnderWay;

@@ -301,7 +301,14 @@ fn a_link_that_returns_in_postcopy_continues_the_session() {
 /// QEMU 8.0.0 to 8.1.1 closes the preempt channel at the end of main, read or not.
 #[test]
 fn the_end_of_main_does_not_overtake_the_pages_of_the_preempt_channel() {
-    bounded(|| {
+    for is_gone in [false, true] {
+        end_behind_pages(is_gone);
+    }
+}
+
+/// `is_gone`: the source QEMU ends when it has written everything.
+fn end_behind_pages(is_gone: bool) {
+    bounded(move || {
         let rig = rig();
         let preempt = rig.sending.connect();
         let mut main = announced(50);
@@ -319,11 +326,19 @@ fn the_end_of_main_does_not_overtake_the_pages_of_the_preempt_channel() {
         main.section(Section::End).end_of_section().raw(&[0]);
         let end = main.take();
         (&rig.source).write_all(&end).unwrap();
+        if is_gone {
+            rig.source.shutdown(Shutdown::Both).unwrap();
+        }
         assert!(!readable(&destination, A_WHILE), "the end of main has overtaken pages");
         assert_same(&read_exactly(&asked, urgent.len()), &urgent, "the pages that were asked for");
         writer.join().unwrap();
         assert_same(&read_exactly(&destination, end.len()), &end, "the end of main");
         (&destination).write_all(&SHUT_OK).unwrap();
+        if is_gone {
+            drop((rig.source, preempt, destination, asked));
+            rig.sending.result().expect_err("the source cannot be told");
+            return;
+        }
         assert_eq!(read_exactly(&rig.source, 8), SHUT_OK);
         drop((rig.source, preempt, destination, asked));
         rig.sending.result().expect("the source relay succeeds");
