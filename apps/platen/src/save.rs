@@ -224,7 +224,9 @@ impl Saving<'_> {
         };
         // Another client may have stopped the VM since the beginning, or let it continue.
         if let Some(state) = recorded.state.run_state() {
-            facts["running"] = json!(state == "running");
+            // QEMU puts the VM back into this state at the end, and not into the earlier one.
+            self.was_running = state == "running";
+            facts["running"] = json!(self.was_running);
         }
         let state = State { facts: facts.to_string().into_bytes(), ..recorded.state };
         match self.args.then {

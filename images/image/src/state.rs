@@ -36,11 +36,18 @@ impl State {
     }
 
     /// QEMU's name for the state of the VM at the moment of its device state, such as `running` or
-    /// `paused`; `None` if no section has it.
+    /// `paused`; `None` if no section has it, or if it cannot be told which one has it.
     pub fn run_state(&self) -> Option<&str> {
         // Name, instance and version of the section. A length of 4 bytes and the state follow.
         const HEAD: &[u8] = b"\x0bglobalstate\0\0\0\0\0\0\0\x01";
-        let at = self.devices.windows(HEAD.len()).position(|window| window == HEAD)?;
+        let windows = self.devices.windows(HEAD.len()).enumerate();
+        let mut places = windows.filter(|(_, window)| *window == HEAD).map(|(at, _)| at);
+        let at = places.next()?;
+        // Sections have no lengths, and a guest chooses bytes of its devices' sections, such as
+        // its MAC filters: it must not choose whether its VM runs.
+        if places.next().is_some() {
+            return None;
+        }
         let name = self.devices.get(at + HEAD.len() + 4..)?.split(|&byte| byte == 0).next()?;
         std::str::from_utf8(name).ok()
     }
@@ -135,5 +142,9 @@ mod tests {
         assert_eq!(run_state(&devices).as_deref(), Some("paused"));
         assert_eq!(run_state(&devices[..26]), None);
         assert_eq!(run_state(b"globalstate"), None);
+        // A guest has written the same bytes to a device before.
+        let forged = b"\x0bglobalstate\0\0\0\0\0\0\0\x01\0\0\0\x08running\0";
+        assert_eq!(run_state(&[&forged[..], &devices[..]].concat()), None);
+        assert_eq!(run_state(&[&devices[..], &forged[..]].concat()), None);
     }
 }

@@ -108,6 +108,23 @@ fn a_vm_that_is_paused_while_it_is_saved_is_paused_after_its_restore() {
     assert_eq!((&report["mode"], &report["vm"]), (&json!("instant"), &json!("paused")));
 }
 
+/// As above. The save waited for a VM that runs, for two minutes, and made no image.
+#[test]
+fn a_vm_that_is_paused_while_it_is_saved_stays_paused_beside_its_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+    let image = folder.join("image");
+    let (mut save, hung) = save_held_at(&rules(&[libc::SYS_bind]), &source, &image, &[]);
+    let mut monitor = Qmp::connect(&second_monitor(&source.socket), LONG).unwrap();
+    monitor.execute("stop", None).unwrap();
+    hung.pass();
+    assert!(save.wait().unwrap().success());
+    // QEMU 7.2 calls this state `postmigrate`, as that of any VM that was paused when it was saved.
+    assert!(!monitor.query_status().unwrap().running);
+    works(folder, &["image", "verify", image.to_str().unwrap()]);
+}
+
 /// QEMU dies as it is answered. Nobody knows whether it has read the answer: this image may be all
 /// that is left of the VM.
 #[test]
