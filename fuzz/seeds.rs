@@ -109,6 +109,7 @@ fn add_peer(all: &mut Vec<(&'static str, Vec<u8>)>) -> Result<(), Box<dyn Error>
         codecs: vec!["zstd".into(), "lz4".into()],
         delta_cache: 1 << 28,
         histories: Histories::sized(4, 1 << 24),
+        seed: 1 << 20,
         ask: false,
         again: false,
         pass: false,

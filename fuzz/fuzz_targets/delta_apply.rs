@@ -5,10 +5,21 @@
 //! (u16), the table, and the chunk's bytes, which are repeated.
 #![no_main]
 
-use delta::{Receiver, Sender, RECORD_HEAD, TABLE_ROOM};
+use delta::{fill, PageReader, Receiver, Sender, RECORD_HEAD, TABLE_ROOM};
 use libfuzzer_sys::fuzz_target;
 
 const PAGE: usize = 64;
+/// Pages of the seed.
+const SEED: u32 = 9;
+
+struct Reader;
+
+impl PageReader for Reader {
+    fn read(&mut self, number: u32) -> Result<&[u8], String> {
+        assert!(number < SEED);
+        Ok(&[3; PAGE])
+    }
+}
 
 fuzz_target!(|input: &[u8]| {
     let [slots, pages, a, b, rest @ ..] = input else { return };
@@ -18,10 +29,15 @@ fuzz_target!(|input: &[u8]| {
     let cache = u64::from(*slots) * PAGE as u64;
 
     let mut receiver = Receiver::new(cache, PAGE);
-    for _ in 0..2 {
+    for seed in [0, SEED, 0] {
         let mut chunk = plain.clone();
-        if let Err(error) = receiver.apply(&mut chunk, table) {
-            assert!(!error.to_string().is_empty());
+        // As many pages of the seed are put into the chunk as the receiver then leaves alone.
+        let slots = (u32::from(*slots), seed);
+        let filled = fill(&mut chunk, table, PAGE, slots, &mut Reader);
+        match receiver.apply(&mut chunk, table, seed) {
+            Err(error) => assert!(!error.to_string().is_empty()),
+            Ok(counts) if seed > 0 => assert_eq!(filled, Ok(counts.seeded)),
+            Ok(counts) => assert_eq!(counts.seeded, 0),
         }
     }
 
@@ -29,11 +45,11 @@ fuzz_target!(|input: &[u8]| {
     for address in bytes.iter().take(8).map(|byte| u64::from(*byte) * PAGE as u64) {
         let mut chunk = plain.clone();
         chunk.resize(len + TABLE_ROOM, 0);
-        let mut pass = sender.begin(&mut chunk, len);
+        let mut pass = sender.begin(&mut chunk, len, None);
         pass.records(0, address, usize::from(*pages));
         let (table_len, sent) = pass.finish();
         let (chunk, table) = chunk.split_at_mut(len);
-        assert_eq!(receiver.apply(chunk, &table[..table_len]), Ok(sent));
+        assert_eq!(receiver.apply(chunk, &table[..table_len], 0), Ok(sent));
         assert!(chunk == &plain[..]);
     }
 });

@@ -72,6 +72,7 @@ mod save_intake;
 mod save_leave;
 mod saved_vm;
 mod say;
+mod seed;
 mod serve_images;
 mod settings;
 mod settings_keeper;

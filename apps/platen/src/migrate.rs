@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 
 /// The interval between queries of the monitor.
 const ASK: Duration = Duration::from_millis(250);
+/// How long the migration waits for the pages that the receiver has: it reads them all first.
+const SEED: Duration = Duration::from_secs(5);
 /// How long QEMU may take, after the end of the stream, to report its migration as completed,
 /// failed or cancelled.
 const VERDICT: Duration = Duration::from_secs(15);
@@ -134,6 +136,7 @@ fn migrate(
     let source = Arc::new(plan.connect(&listening)?);
     let interrupts = interrupt::counted()?;
     let running = start(&source, measure)?;
+    source.await_seed(SEED);
     ending.begin();
     if let Err(error) = qmp.migrate(&address.to_string()) {
         source.handle().end(&format!("the source QEMU refused to migrate: {error}"));

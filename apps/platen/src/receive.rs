@@ -8,6 +8,7 @@ use crate::receive_settings::FormerSettings;
 use crate::report::{process_cpu, Report};
 use crate::report_file::{aside, check_file, NOT_TAKEN};
 use crate::say::{say, show};
+use crate::seed::StoreSeed;
 use crate::source_end::UNCONFIRMED;
 use anyhow::{bail, Context};
 use qmp::{Qmp, QmpError};
@@ -285,6 +286,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
         resume: args.relay.resume(),
         silence: session::SILENCE,
         delta_cache: args.delta_cache(),
+        seed: args.seed.as_deref().map(StoreSeed::at),
         history: args.history(),
     };
     let server = Server::new(config, receiver.clone())?;

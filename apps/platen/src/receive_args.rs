@@ -80,6 +80,10 @@ pub(crate) struct ReceiveArgs {
     /// available at the start, the smaller]
     #[arg(long, value_name = "SIZE", value_parser = history_size)]
     pub(crate) history: Option<Size>,
+    /// Store of saved VMs, or one of its saves, on this host: pages that it holds are not sent. The
+    /// sources learn the hashes of its newest pages, 4194304 at most, for each migration
+    #[arg(long, value_name = "PATH")]
+    pub(crate) seed: Option<PathBuf>,
     /// Accept only sources with a certificate for this name. Repeatable [default: every certificate
     /// that a trusted CA has signed]
     #[arg(long, value_name = "NAME")]

@@ -50,6 +50,16 @@ pub(crate) struct Delta {
     pub(crate) pages: u64,
 }
 
+/// The seed of the receiver: pages that it has already.
+#[derive(Debug, Clone, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct SeedUse {
+    /// Pages that the receiver has offered.
+    pub(crate) offered: u64,
+    /// Pages of the VM that were not sent because they are among these.
+    pub(crate) pages: u64,
+}
+
 /// Report of one end of a migration.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -110,6 +120,9 @@ pub(crate) struct Report {
     /// Chunks that the source sent with references to chunks before them (--history), if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) history_chunks: Option<u64>,
+    /// The seed (--seed of `platen receive`), if the receiver has offered one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seed: Option<SeedUse>,
     /// Counters of each codec thread's accelerator. A receiver counts from its start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) accelerators: Vec<qat::Snapshot>,
@@ -188,6 +201,11 @@ impl Report {
                 pages: counters.delta_pages.load(Ordering::Relaxed),
             })
             .filter(|delta| delta.stored > 0),
+            seed: Some(SeedUse {
+                offered: counters.seed_offered.load(Ordering::Relaxed),
+                pages: counters.seed_pages.load(Ordering::Relaxed),
+            })
+            .filter(|seed| seed.offered > 0),
             history_chunks: Some(counters.history_parts.load(Ordering::Relaxed))
                 .filter(|chunks| *chunks > 0),
             ..Self::default()
@@ -262,6 +280,9 @@ impl Report {
         }
         if let Some(delta) = &self.delta {
             line("delta.pages", format!("{} of {} kept", delta.pages, delta.stored));
+        }
+        if let Some(seed) = &self.seed {
+            line("seed.pages", format!("{} not sent, of {} offered", seed.pages, seed.offered));
         }
         if let Some(chunks) = self.history_chunks {
             line("history-chunks", chunks.to_string());

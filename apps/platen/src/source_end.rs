@@ -9,6 +9,7 @@ use crate::qpl_library;
 use crate::relay_options::ConnectOptions;
 use crate::report::{process_cpu, Report};
 use crate::say::say;
+use crate::seed::source_seed;
 use crate::turns_option::TurnsOption;
 use anyhow::bail;
 use codec::Settings;
@@ -73,6 +74,7 @@ impl Plan {
             answer_timeout: connect.timeout(),
             setup_timeout: Duration::from_secs(options.setup_timeout),
             delta_cache: options.delta_cache(),
+            seed: source_seed(settings),
             history: options.history.0,
             qpl,
         };

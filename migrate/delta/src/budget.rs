@@ -1,5 +1,6 @@
 //! The cost that storing pages may have while no page is known to be sent again.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The part of the sender's CPU time that storing pages for the first time may take: one in this
@@ -14,19 +15,23 @@ const PART: u32 = 50;
 /// seconds a GiB at either end, a tenth of what zstd 1 takes.
 #[derive(Debug, Default)]
 pub struct Budget {
-    spent: Duration,
+    /// Nanoseconds. Only the number counts, so `Relaxed` is enough.
+    spent: AtomicU64,
 }
 
 impl Budget {
     /// Whether pages may be stored that were not sent before, of `used` CPU time in all.
     pub fn allows(&self, used: Duration) -> bool {
-        self.spent.saturating_mul(PART) <= used
+        let spent = Duration::from_nanos(self.spent.load(Ordering::Relaxed));
+        spent.saturating_mul(PART) <= used
     }
 
     /// Counts the CPU time for a chunk without differences. With differences a chunk pays for
     /// itself.
-    pub fn spend(&mut self, time: Duration) {
-        self.spent = self.spent.saturating_add(time);
+    pub fn spend(&self, time: Duration) {
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let add = |spent: u64| Some(spent.saturating_add(time));
+        let _ = self.spent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 }
 
@@ -41,7 +46,7 @@ mod tests {
         fn no_more_than_the_budget_is_spent(
             chunks in prop::collection::vec((0_u64..5_000_000, 0_u64..500_000), 1..200),
         ) {
-            let (mut budget, mut used) = (Budget::default(), Duration::ZERO);
+            let (budget, mut used) = (Budget::default(), Duration::ZERO);
             let (mut spent, mut dearest) = (Duration::ZERO, Duration::ZERO);
             for (work, store) in chunks {
                 let (work, store) = (Duration::from_nanos(work), Duration::from_nanos(store));
@@ -58,7 +63,7 @@ mod tests {
 
     #[test]
     fn pages_that_fit_are_all_stored() {
-        let mut budget = Budget::default();
+        let budget = Budget::default();
         for chunk in 1..100 {
             assert!(budget.allows(Duration::from_millis(chunk)));
             budget.spend(Duration::from_micros(19));

@@ -3,6 +3,11 @@
 /// Pages allocated at a time.
 const SEGMENT: usize = 256;
 
+/// Number of slots of a cache of `bytes`, for pages of `page_size` bytes.
+pub fn slots(bytes: u64, page_size: usize) -> u32 {
+    u32::try_from(bytes / page_size as u64).unwrap_or(u32::MAX)
+}
+
 #[derive(Debug)]
 pub(crate) struct Cache {
     /// A segment is empty until one of its slots is used.
@@ -14,8 +19,7 @@ pub(crate) struct Cache {
 impl Cache {
     /// Creates as many slots of `page_size` bytes as fit into `bytes`.
     pub(crate) fn new(bytes: u64, page_size: usize) -> Self {
-        let slots = usize::try_from(bytes / page_size as u64).unwrap_or(usize::MAX);
-        let slots = slots.min(u32::MAX as usize);
+        let slots = slots(bytes, page_size) as usize;
         Self { segments: vec![Vec::new(); slots.div_ceil(SEGMENT)], slots, page_size }
     }
 

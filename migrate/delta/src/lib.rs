@@ -22,6 +22,10 @@
 //! A page must be stored the first time it is sent, which gains nothing if it is never sent again.
 //! A [`Budget`] bounds that cost: beyond it, only pages sent again are stored.
 //!
+//! Slots behind those of the cache are the pages of a [`Seed`], which the destination has from
+//! another time: a saved VM, say. The destination offers their hashes. A page with such a hash goes
+//! as zeros and its slot. These slots never change, and the tables of any stream may refer to them.
+//!
 //! # Limits
 //! A cache allocates memory as its slots are used, in segments of 256 pages. Where an allocation
 //! fails, the sender sends the page itself; the receiver, which has no choice, returns an error.
@@ -33,11 +37,17 @@
 mod budget;
 mod cache;
 mod receiver;
+mod seed;
 mod sender;
 mod table;
 
 pub use budget::Budget;
+pub use cache::slots;
 pub use receiver::{Receiver, TableError};
+pub use seed::{
+    fill, offer, page_hash, refers_to_seed, FillError, Known, OfferError, PageHash, PageReader,
+    Seed, SeedKey, SeedPages, MAX_OFFER, MAX_SEED,
+};
 pub use sender::{Pass, Sender};
 
 /// The most bytes of a table. 128 pages with unrelated addresses need 1,200.
@@ -51,6 +61,8 @@ pub const RECORD_HEAD: usize = 8;
 pub struct Counts {
     /// Pages put into the cache.
     pub stored: u64,
-    /// Pages that were sent as a difference.
+    /// Pages that were sent as a difference from the cache.
     pub deltas: u64,
+    /// Pages that the destination had in its seed.
+    pub seeded: u64,
 }

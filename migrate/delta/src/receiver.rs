@@ -1,8 +1,8 @@
 //! The receiver's half. Its input comes from a peer.
 
 use crate::cache::Cache;
-use crate::table::Reader;
-use crate::{Counts, RECORD_HEAD};
+use crate::table::Runs;
+use crate::Counts;
 
 /// Why a table is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +44,14 @@ pub enum TableError {
         /// Offset in the table.
         at: usize,
     },
+    /// A page of the seed is not sent as a difference.
+    #[error("delta table has a page for slot {slot} of the seed, which never changes, at {at}")]
+    Seed {
+        /// The run's first slot.
+        slot: u32,
+        /// Offset in the table.
+        at: usize,
+    },
     /// There is no memory for the cache, although its size was granted.
     #[error("no memory for slot {slot} of the delta cache")]
     NoMemory {
@@ -56,55 +64,56 @@ pub enum TableError {
 #[derive(Debug)]
 pub struct Receiver {
     cache: Cache,
+    /// The first slot of the seed.
+    base: u32,
 }
 
 impl Receiver {
     /// Creates a receiver with `bytes` of cache, for pages of `page_size` bytes. Both must equal
     /// the sender's.
     pub fn new(bytes: u64, page_size: usize) -> Self {
-        Self { cache: Cache::new(bytes, page_size) }
+        let cache = Cache::new(bytes, page_size);
+        let base = u32::try_from(cache.slots()).unwrap_or(u32::MAX);
+        Self { cache, base }
     }
 
-    /// Turns the differences in `plain` into pages, as `table` describes.
+    /// Creates a receiver without a cache, for a stream whose tables refer only to the seed of the
+    /// session, whose slots begin at `base`.
+    pub fn without_cache(base: u32, page_size: usize) -> Self {
+        Self { cache: Cache::new(0, page_size), base }
+    }
+
+    /// Turns the differences in `plain` into pages, as `table` describes. Runs that refer to the
+    /// seed, of `seed` pages, are left as they are: [`fill`](crate::fill) has done them.
     ///
     /// # Errors
     /// The table is invalid. The contents of chunk and cache are then unspecified, and the stream
     /// cannot continue.
-    pub fn apply(&mut self, plain: &mut [u8], table: &[u8]) -> Result<Counts, TableError> {
+    pub fn apply(
+        &mut self,
+        plain: &mut [u8],
+        table: &[u8],
+        seed: u32,
+    ) -> Result<Counts, TableError> {
         let page = self.cache.page_size();
         let slots = self.cache.slots();
         let mut counts = Counts::default();
-        let mut reader = Reader::new(table);
-        let (mut at, mut slot) = (0_u64, 0_u32);
-        while !reader.is_empty() {
-            let begin = reader.at;
-            let broken = |at| TableError::Broken { at, len: table.len() };
-            let gap = reader.varint().ok_or(broken(begin))?;
-            let pages = u64::from(reader.varint().ok_or(broken(begin))?);
-            let step = reader.signed().ok_or(broken(begin))?;
-            let from = at + u64::from(gap);
-            let end =
-                from + (pages * (RECORD_HEAD + page) as u64).saturating_sub(RECORD_HEAD as u64);
-            let (first, last) = match (usize::try_from(from), usize::try_from(end)) {
-                (Ok(first), Ok(last)) if pages > 0 && last <= plain.len() => (first, last),
-                _ => return Err(TableError::Pages { pages, from, len: plain.len() }),
-            };
-            let first_slot = slot.wrapping_add(step.cast_unsigned());
+        let mut runs = Runs::new(table, plain.len(), page);
+        while let Some(run) = runs.next()? {
+            if seed > 0 && run.slot >= self.base {
+                run.check_seed((self.base, seed))?;
+                counts.seeded += run.pages;
+                continue;
+            }
+            let (first_slot, pages) = (run.slot, run.pages);
             if u64::from(first_slot) + pages > slots as u64 {
                 return Err(TableError::Slots { pages, slot: first_slot, slots });
             }
-            // At most the number of pages in the chunk, as checked above.
-            let n = usize::try_from(pages).unwrap_or(0);
-            let bits = reader.bytes(n.div_ceil(8)).ok_or(broken(begin))?;
-            if n % 8 > 0 && bits[n / 8] >> (n % 8) != 0 {
-                return Err(TableError::Bits { pages, at: begin });
-            }
-            let records = plain[first..last].chunks_mut(RECORD_HEAD + page);
-            for (i, record) in records.enumerate() {
+            for (i, record) in plain[run.bytes.clone()].chunks_mut(run.stride).enumerate() {
                 let slot = first_slot as usize + i;
                 let old = self.cache.page(slot).ok_or(TableError::NoMemory { slot })?;
                 let new = &mut record[..page];
-                if bits[i / 8] >> (i % 8) & 1 != 0 {
+                if run.is_difference(i) {
                     for (new, old) in new.iter_mut().zip(old) {
                         *old ^= *new;
                         *new = *old;
@@ -115,9 +124,6 @@ impl Receiver {
                 }
             }
             counts.stored += pages;
-            at = end;
-            // There are at most 2^32 slots, so the result is a slot or one past the last.
-            slot = first_slot.wrapping_add(u32::try_from(n).unwrap_or(0));
         }
         Ok(counts)
     }

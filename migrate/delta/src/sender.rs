@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::table::{Writer, RUN_HEAD};
-use crate::{Counts, RECORD_HEAD, TABLE_ROOM};
+use crate::{Counts, Known, RECORD_HEAD, TABLE_ROOM};
 
 /// A page goes as a difference while at most one in this many of its words has changed. For pages
 /// that a real guest changed within 10 s (4460 pages) and 60 s (2048 pages), zstd 1 gives 5.85 and
@@ -14,8 +14,12 @@ const CHANGED: usize = 2;
 #[derive(Debug)]
 pub struct Sender {
     cache: Cache,
+    /// The first slot of the seed.
+    base: u32,
     /// The page number in each slot, plus 1: a zeroed vector takes no memory until it is used.
     owners: Vec<u64>,
+    /// Whether the cache is used.
+    caches: bool,
     /// Whether pages are stored that were not sent before.
     stores_new: bool,
     /// One more than the highest page number so far. QEMU sends all pages in ascending order first:
@@ -29,7 +33,19 @@ impl Sender {
     pub fn new(bytes: u64, page_size: usize) -> Self {
         let cache = Cache::new(bytes, page_size);
         let owners = vec![0; cache.slots()];
-        Self { cache, owners, stores_new: true, highest: 0 }
+        let base = u32::try_from(cache.slots()).unwrap_or(u32::MAX);
+        Self { cache, base, owners, caches: true, stores_new: true, highest: 0 }
+    }
+
+    /// Creates a sender without a cache, for a stream whose tables refer only to the seed of the
+    /// session, whose slots begin at `base`.
+    pub fn without_cache(base: u32, page_size: usize) -> Self {
+        Self { base, ..Self::new(0, page_size) }
+    }
+
+    /// Whether to use the cache; at first it is used.
+    pub fn use_cache(&mut self, wanted: bool) {
+        self.caches = wanted;
     }
 
     /// Whether to store pages that were not sent before; at first they are. Pages sent again are
@@ -55,11 +71,18 @@ impl Sender {
     }
 
     /// Begins with the first `len` bytes of `chunk`; the table is written behind them, as far as
-    /// there is room.
-    pub fn begin<'a>(&'a mut self, chunk: &'a mut [u8], len: usize) -> Pass<'a> {
+    /// there is room. `known` are the pages of the destination's seed.
+    pub fn begin<'a>(
+        &'a mut self,
+        chunk: &'a mut [u8],
+        len: usize,
+        known: Option<&'a Known>,
+    ) -> Pass<'a> {
         let (plain, table) = chunk.split_at_mut(len);
         Pass {
             sender: self,
+            known,
+            hashed: 0,
             plain,
             table: Writer::new(table),
             at: 0,
@@ -72,12 +95,15 @@ impl Sender {
 /// The processing of one chunk.
 pub struct Pass<'a> {
     sender: &'a mut Sender,
+    known: Option<&'a Known>,
+    /// Pages whose hash was computed.
+    hashed: u64,
     plain: &'a mut [u8],
     table: Writer<'a>,
     /// Offset behind the last page in the table.
     at: usize,
     /// The slot behind the last page's.
-    slot: usize,
+    slot: u32,
     counts: Counts,
 }
 
@@ -85,16 +111,83 @@ impl Pass<'_> {
     /// Adds `count` records from byte `at` on. Each is [`RECORD_HEAD`] bytes and a page; the pages
     /// have consecutive addresses from `address` on. Records come in the order of the chunk.
     pub fn records(&mut self, at: usize, address: u64, count: usize) {
+        let stride = RECORD_HEAD + self.sender.cache.page_size();
         let number = address / self.sender.cache.page_size() as u64;
-        self.runs(at, number, count);
+        // The pages from `begin` on are not in the table yet. `run` is a run of pages of the seed:
+        // its first page, and that page's slot.
+        let (mut begin, mut run) = (0, None::<(usize, u32)>);
+        for i in 0..=count {
+            // A page that is sent again has changed.
+            let is_new = i < count && number.saturating_add(i as u64) >= self.sender.highest;
+            let slot = if is_new { self.find(at + i * stride + RECORD_HEAD) } else { None };
+            if let Some((first, first_slot)) = run {
+                let next = u32::try_from(i - first).ok().and_then(|n| first_slot.checked_add(n));
+                if slot.is_some() && slot == next {
+                    continue;
+                }
+                self.seed_run(at + first * stride + RECORD_HEAD, first_slot, i - first);
+                (begin, run) = (i, None);
+            }
+            if let Some(slot) = slot {
+                self.runs(at + begin * stride, number.saturating_add(begin as u64), i - begin);
+                run = Some((i, slot));
+            }
+        }
+        self.runs(at + begin * stride, number.saturating_add(begin as u64), count - begin);
         self.sender.highest = self.sender.highest.max(number.saturating_add(count as u64));
+    }
+
+    /// Adds `count` pages from byte `at` on, without bytes between them: those of a multifd packet,
+    /// which has the addresses elsewhere. Only the seed knows such pages.
+    pub fn bodies(&mut self, at: usize, count: usize) {
+        let page = self.sender.cache.page_size();
+        for body in (at..).step_by(page).take(count) {
+            if let Some(slot) = self.find(body) {
+                self.seed_run(body, slot, 1);
+            }
+        }
+    }
+
+    /// The slot of the page at byte `at`, if the seed has it.
+    fn find(&mut self, at: usize) -> Option<u32> {
+        let known = self.known?;
+        self.hashed += 1;
+        let number = known.find(&self.plain[at..at + self.sender.cache.page_size()])?;
+        self.sender.base.checked_add(number)
+    }
+
+    /// Adds a run of pages of the seed, whose bodies become zeros, as far as there is room.
+    fn seed_run(&mut self, body: usize, slot: u32, n: usize) {
+        let page = self.sender.cache.page_size();
+        if self.table.room() < RUN_HEAD + n.div_ceil(8) {
+            return;
+        }
+        let bits = self.head(body, slot, n);
+        for i in 0..n {
+            *self.table.at(bits + i / 8) |= 1 << (i % 8);
+            let from = body + i * (RECORD_HEAD + page);
+            self.plain[from..from + page].fill(0);
+        }
+        self.counts.seeded += n as u64;
+    }
+
+    /// Writes the head of a run, up to its bits, and returns the offset of these.
+    fn head(&mut self, body: usize, slot: u32, n: usize) -> usize {
+        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        self.table.varint(number(body - self.at));
+        self.table.varint(number(n));
+        // Both are below 2^32, and so is their difference modulo 2^32.
+        self.table.signed(slot.wrapping_sub(self.slot).cast_signed());
+        self.at = body + n * (RECORD_HEAD + self.sender.cache.page_size()) - RECORD_HEAD;
+        self.slot = slot.wrapping_add(number(n));
+        self.table.reserve(n.div_ceil(8))
     }
 
     /// Adds the pages that are to be stored, from number `address` on.
     fn runs(&mut self, at: usize, address: u64, count: usize) {
         let page = self.sender.cache.page_size();
         let slots = self.sender.cache.slots();
-        if slots == 0 {
+        if slots == 0 || !self.sender.caches {
             return;
         }
         let (mut at, mut address, mut left) = (at, address, count);
@@ -121,13 +214,7 @@ impl Pass<'_> {
             return false;
         }
         let body = at + RECORD_HEAD;
-        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        self.table.varint(number(body - self.at));
-        self.table.varint(number(n));
-        // Both are below 2^32, and so is their difference modulo 2^32.
-        let step = number(slot).wrapping_sub(number(self.slot)).cast_signed();
-        self.table.signed(step);
-        let bits = self.table.reserve(n.div_ceil(8));
+        let bits = self.head(body, u32::try_from(slot).unwrap_or(u32::MAX), n);
         for i in 0..n {
             let from = body + i * (RECORD_HEAD + page);
             let new = &mut self.plain[from..from + page];
@@ -144,9 +231,16 @@ impl Pass<'_> {
             }
         }
         self.counts.stored += n as u64;
-        self.at = body + n * (RECORD_HEAD + page) - RECORD_HEAD;
-        self.slot = slot + n;
         true
+    }
+
+    /// The part of the pages looked up in the seed that the seed does not have; 0 if none was
+    /// looked up.
+    pub fn unknown(&self) -> f64 {
+        match self.hashed {
+            0 => 0.0,
+            hashed => 1.0 - self.counts.seeded as f64 / hashed as f64,
+        }
     }
 
     /// Returns the table's length and its counts.

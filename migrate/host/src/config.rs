@@ -64,6 +64,10 @@ pub struct Config {
     pub max_bandwidth_host: Option<u64>,
     /// Number of TCP connections of a migration between the hosts, 1 to 64.
     pub links: u16,
+    /// Store of saved VMs, or one of its saves, on the host that a VM migrates to: pages that it
+    /// holds are not sent, and the source host learns their hashes. A host without this folder
+    /// receives all pages. None if it is omitted.
+    pub seed: Option<PathBuf>,
     /// Seconds to wait for the other host after every link to it is lost, 0 to 3600.
     pub resume_timeout: u64,
     /// Longest silence of a source QEMU while it prepares its RAM, in seconds, 1 to 3600. A VM of
@@ -197,6 +201,7 @@ impl Default for Config {
             level: None,
             compress_threads: None,
             decompress_threads: None,
+            seed: None,
             max_cpu: None,
             max_bandwidth: None,
             max_bandwidth_host: None,

@@ -116,7 +116,7 @@ impl Records {
     }
 
     fn take_differences(&mut self, deltas: &mut delta::Sender) {
-        take_differences(deltas, &mut self.bytes, self.len, (&self.tokens, &[]), PAGE);
+        take_differences(deltas, &mut self.bytes, self.len, (&self.tokens, &[]), (PAGE, None));
     }
 
     fn push(&mut self, page: Page<'_>) {

@@ -26,6 +26,10 @@ pub struct Counters {
     pub delta_stored: AtomicU64,
     /// Of these, the pages sent as a difference.
     pub delta_pages: AtomicU64,
+    /// Pages of its seed that the destination has offered (W29b).
+    pub seed_offered: AtomicU64,
+    /// Pages not sent because the destination has them in its seed .
+    pub seed_pages: AtomicU64,
     /// Plain bytes of chunks sent raw.
     pub raw_bytes: AtomicU64,
 }
@@ -57,6 +61,7 @@ impl Counters {
     pub(crate) fn deltas(&self, counts: delta::Counts) {
         self.delta_stored.fetch_add(counts.stored, Ordering::Relaxed);
         self.delta_pages.fetch_add(counts.deltas, Ordering::Relaxed);
+        self.seed_pages.fetch_add(counts.seeded, Ordering::Relaxed);
     }
 
     pub(crate) fn raw(&self, plain: usize) {

@@ -61,7 +61,7 @@
 //!   blocks concatenated; `deliver` follows the table beside the chunk and knows no addresses.
 //!   Packing, codecs, devices, links and unacknowledged frames treat such a chunk like any other.
 //!   Multifd channels have no common order that both ends know before SYNC, so their pages are sent
-//!   whole.
+//!   whole, unless the destination has them in its seed (W29b), which needs no order.
 
 mod auto;
 mod counters;
@@ -94,7 +94,7 @@ pub use qemu_socket::{QemuAddress, QemuSocket};
 pub use return_path::ReturnPath;
 pub use server::{Front, FrontConfig, Host, Promise, Server, ServerConfig, Switchboard};
 pub use source::{
-    keep, take_differences, DiskError, Keeper, Progress, Source, SourceConfig, SourceEnd,
-    SourceHandle, ANSWER_TIMEOUT, SETUP_TIMEOUT,
+    keep, take_differences, Differences, DiskError, Keeper, Progress, Source, SourceConfig,
+    SourceEnd, SourceHandle, ANSWER_TIMEOUT, SETUP_TIMEOUT,
 };
 pub use unix::{Listening, UnixAddress};

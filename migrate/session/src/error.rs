@@ -140,6 +140,12 @@ pub enum SessionError {
         /// The limit for this type of frame, bytes.
         limit: usize,
     },
+    /// An offer of pages is invalid (W29b).
+    #[error("the peer's offer of pages: {detail}")]
+    Offer {
+        /// The defect.
+        detail: String,
+    },
     /// A delta table does not fit, or belongs to a frame without a chunk.
     #[error("{kind:?} frame states a delta table of {got} bytes, limit {limit}")]
     TableLength {

@@ -10,7 +10,7 @@ pub const MAX_STREAMS: usize = 264;
 pub const HEADER_BYTES: usize = 48;
 /// Bytes of an ACK entry.
 pub(crate) const ACK_ENTRY_BYTES: usize = 26;
-/// The largest payload of a free frame (ACK, ABORT, FINISH).
+/// The largest payload of a free frame (ACK, ABORT, FINISH, SEED).
 pub const MAX_FREE_PAYLOAD: usize = 16384;
 /// The largest `chunk-bytes` that either side accepts.
 pub(crate) const MAX_CHUNK_BYTES: usize = 1 << 20;
@@ -125,7 +125,9 @@ impl Header {
         let limit = match kind {
             FrameType::Data => chunk_bytes + codec::UnitHeader::LEN,
             FrameType::Open | FrameType::StillOpen | FrameType::Eof | FrameType::Heartbeat => 0,
-            FrameType::Ack | FrameType::Abort | FrameType::Finish => MAX_FREE_PAYLOAD,
+            FrameType::Ack | FrameType::Abort | FrameType::Finish | FrameType::Seed => {
+                MAX_FREE_PAYLOAD
+            }
         };
         if payload > limit {
             return Err(SessionError::PayloadLength { kind, got: payload, limit });

@@ -20,6 +20,8 @@ pub enum FrameType {
     Abort = 7,
     /// Carries the sender's report; the migration is over.
     Finish = 8,
+    /// Offers pages that the server has already (W29b).
+    Seed = 9,
 }
 
 impl FrameType {
@@ -33,6 +35,7 @@ impl FrameType {
             6 => Self::Heartbeat,
             7 => Self::Abort,
             8 => Self::Finish,
+            9 => Self::Seed,
             _ => return None,
         })
     }

@@ -74,6 +74,10 @@ pub struct Hello {
     /// The histories that the client asks for (W29a).
     #[serde(default)]
     pub histories: Option<Histories>,
+    /// The client takes offers of pages that the server has already, of at most this many in all
+    /// (W29b).
+    #[serde(default)]
+    pub seed: u32,
     /// Opens no link: the client's session has ended without an answer, and this asks how far the
     /// server's session got (W28).
     #[serde(default)]
@@ -104,6 +108,7 @@ impl Hello {
             codecs: Vec::new(),
             delta_cache: 0,
             histories: None,
+            seed: 0,
             ask: false,
             again: false,
             pass: false,
@@ -141,6 +146,8 @@ pub struct Welcome {
     pub delta_cache: u64,
     /// The histories granted, at most those asked for; `None` without any (W29a).
     pub histories: Option<Histories>,
+    /// The server has a seed, and will offer its pages (W29b).
+    pub seed: bool,
     /// The server takes a pass before TLS from the session's further links (W5a).
     pub pass: bool,
     /// Another process of the server holds the session: this connection ends, and link 0 is opened
@@ -382,6 +389,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Hello>(old).unwrap().delta_cache, 0);
         assert_eq!(serde_json::from_str::<Welcome>("{}").unwrap().delta_cache, 0);
         assert_eq!(serde_json::from_str::<Hello>(old).unwrap().histories, None);
+        assert_eq!(serde_json::from_str::<Hello>(old).unwrap().seed, 0);
         assert_eq!(serde_json::from_str::<Welcome>("{}").unwrap().histories, None);
     }
 

@@ -116,6 +116,7 @@ fn read_frames(
                 }
             }
             FrameType::Heartbeat => progress = true,
+            FrameType::Seed => session.sink.seed(&free)?,
             _ => {}
         }
     }

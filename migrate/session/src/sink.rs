@@ -25,6 +25,13 @@ pub trait Sink: Send + Sync + 'static {
     fn frame(&self, frame: Incoming) -> Result<(), SessionError>;
     /// Takes the peer's final report.
     fn finish(&self, report: &[u8]);
+    /// Takes an offer of pages that the peer has already (W29b).
+    ///
+    /// # Errors
+    /// The offer is invalid, or this end has not asked for any.
+    fn seed(&self, offer: &[u8]) -> Result<(), SessionError> {
+        Err(SessionError::Offer { detail: format!("{} bytes, not asked for", offer.len()) })
+    }
     /// Whether the peer sends FINISH first (W24): true on a server. On a client a FINISH that comes
     /// before its own ends the session.
     fn answers_finish(&self) -> bool {

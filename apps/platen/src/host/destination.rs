@@ -1,6 +1,7 @@
 //! A carrier beside the destination QEMU.
 
 use super::carriage::{Carriage, Outcome};
+use crate::seed::StoreSeed;
 use anyhow::Context;
 use host::{
     connection_owner, listener_owner, of_process, unix_listeners, Awaits, Phase, Record, Status,
@@ -45,6 +46,7 @@ pub(super) fn run(
         grants: Grants::default(),
         // These sizes are those that the front has granted.
         delta_cache: promise.hello.delta_cache,
+        seed: settings.config.seed.as_deref().map(StoreSeed::at),
         history: promise.hello.histories.map_or(0, Histories::bytes),
         resume: Duration::from_secs(settings.config.resume_timeout),
         silence: session::SILENCE,

@@ -4,6 +4,7 @@ use super::ServiceArgs;
 use crate::args::{compress_threads, default_threads, CodecChoice};
 use crate::device::settings_file;
 use crate::relay_options::delta_cache_default;
+use crate::seed::source_seed;
 use anyhow::{ensure, Context};
 use codec::Settings as CodecSettings;
 use host::{
@@ -223,6 +224,10 @@ impl Settings {
             delta_cache: match (codec, target.what) {
                 (None, What::Vm) => delta_cache_default(),
                 _ => 0,
+            },
+            seed: match target.what {
+                What::Vm => source_seed(codec),
+                What::Disk => 0,
             },
             history: 0,
             qpl: None,

@@ -242,7 +242,7 @@ impl<'a> Intake<'a> {
         let is_turn = self.is_turn(is_again);
         let whole = (is_turn && is_again).then(|| self.chunk[..len].to_vec());
         let known = (&self.tokens[..], self.tokeniser.blocks());
-        take_differences(&mut self.deltas, &mut self.chunk, len, known, page_size);
+        take_differences(&mut self.deltas, &mut self.chunk, len, known, (page_size, None));
         if is_turn {
             let (chunk, tokens) = (self.chunk[..len].to_vec(), self.tokens.clone());
             self.sampler.take(Sample { chunk, tokens, page_size, whole });

@@ -1,6 +1,7 @@
 //! The work of the destination's codec threads: decoding and unpacking units.
 
 use super::histories::{Histories, Turn};
+use super::seed::SessionSeed;
 use crate::inbox::Arrived;
 use crate::units::{CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
 use codec::{Codec, Decoder, PartHeader, UnitHeader};
@@ -88,6 +89,8 @@ pub(crate) struct DecodeJob {
     pub(crate) chunk: Slot,
     /// The unit's place in a history of the session, if it is a part of one (W29a).
     pub(crate) history: Option<(PartHeader, Arc<Parts>)>,
+    /// The pages that this host has already (W29b).
+    pub(crate) seed: Arc<SessionSeed>,
 }
 
 impl DecodeJob {
@@ -138,28 +141,28 @@ impl DecodeJob {
 
     /// Makes the arrived frame, whose checksum is that of the unit.
     fn arrived(self, result: Result<(), SessionError>) -> Arrived {
-        let Self { header, unit, chunk, .. } = self;
-        let checksum = Some(unit.checksum);
-        Arrived { header, chunk: Some(result.map(|()| chunk)), checksum }
+        let Self { header, unit, chunk, seed, .. } = self;
+        let chunk = result.and_then(|()| seed.fill(&header, chunk));
+        Arrived { header, chunk: Some(chunk), checksum: Some(unit.checksum) }
     }
 
     /// Makes the chunk from the device's output; returns the job if that output is wrong.
-    fn accept(mut self, plain: &[u8]) -> Result<Arrived, Self> {
+    fn accept(mut self, plain: &[u8]) -> Result<Arrived, Box<Self>> {
         if plain.len() != self.unit.plain_len as usize {
-            return Err(self);
+            return Err(Box::new(self));
         }
         let out = &mut self.chunk[..self.header.plain_len as usize];
         if self.header.flags & FLAG_PACKED != 0 {
             if stream::unpack(plain, out).is_err() {
-                return Err(self);
+                return Err(Box::new(self));
             }
         } else if out.len() == plain.len() {
             out.copy_from_slice(plain);
         } else {
-            return Err(self);
+            return Err(Box::new(self));
         }
         if self.unit.verify_checksum(out).is_err() {
-            return Err(self);
+            return Err(Box::new(self));
         }
         self.move_table();
         Ok(self.arrived(Ok(())))
@@ -269,7 +272,8 @@ mod tests {
         let unit = UnitHeader { checksum, ..UnitHeader::of(packed, encoded) };
         let mut header = Header::free(FrameType::Data, 0);
         (header.flags, header.plain_len) = (FLAG_PACKED, u32::try_from(plain_len).unwrap());
-        let job = DecodeJob { header, unit, payload, chunk, history: None };
+        let seed = Arc::new(SessionSeed::new(0, PAGE));
+        let job = DecodeJob { header, unit, payload, chunk, history: None, seed };
         job.run(&mut DecodeContext::new(None))
     }
 

@@ -159,17 +159,26 @@ impl Delivery<'_> {
 
     /// Turns the differences in a chunk back into pages (W29).
     fn undo_deltas(&mut self, header: &Header, chunk: &mut [u8]) -> Result<(), SessionError> {
-        if self.kind != Some(Kind::Main) || self.tokeniser.facts().postcopy_running {
+        let (shared, seed) = (self.shared, self.shared.seed.pages());
+        let may_have_one = match self.kind {
+            Some(Kind::Main) => !self.tokeniser.facts().postcopy_running,
+            Some(Kind::Multifd) => seed > 0,
+            _ => false,
+        };
+        if !may_have_one {
             return Err(no_table_here(header));
         }
-        let shared = self.shared;
+        let is_main = self.is_main();
         let receiver = self.deltas.get_or_insert_with(|| {
             // The session has one cache. A second stream that wants a cache gets none.
-            let granted = shared.delta_cache.swap(0, Ordering::AcqRel);
-            delta::Receiver::new(granted, shared.page_size)
+            let granted = if is_main { shared.delta_cache.swap(0, Ordering::AcqRel) } else { 0 };
+            match granted {
+                0 => delta::Receiver::without_cache(shared.seed.base(), shared.page_size),
+                granted => delta::Receiver::new(granted, shared.page_size),
+            }
         });
         let (plain, table) = chunk.split_at_mut(header.plain_len as usize);
-        let counts = receiver.apply(plain, &table[..header.table_len as usize]);
+        let counts = receiver.apply(plain, &table[..header.table_len as usize], seed);
         let counts = counts.map_err(|error| SessionError::Unit {
             stream: header.stream,
             seq: header.seq,
@@ -187,6 +196,10 @@ impl Delivery<'_> {
         mut checksum: Option<u64>,
     ) -> Result<(), Stop> {
         if header.table_len > 0 {
+            if checksum.is_none() {
+                // A chunk that no codec thread had.
+                chunk = self.shared.seed.fill(&header, chunk)?;
+            }
             self.undo_deltas(&header, &mut chunk)?;
             checksum = None;
         }

@@ -6,6 +6,8 @@
 //!          └─► deliver ─► read_back ─► shared ─► barrier
 //! ```
 //!
+//! `offer` offers pages that this host has already, and `seed` puts them into chunks.
+//!
 //! `disk` takes the place of `deliver` and `read_back` in a session of an NBD connection.
 
 mod barrier;
@@ -14,8 +16,10 @@ mod decode;
 mod deliver;
 mod disk;
 mod histories;
+mod offer;
 mod read_back;
 mod run;
+mod seed;
 mod shared;
 mod sink;
 

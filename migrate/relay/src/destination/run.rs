@@ -5,6 +5,8 @@ use super::barrier::Barriers;
 use super::begin::Beginning;
 use super::decode::{DecodeJob, Parts};
 use super::disk;
+use super::offer::{self, Offered};
+use super::seed::SessionSeed;
 use super::shared::{Event, Listen, Shared, Vet};
 use super::sink::{DestinationSink, Notice};
 use crate::counters::Counters;
@@ -68,7 +70,7 @@ impl Destination {
         (target, listen, vet): (QemuAddress, Listen, Vet),
         pool: Arc<Pool<DecodeJob>>,
         notice: Notice,
-        is_disk: bool,
+        (is_disk, seed): (bool, Option<Offered>),
     ) -> Result<Self, RelayError> {
         let (events, receiver) = mpsc::channel();
         let sink = DestinationSink::new(events.clone(), notice);
@@ -84,6 +86,7 @@ impl Destination {
             page_size,
             is_disk,
             delta_cache: AtomicU64::new(delta_cache),
+            seed: Arc::new(SessionSeed::new(delta::slots(delta_cache, page_size), page_size)),
             histories: Arc::new(Parts::new(histories)),
             barriers: Barriers::default(),
             counters: Counters::default(),
@@ -105,6 +108,9 @@ impl Destination {
             sockets: Mutex::new(Vec::new()),
         });
         sink.set(&shared);
+        if let Some(seed) = seed.filter(|(_, most)| *most > 0 && !is_disk) {
+            offer::start(&shared, &sink, seed);
+        }
         Ok(Self { shared, sink, events: Mutex::new(receiver) })
     }
 

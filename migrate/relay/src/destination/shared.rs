@@ -3,6 +3,7 @@
 use super::barrier::Barriers;
 use super::begin::{Beginning, GAVE_WAY};
 use super::decode::{DecodeJob, Parts};
+use super::seed::SessionSeed;
 use crate::counters::Counters;
 use crate::error::RelayError;
 use crate::inbox::Arrived;
@@ -63,6 +64,8 @@ pub(super) struct Shared {
     pub(super) is_disk: bool,
     /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
+    /// The pages that this host has already (W29b).
+    pub(super) seed: Arc<SessionSeed>,
     /// The source's histories (W29a).
     pub(super) histories: Arc<Parts>,
     pub(super) barriers: Barriers,

@@ -26,6 +26,8 @@ pub struct ServerConfig {
     pub grants: Grants,
     /// The most bytes of delta cache for a session; 0 for none.
     pub delta_cache: u64,
+    /// Pages that this host has already, and that a source need not send (W29b).
+    pub seed: Option<Arc<dyn delta::Seed>>,
     /// The most bytes of a session's histories (W29a); 0 for none.
     pub history: u64,
     /// How long to wait for a source whose links are all lost; zero ends its migration with the

@@ -199,7 +199,8 @@ impl Server {
             let active = self.open_target(hello, (peer, owner), target, address, &token)?;
             active.join(0);
             let (delta_cache, histories) = (active.delta_cache, active.histories);
-            Ok((active, Welcome { delta_cache, histories, ..self.welcome(&token) }))
+            let seed = self.config.seed.is_some() && hello.seed > 0;
+            Ok((active, Welcome { delta_cache, histories, seed, ..self.welcome(&token) }))
         });
         if opened.is_err() {
             self.remove_session(target, &hello.session);
@@ -246,7 +247,7 @@ impl Server {
             (address.clone(), Box::new(listen), Box::new(vet)),
             self.pool.clone(),
             Box::new(move |text| host.notice(text)),
-            self.host.is_for_disks(),
+            (self.host.is_for_disks(), self.config.seed.clone().map(|seed| (seed, hello.seed))),
         );
         let destination = Arc::new(destination.map_err(|error| error.to_string())?);
         destination.session().tolerate_silence(self.config.silence);

@@ -14,29 +14,46 @@ use stream::Token;
 /// Smaller chunks are sent raw: waking a codec thread costs more than compression saves.
 const LEAST_COMPRESSED: usize = 512;
 
+/// The result of [`take_differences`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Differences {
+    /// Bytes of the delta table.
+    pub table_len: usize,
+    /// The pages in the table.
+    pub counts: delta::Counts,
+    /// The part of the pages looked up in the seed that the seed does not have.
+    pub unknown: f64,
+}
+
 /// Replaces the pages in the first `len` bytes of `chunk` that were sent before by their
-/// differences, and puts the delta table behind these bytes (W29). `tokens` and `blocks` are the
-/// tokeniser's for these bytes. Returns the table's length.
+/// differences, and those that the destination has in its seed by zeros, and puts the delta table
+/// behind these bytes (W29, W29b). `tokens` and `blocks` are the tokeniser's for these bytes.
 pub fn take_differences(
     sender: &mut delta::Sender,
     chunk: &mut [u8],
     len: usize,
     (tokens, blocks): (&[Token], &[(usize, u64)]),
-    page_size: usize,
-) -> (usize, delta::Counts) {
-    let mut pass = sender.begin(chunk, len);
+    (page_size, seed): (usize, Option<&delta::Known>),
+) -> Differences {
+    let mut pass = sender.begin(chunk, len, seed);
     let mut blocks = blocks.iter().copied().peekable();
     let (mut at, mut block) = (0, 0);
     for token in tokens {
         while let Some((_, place)) = blocks.next_if(|(from, _)| *from <= at) {
             block = place;
         }
-        if let Token::Pages { first, count } = *token {
-            pass.records(at, first.wrapping_add(block), count as usize);
+        match *token {
+            Token::Pages { first, count } => {
+                pass.records(at, first.wrapping_add(block), count as usize);
+            }
+            Token::Bodies { count } => pass.bodies(at, count as usize),
+            _ => {}
         }
         at += token.len(page_size);
     }
-    pass.finish()
+    let unknown = pass.unknown();
+    let (table_len, counts) = pass.finish();
+    Differences { table_len, counts, unknown }
 }
 
 /// A chunk to be sent.

@@ -62,6 +62,9 @@ pub struct SourceConfig {
     /// sent again goes as its difference; 0 for none. With `auto` only while the link is the
     /// bottleneck.
     pub delta_cache: u64,
+    /// The most pages that the peer has already and that this end remembers (W29b), at most
+    /// [`delta::MAX_SEED`]; 0 for none.
+    pub seed: u32,
     /// Bytes of memory, here and at the peer, for what zstd may refer to of the chunks before
     /// (W29a); 0 for none.
     pub history: u64,

@@ -7,7 +7,7 @@ use super::history::OwnHistories;
 use super::hung;
 use super::reach::dial_patiently;
 use super::run::Source;
-use super::shared::{Connections, Shared};
+use super::shared::{Connections, SeedSlots, Shared};
 use super::sink::SourceSink;
 use crate::auto::{Auto, AutoConfig};
 use crate::counters::Counters;
@@ -22,7 +22,7 @@ use session::{
 };
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use tls::TlsError;
 
 impl Source {
@@ -119,6 +119,13 @@ impl Source {
             page_size: config.page_size as usize,
             setup_timeout: config.setup_timeout,
             delta_cache: AtomicU64::new(welcome.delta_cache),
+            delta_budget: delta::Budget::default(),
+            seed: SeedSlots {
+                is_wanted: config.seed > 0,
+                is_promised: welcome.seed,
+                base: delta::slots(welcome.delta_cache, config.page_size as usize),
+                known: RwLock::default(),
+            },
             connections: Mutex::new(Connections::default()),
             entrance: OnceLock::new(),
             refused: AtomicU32::new(0),
@@ -250,6 +257,7 @@ fn hello(config: &SourceConfig, candidates: &Candidates) -> Result<Hello, RelayE
         codecs: candidates.codecs(),
         delta_cache: config.delta_cache,
         histories: config.histories(),
+        seed: config.seed.min(delta::MAX_SEED),
         again: true,
         ..Hello::of_one_link(config.page_size)?
     })

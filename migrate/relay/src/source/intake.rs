@@ -5,7 +5,7 @@ mod looks;
 mod read;
 mod waits;
 
-use super::chunk::{self, take_differences, ReadChunk};
+use super::chunk::{self, take_differences, Differences, ReadChunk};
 use super::end_of_stream::EndOfStream;
 use super::shared::{Shared, SourceStream, UNACCEPTED};
 use crate::cpu_time::{process_cpu, thread_cpu};
@@ -13,7 +13,7 @@ use crate::packaged::PackagedEnd;
 use crate::settle::{LastBytes, Sections};
 use crate::threads::drop_aside;
 use pages::Slot;
-use session::{FrameType, Permit, SessionError};
+use session::{FrameType, Header, Permit, SessionError};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,7 +48,6 @@ struct Intake<'a> {
     kind: Kind,
     tokeniser: Tokeniser,
     deltas: Option<delta::Sender>,
-    delta_budget: delta::Budget,
     /// The most plain bytes of a chunk.
     most: usize,
     /// Pages already counted: normal, duplicate.
@@ -82,7 +81,6 @@ impl<'a> Intake<'a> {
             kind,
             tokeniser: Tokeniser::new(kind, shared.page_size),
             deltas,
-            delta_budget: delta::Budget::default(),
             most: shared.session.grants().chunk_bytes - room,
             counted: (0, 0),
             patient: true,
@@ -184,19 +182,12 @@ impl<'a> Intake<'a> {
             // In postcopy no page is sent twice.
             drop_aside(self.deltas.take());
         }
-        let wanted = page_size == shared.page_size && shared.wants_deltas();
-        if let Some(sender) = self.deltas.as_mut().filter(|_| wanted) {
-            sender.store_new(self.delta_budget.allows(process_cpu()));
-            let begun = thread_cpu();
-            let known = (&tokens[..], self.tokeniser.blocks());
-            let (table_len, counts) = take_differences(sender, &mut chunk, len, known, page_size);
-            if counts.deltas == 0 {
-                self.delta_budget.spend(thread_cpu().saturating_sub(begun));
-            }
-            header.table_len = u32::try_from(table_len).unwrap_or(u32::MAX);
-            shared.counters.deltas(counts);
-            if counts.deltas > 0 {
-                checksum = codec::checksum(&chunk[..len]);
+        if page_size == shared.page_size {
+            if let Some(counts) = self.take_differences(&mut header, &mut chunk, len, &tokens) {
+                shared.counters.deltas(counts);
+                if counts.deltas + counts.seeded > 0 {
+                    checksum = codec::checksum(&chunk[..len]);
+                }
             }
         }
         chunk::send(
@@ -204,6 +195,37 @@ impl<'a> Intake<'a> {
             ReadChunk { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent },
         );
         Ok(())
+    }
+
+    /// Puts differences, and zeros for pages that the destination has, in place of pages.
+    fn take_differences(
+        &mut self,
+        header: &mut Header,
+        chunk: &mut Slot,
+        len: usize,
+        tokens: &[Token],
+    ) -> Option<delta::Counts> {
+        let shared = self.shared;
+        let sender = self.deltas.as_mut()?;
+        let (caches, seed) = (shared.wants_deltas(), shared.seed.known());
+        if !caches && seed.is_none() {
+            return None;
+        }
+        let budget = &shared.delta_budget;
+        let allowed = budget.allows(process_cpu());
+        sender.use_cache(caches);
+        sender.store_new(allowed);
+        let begun = thread_cpu();
+        let known = (tokens, self.tokeniser.blocks());
+        let seed = seed.as_deref().filter(|_| allowed);
+        let taken = take_differences(sender, chunk, len, known, (shared.page_size, seed));
+        let Differences { table_len, counts, unknown } = taken;
+        if counts.deltas == 0 {
+            let time = thread_cpu().saturating_sub(begun);
+            budget.spend(if seed.is_some() { time.mul_f64(unknown) } else { time });
+        }
+        header.table_len = u32::try_from(table_len).unwrap_or(u32::MAX);
+        Some(counts)
     }
 
     /// Multifd channels that QEMU has opened (W18). Waits for those that cannot be accepted yet: a
@@ -282,10 +304,11 @@ mod tests {
                 chunk.resize(plain.len() + delta::TABLE_ROOM, 0);
                 if auto.wants_deltas() {
                     let known = (&tokens[..], tokeniser.blocks());
-                    let (table, counts) =
-                        take_differences(&mut sender, &mut chunk, plain.len(), known, PAGE);
+                    let taken =
+                        take_differences(&mut sender, &mut chunk, plain.len(), known, (PAGE, None));
+                    let Differences { table_len, counts, .. } = taken;
                     let (bytes, tables) = chunk.split_at_mut(plain.len());
-                    assert_eq!(receiver.apply(bytes, &tables[..table]), Ok(counts));
+                    assert_eq!(receiver.apply(bytes, &tables[..table_len], 0), Ok(counts));
                     differences.push(counts.deltas);
                 }
                 assert!(chunk[..plain.len()] == plain, "turn {changed}");

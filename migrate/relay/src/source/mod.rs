@@ -33,7 +33,7 @@ mod run;
 mod shared;
 mod sink;
 
-pub use chunk::take_differences;
+pub use chunk::{take_differences, Differences};
 pub use config::{SourceConfig, ANSWER_TIMEOUT, SETUP_TIMEOUT};
 pub use disk::DiskError;
 pub use handle::{Progress, SourceHandle};

@@ -19,6 +19,9 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How often a wait for the pages of the peer's seed looks for the last offer.
+const OFFERS: Duration = Duration::from_millis(5);
+
 /// A source relay with its session open and its socket listening.
 pub struct Source {
     pub(super) shared: Arc<Shared>,
@@ -102,6 +105,16 @@ impl Source {
     /// A handle for other threads.
     pub fn handle(&self) -> SourceHandle {
         SourceHandle(self.shared.clone())
+    }
+
+    /// Waits at most `limit` until a peer that has a seed has offered its pages (W29b): pages that
+    /// QEMU sends before are sent whole.
+    pub fn await_seed(&self, limit: Duration) {
+        let (seed, until) = (&self.shared.seed, Instant::now() + limit);
+        let is_due = || seed.is_promised && !seed.is_complete();
+        while is_due() && Instant::now() < until && self.shared.session.failure().is_none() {
+            std::thread::sleep(OFFERS);
+        }
     }
 
     /// The session, for its byte counters.

@@ -14,12 +14,13 @@ use crate::inbox::Arrived;
 use crate::postcopy::SharedSwitchover;
 use crate::qemu_socket::QemuSocket;
 use codec::Settings;
+use delta::Known;
 use pipeline::{Results, Submitter};
 use ring::Ring;
 use session::{Header, Session, SessionError};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 use stream::{Kind, Token};
 
@@ -112,6 +113,30 @@ pub(super) struct Cancelling {
     withheld: Vec<Header>,
 }
 
+/// The pages that the peer has already (W29b).
+#[derive(Debug)]
+pub(super) struct SeedSlots {
+    pub(super) is_wanted: bool,
+    /// The peer has said that offers come.
+    pub(super) is_promised: bool,
+    /// The slot of the first page.
+    pub(super) base: u32,
+    pub(super) known: RwLock<Known>,
+}
+
+impl SeedSlots {
+    /// Whether the last offer has come.
+    pub(super) fn is_complete(&self) -> bool {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).is_complete()
+    }
+
+    /// The pages offered so far; `None` if there are none.
+    pub(super) fn known(&self) -> Option<RwLockReadGuard<'_, Known>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        Some(known).filter(|known| !known.is_empty())
+    }
+}
+
 pub(super) struct Shared {
     pub(super) session: Arc<Session>,
     pub(super) submitter: Submitter<EncodeJob>,
@@ -128,6 +153,9 @@ pub(super) struct Shared {
     pub(super) setup_timeout: Duration,
     /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
+    /// The CPU time of all streams for pages that are stored or looked up in vain.
+    pub(super) delta_budget: delta::Budget,
+    pub(super) seed: SeedSlots,
     pub(super) connections: Mutex<Connections>,
     pub(super) entrance: OnceLock<Arc<dyn Entrance>>,
     /// Connections that were closed because they did not belong to the migration.
@@ -186,13 +214,18 @@ impl Shared {
     }
 
     /// The delta sender for a stream of this kind, if it may have one: only a single stream has an
-    /// order that both ends know (W29).
+    /// order that both ends know, and so a cache (W29).
     pub(super) fn deltas(&self, kind: Kind) -> Option<delta::Sender> {
         let granted = match kind {
             Kind::Main => self.delta_cache.swap(0, Ordering::AcqRel),
-            _ => 0,
+            Kind::Multifd => 0,
+            _ => return None,
         };
-        (granted > 0).then(|| delta::Sender::new(granted, self.page_size))
+        if granted > 0 {
+            return Some(delta::Sender::new(granted, self.page_size));
+        }
+        let without = || delta::Sender::without_cache(self.seed.base, self.page_size);
+        self.seed.is_wanted.then(without)
     }
 
     /// Whether deltas are worth their CPU time now.

@@ -6,7 +6,7 @@ use codec::Codec;
 use session::{Header, Incoming, SessionError, Sink};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 /// The session needs the sink before the [`Shared`] exists, which refers to the session.
 pub(super) struct SourceSink {
@@ -51,6 +51,22 @@ impl Sink for SourceSink {
             unit => unit.map(|(_, slot)| Ok(slot)),
         };
         let _ = results.push(Arrived { header: frame.header, chunk, checksum: None });
+        Ok(())
+    }
+
+    fn seed(&self, offer: &[u8]) -> Result<(), SessionError> {
+        let Some(shared) = self.shared.get().and_then(Weak::upgrade) else { return Ok(()) };
+        let bad = |detail| SessionError::Offer { detail };
+        if !shared.seed.is_wanted {
+            return Err(bad(format!("{} bytes, not asked for", offer.len())));
+        }
+        let mut known = shared.seed.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.learn(offer).map_err(|error| bad(error.to_string()))?;
+        let pages = known.len();
+        shared.counters.seed_offered.store(pages as u64, Ordering::Relaxed);
+        if known.is_complete() && pages > 0 {
+            self.notice(&format!("the receiver has offered {pages} pages that it has"));
+        }
         Ok(())
     }
 

@@ -67,6 +67,7 @@ impl Switchboard for Board {
             resume: WATCHDOG,
             silence: SILENCE,
             delta_cache: promise.hello.delta_cache,
+            seed: None,
             history: promise.hello.histories.map_or(0, Histories::bytes),
         };
         let host = TestHost::new(self.ended.lock().unwrap().clone());

@@ -128,24 +128,30 @@ impl Receiving {
         acceptor: Option<Acceptor>,
         resume: Duration,
     ) -> Self {
-        Self::made(names, grants, acceptor, (resume, SILENCE), (None, false))
+        Self::made(names, grants, acceptor, (resume, SILENCE), (None, false, None))
     }
 
     /// A receiver that loses silent links, as any outside of tests.
     pub(crate) fn that_hears(resume: Duration) -> Self {
         let lasts = (resume, session::SILENCE);
-        Self::made(&[None], Grants::default(), None, lasts, (None, false))
+        Self::made(&[None], Grants::default(), None, lasts, (None, false, None))
     }
 
     /// A receiver of NBD connections.
     pub(crate) fn of_disks(grants: Grants, resume: Duration) -> Self {
-        Self::made(&[None], grants, None, (resume, SILENCE), (None, true))
+        Self::made(&[None], grants, None, (resume, SILENCE), (None, true, None))
     }
 
     /// A receiver whose codec threads have a device.
     pub(crate) fn on_device(qat: Arc<Qat>) -> Self {
         let lasts = (Duration::ZERO, SILENCE);
-        Self::made(&[None], Grants::default(), None, lasts, (Some(qat), false))
+        Self::made(&[None], Grants::default(), None, lasts, (Some(qat), false, None))
+    }
+
+    /// A receiver that has these pages.
+    pub(crate) fn seeded(resume: Duration, seed: Arc<dyn delta::Seed>) -> Self {
+        let seed = (None, false, Some(seed));
+        Self::made(&[None], Grants::default(), None, (resume, SILENCE), seed)
     }
 
     fn made(
@@ -153,7 +159,7 @@ impl Receiving {
         grants: Grants,
         acceptor: Option<Acceptor>,
         (resume, silence): (Duration, Duration),
-        (qat, disks): (Option<Arc<Qat>>, bool),
+        (qat, disks, seed): (Option<Arc<Qat>>, bool, Option<Arc<dyn delta::Seed>>),
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: Option<&str>| folder.path().join(name.unwrap_or("dst"));
@@ -173,6 +179,7 @@ impl Receiving {
             resume,
             silence,
             delta_cache: DELTA_CACHE,
+            seed,
             history: HISTORY,
         };
         let server = Server::new(config, host.clone()).unwrap();
@@ -253,6 +260,8 @@ pub(crate) struct Options {
     pub(crate) silence: Duration,
     pub(crate) setup_timeout: Duration,
     pub(crate) delta_cache: u64,
+    /// The most pages of the receiver's seed.
+    pub(crate) seed: u32,
     /// Bytes of histories.
     pub(crate) history: u64,
     pub(crate) accelerator: Option<Arc<Qat>>,
@@ -275,6 +284,7 @@ impl Default for Options {
             silence: SILENCE,
             setup_timeout: relay::SETUP_TIMEOUT,
             delta_cache: 0,
+            seed: 0,
             history: 0,
             accelerator: None,
             qpl: None,
@@ -305,6 +315,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         answer_timeout: WATCHDOG,
         setup_timeout: options.setup_timeout,
         delta_cache: options.delta_cache,
+        seed: options.seed,
         history: options.history,
         qpl: options.qpl,
     }
@@ -362,6 +373,14 @@ impl Sending {
         let load =
             |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
         (load(&counters.delta_stored), load(&counters.delta_pages))
+    }
+
+    /// Pages of the receiver's seed that are known, and how many were not sent for that.
+    pub(crate) fn seed(&self) -> (u64, u64) {
+        let counters = self.source.counters();
+        let load =
+            |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
+        (load(&counters.seed_offered), load(&counters.seed_pages))
     }
 
     /// Plain bytes read from the source QEMU that the destination has not acknowledged.

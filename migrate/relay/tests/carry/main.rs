@@ -32,6 +32,7 @@ mod qpl_units;
 mod replaced;
 mod resume;
 mod secured;
+mod seed;
 mod silent;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
 #[path = "../../../../accel/qat/tests/simulated/sim.rs"]

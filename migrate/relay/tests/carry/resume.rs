@@ -383,6 +383,7 @@ fn the_record_of_an_ended_session_does_not_change() {
             resume: RESUME,
             silence: SILENCE,
             delta_cache: 0,
+            seed: None,
             history: 0,
         };
         let server = Server::new(config, host.clone()).unwrap();

@@ -99,6 +99,7 @@ fn once(
         resume,
         silence: SILENCE,
         delta_cache: 0,
+        seed: None,
         history: 0,
     };
     let server = Server::new(config, host).unwrap();

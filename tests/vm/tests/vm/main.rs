@@ -37,6 +37,7 @@ mod resume;
 mod room;
 mod saved;
 mod security;
+mod seed;
 mod several;
 mod stage;
 mod versions;
@@ -130,6 +131,7 @@ fn run() -> anyhow::Result<u32> {
         doors::scenarios(),
         advise::scenarios(),
         saved::scenarios(),
+        seed::scenarios(),
         clones::scenarios(),
         remote::scenarios(),
     ];

@@ -80,7 +80,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 }
 
 /// Starts `platen save`.
-fn start_save(stage: &Stage, vm: &Vm, image: &Path, flags: &[&str]) -> Result<Platen> {
+pub(crate) fn start_save(stage: &Stage, vm: &Vm, image: &Path, flags: &[&str]) -> Result<Platen> {
     let qmp = format!("unix:{}", vm.platen_monitor().display());
     let image = image.display().to_string();
     let words = [&["save", "--qmp", &qmp, &image], flags].concat();
@@ -96,7 +96,7 @@ fn start_restore(stage: &Stage, to: &Vm, image: &Path, flags: &[&str]) -> Result
 }
 
 /// Runs `platen image` with these arguments, and returns its output; it must succeed.
-fn image_command(stage: &Stage, vm: &Vm, words: &[&str]) -> Result<String> {
+pub(crate) fn image_command(stage: &Stage, vm: &Vm, words: &[&str]) -> Result<String> {
     let mut argv = vec![vm_tests::platen::binary()?.display().to_string(), "image".into()];
     argv.extend(words.iter().map(|word| (*word).to_owned()));
     let mut process = stage.lab.spawn("image", vm.side(), &argv)?;

@@ -32,6 +32,7 @@ fn asked_about() -> (Arc<Server>, Hello) {
         page_size: 4096,
         grants: Grants::default(),
         delta_cache: 0,
+        seed: None,
         history: 0,
         resume: RESUME,
         silence: session::SILENCE,

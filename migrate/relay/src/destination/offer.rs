@@ -1,0 +1,77 @@
+//! Offers the pages that this host has already to the source (W29b).
+
+use super::shared::Shared;
+use super::sink::DestinationSink;
+use crate::threads::spawn;
+use delta::{PageHash, Seed, SeedPages, MAX_OFFER, MAX_SEED};
+use session::{FrameType, Outgoing, Session, Sink};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A seed, and the most of its pages that the source remembers.
+pub(crate) type Offered = (Arc<dyn Seed>, u32);
+
+/// Offers that may wait for a link: ACKs wait behind them.
+const WAITING: usize = 2;
+/// How often the thread looks whether the next offer may go.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Starts the thread that opens the seed and offers at most `most` of its pages. The migration goes
+/// on without a seed if there is none.
+pub(super) fn start(shared: &Arc<Shared>, sink: &Arc<DestinationSink>, (place, most): Offered) {
+    let (weak, session) = (Arc::downgrade(shared), shared.session.clone());
+    let (seed, notices) = (shared.seed.clone(), sink.clone());
+    let started = spawn("seed", move || match place.open(seed.page_size()) {
+        Ok(pages) => {
+            // The source may refer to a page as soon as it is offered.
+            seed.open(pages.clone());
+            offer(&*pages, most.min(MAX_SEED), &session, &weak);
+        }
+        Err(reason) => {
+            notices.notice(&format!("no seed, all pages will be sent: {reason}"));
+            // The source may wait for the last offer.
+            session.send(Outgoing::Free(FrameType::Seed, delta::offer(0, &[0; 32], &[])));
+        }
+    });
+    if let Err(error) = started {
+        sink.notice(&format!("no seed, all pages will be sent: {error}"));
+    }
+}
+
+/// Sends the hashes of the pages.
+fn offer(pages: &dyn SeedPages, most: u32, session: &Session, shared: &Weak<Shared>) {
+    let mut next = (0, Vec::<PageHash>::with_capacity(MAX_OFFER));
+    let send = |(first, hashes): &mut (u32, Vec<PageHash>)| {
+        let goes_on = || shared.upgrade().is_some_and(|shared| !shared.has_ended());
+        if let Some(shared) = shared.upgrade() {
+            let offered = &shared.counters.seed_offered;
+            offered.fetch_add(hashes.len() as u64, Ordering::Relaxed);
+        }
+        while goes_on() && session.outbox().len() >= WAITING {
+            std::thread::sleep(LOOK);
+        }
+        let offer = delta::offer(*first, pages.key(), hashes);
+        hashes.clear();
+        session.send(Outgoing::Free(FrameType::Seed, offer));
+        goes_on()
+    };
+    pages.offer(most, &mut |first, hashes| {
+        for (from, part) in (first..).step_by(MAX_OFFER).zip(hashes.chunks(MAX_OFFER)) {
+            let follows = u64::from(next.0) + next.1.len() as u64 == u64::from(from);
+            let is_full = !next.1.is_empty() && (!follows || next.1.len() + part.len() > MAX_OFFER);
+            if is_full && !send(&mut next) {
+                return false;
+            }
+            if next.1.is_empty() {
+                next.0 = from;
+            }
+            next.1.extend(part);
+        }
+        true
+    });
+    if next.1.is_empty() || send(&mut next) {
+        // The last offer has no pages.
+        send(&mut next);
+    }
+}
