@@ -8,6 +8,7 @@ use crate::rate::Rate;
 use crate::relay_options::{
     delta_cache_default, delta_cache_size, history_size, ConnectOptions, RelayOptions,
 };
+use crate::seed::WriteSeedOptions;
 use crate::size::Size;
 use crate::turns_option::TurnsOption;
 use anyhow::bail;
@@ -149,6 +150,8 @@ pub(crate) struct SourceOptions {
     /// Name or address that the receiver's certificate must contain [default: HOST of --peer]
     #[arg(long, value_name = "NAME")]
     pub(crate) peer_name: Option<String>,
+    #[command(flatten)]
+    pub(crate) seed: WriteSeedOptions,
     #[command(flatten)]
     pub(crate) relay: RelayOptions,
     /// Write the report to this file as one line of JSON

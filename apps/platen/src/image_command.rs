@@ -6,6 +6,7 @@ use crate::image_import::{self, ImportArgs};
 use crate::restore_fit::was_paused;
 use crate::saved_vm::{bytes, open, FOLDER};
 use crate::say::{printable, say, show};
+use crate::seed::refuse_seed;
 use crate::store_command::{self, CollectArgs, InitArgs, ListArgs, RemoveArgs};
 use anyhow::{anyhow, bail, ensure, Context};
 use clap::{Args, Subcommand};
@@ -223,6 +224,7 @@ fn is_unopened(damage: &Damage) -> bool {
 
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
+    refuse_seed(&image).with_context(|| format!("image {}", args.image.display()))?;
     let how = PlainOptions { threads: Options::default().threads, reader: Reader::Any };
     let head = match &args.libvirt {
         None => Vec::new(),

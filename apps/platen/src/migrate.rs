@@ -107,6 +107,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     check(&mut qmp, args).with_context(monitor)?;
     warn_of_lost_writes(&mut qmp);
     let mut settings = Before::with_keeper(&args.qmp)?;
+    let name = qmp.query_name().with_context(monitor)?;
     let result = migrate(args, &plan, &mut qmp, &mut settings);
     // A migration that is not over yet keeps its settings; the helper restores them later.
     if let Err(error) = settings.put_back(&mut qmp) {
@@ -114,6 +115,10 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
             "{:#}; a helper process tries again for some minutes",
             error.context(monitor())
         ));
+    }
+    // Behind all that others wait for.
+    if result.is_ok() {
+        plan.write_seed(name.or_else(|| args.source.name.clone()).as_deref());
     }
     result
 }

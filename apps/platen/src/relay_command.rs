@@ -1,11 +1,11 @@
 //! `platen relay`: the source end alone, for libvirt and scripts.
 
 use crate::args::RelayArgs;
-use crate::leave;
 use crate::report::Report;
 use crate::report_file::check_file;
 use crate::say::say;
 use crate::source_end::{listen, Measure, Plan, UNCONFIRMED};
+use crate::{interrupt, leave};
 use anyhow::Context;
 use relay::{RelayError, Source, SourceEnd, SourceHandle};
 use session::{SessionError, Setup};
@@ -23,13 +23,16 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
     let running = Arc::new(Mutex::new(None));
     let stopped = Arc::new(AtomicBool::new(false));
     let (interrupted, stops) = (running.clone(), stopped.clone());
-    ctrlc::set_handler(move || match &*lock(&interrupted) {
-        Some(handle) => {
-            // The relay may have ended already, and be about to connect again.
-            stops.store(true, Ordering::Release);
-            SourceHandle::stop(handle);
+    ctrlc::set_handler(move || {
+        interrupt::end_if_done();
+        match &*lock(&interrupted) {
+            Some(handle) => {
+                // The relay may have ended already, and be about to connect again.
+                stops.store(true, Ordering::Release);
+                SourceHandle::stop(handle);
+            }
+            None => leave::now(1),
         }
-        None => leave::now(1),
     })
     .context("cannot handle signals")?;
     let peer = &args.source.peer;
@@ -49,7 +52,12 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
         let lost = receiver_gone(&source, &result).filter(|_| !stopped.load(Ordering::Acquire));
         let Some(lost) = lost else {
             drop(handle);
-            return finish(args, measure.report(&source), result);
+            let has_moved = result.as_ref().is_ok_and(|end| end.return_path);
+            let code = finish(args, measure.report(&source), result)?;
+            if has_moved {
+                plan.write_seed(args.source.name.as_deref());
+            }
+            return Ok(code);
         };
         *handle = None;
         drop(handle);

@@ -4,7 +4,8 @@ use crate::image_lock::ImageLock;
 use crate::remote_image::{Remote, RemoteOptions};
 use crate::saved_vm::open;
 use crate::say::say;
-use anyhow::ensure;
+use crate::seed::refuse_seed;
+use anyhow::{ensure, Context};
 use image::{check_units, Image};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,6 +43,7 @@ impl<'a> Source<'a> {
                 let lock = ImageLock::take(path, shared)?;
                 (open(path)?, From::Here(lock))
             };
+            refuse_seed(&image).with_context(|| format!("image {}", path.display()))?;
             sources.push(Self { path, image, from });
         }
         let identity = sources[0].image.identity();

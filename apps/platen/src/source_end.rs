@@ -9,13 +9,13 @@ use crate::qpl_library;
 use crate::relay_options::ConnectOptions;
 use crate::report::{process_cpu, Report};
 use crate::say::say;
-use crate::seed::source_seed;
+use crate::seed::{source_seed, Departure};
 use crate::turns_option::TurnsOption;
 use anyhow::bail;
 use codec::Settings;
 use relay::{Listening, RelayError, Source, SourceConfig, UnixAddress};
 use session::Setup;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Exit status of a migration that was delivered and cannot be confirmed, because the source QEMU
@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     accelerator: Option<Arc<qat::Qat>>,
     /// Codec and level; `None` with --codec auto.
     pub(crate) settings: Option<Settings>,
+    /// The seed to write, until it is written.
+    departure: Mutex<Option<Departure>>,
 }
 
 impl Plan {
@@ -55,6 +57,7 @@ impl Plan {
             network::connector(&options.relay.tls, &options.peer, options.peer_name.as_deref())?;
         let accelerator = qat_command::accelerator(options.accelerator, &options.qat, settings)?;
         let qpl = qpl_library::for_source(options.accelerator, &options.qpl, settings)?;
+        let departure = options.seed.begin(options.relay.page_size)?;
         let config = SourceConfig {
             peer: options.peer.clone(),
             connector,
@@ -75,11 +78,20 @@ impl Plan {
             setup_timeout: Duration::from_secs(options.setup_timeout),
             delta_cache: options.delta_cache(),
             seed: source_seed(settings),
+            pages: departure.as_ref().map(Departure::sink),
             history: options.history.0,
             qpl,
         };
         check_history(options, &config)?;
-        Ok(Self { config, accelerator, settings })
+        Ok(Self { config, accelerator, settings, departure: Mutex::new(departure) })
+    }
+
+    /// Writes the seed of the VM `label`, which has migrated, if the user wants one.
+    pub(crate) fn write_seed(&self, label: Option<&str>) {
+        let departure = self.departure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(departure) = departure {
+            departure.write(label);
+        }
     }
 
     /// Connects a relay that accepts QEMU's connections on `listening`. The keeper runs and the

@@ -79,7 +79,9 @@ pub(crate) fn begin_image(
         // A save that cannot be read cannot be a parent. `verify` names its defect.
         let Ok(info) = store.info(&name) else { continue };
         let facts = facts(&info);
-        if !info.packs.is_empty() && facts["uuid"].as_str() == uuid {
+        // A seed has pages of a VM without their addresses.
+        let is_vm = facts["seed"] != true && !info.packs.is_empty();
+        if is_vm && facts["uuid"].as_str() == uuid {
             newest = newest.max(Some((facts["saved"].as_u64(), info.modified, name)));
         }
     }
@@ -203,8 +205,9 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
         }
         let size = |key: &str| bytes(entry[key].as_u64().unwrap_or(0));
         let facts = &entry["facts"];
+        let kind = if facts["seed"] == true { " (a seed)" } else { "" };
         text += &format!(
-            "{name:24} {:20} {:>12} {:>12}  {}\n",
+            "{name:24} {:20} {:>12} {:>12}  {}{kind}\n",
             utc(facts["saved"].as_i64()),
             size("ram-bytes"),
             size("own-bytes"),

@@ -205,6 +205,21 @@ impl Store {
         Ok(names)
     }
 
+    /// Length of all packs, bytes.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the file system.
+    pub fn pack_bytes(&self) -> Result<u64, WriteError> {
+        let error = |source| self.error(Damage::io("the folder of packs", source));
+        let mut bytes = 0;
+        for entry in std::fs::read_dir(self.folder.join(PACKS)).map_err(error)? {
+            // Another process may remove a pack meanwhile.
+            bytes += entry.and_then(|entry| entry.metadata()).map_or(0, |pack| pack.len());
+        }
+        Ok(bytes)
+    }
+
     /// Reads the file of the save `name`.
     ///
     /// # Errors

@@ -68,6 +68,13 @@ pub struct Config {
     /// holds are not sent, and the source host learns their hashes. A host without this folder
     /// receives all pages. None if it is omitted.
     pub seed: Option<PathBuf>,
+    /// Store of saved VMs on the host that a VM migrates from: after the migration platen writes
+    /// the VM's pages there, for `seed` when the VM comes back. During the migration the store's
+    /// disk takes a temporary file as large as the VM's memory. A host without this folder writes
+    /// nothing. None if it is omitted.
+    pub write_seed: Option<PathBuf>,
+    /// Bytes of the packs of `write_seed` beyond which the oldest of these seeds are removed.
+    pub seed_limit: u64,
     /// Seconds to wait for the other host after every link to it is lost, 0 to 3600.
     pub resume_timeout: u64,
     /// Longest silence of a source QEMU while it prepares its RAM, in seconds, 1 to 3600. A VM of
@@ -202,6 +209,8 @@ impl Default for Config {
             compress_threads: None,
             decompress_threads: None,
             seed: None,
+            write_seed: None,
+            seed_limit: 16 << 30,
             max_cpu: None,
             max_bandwidth: None,
             max_bandwidth_host: None,

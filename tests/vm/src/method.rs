@@ -37,7 +37,7 @@ pub enum Method {
     /// QEMU alone with its `xbzrle` capability, with a cache of half the RAM or more.
     QemuXbzrle,
     /// platen between the two QEMUs, with TLS unless `--insecure` is among the flags, which are for
-    /// `platen migrate`.
+    /// `platen migrate`; `--seed=PATH` is for `platen receive`.
     Platen(Vec<String>),
     /// The same with codec qatzip on a simulated QAT device at the source, with this script.
     PlatenSimulatedQat(&'static str),
@@ -285,10 +285,11 @@ fn through_platen(
     flags: &[String],
     patience: Patience,
 ) -> Result<([f64; 2], Option<Value>)> {
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let insecure = flags.contains(&"--insecure");
-    let mut receive =
-        platen::receive(lab, destination, if insecure { &["--insecure"] } else { &[] })?;
+    let flags = flags.iter().map(String::as_str);
+    let (mut of_receive, flags): (Vec<&str>, Vec<&str>) =
+        flags.partition(|flag| flag.starts_with("--seed="));
+    of_receive.extend(flags.iter().filter(|flag| **flag == "--insecure"));
+    let mut receive = platen::receive(lab, destination, &of_receive)?;
     let mut migrate = platen::migrate(lab, vm, receive.peer, &flags)?;
     let limit = patience.limit();
     let source = match patience {

@@ -2,6 +2,7 @@
 
 use super::journal::say_of;
 use super::settings::Settings;
+use crate::seed::Departure;
 use host::{Carrier, Record, Status};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,11 +17,17 @@ pub(super) struct Outcome {
     pub(super) status: Status,
     /// Why, unless it completed.
     pub(super) cause: Option<String>,
+    /// The seed to write when the outcome is known to the service.
+    pub(super) departure: Option<Departure>,
 }
 
 impl Outcome {
+    pub(super) fn new(status: Status, cause: Option<String>) -> Self {
+        Self { status, cause, departure: None }
+    }
+
     pub(super) fn failed(cause: impl Into<String>) -> Self {
-        Self { status: Status::Failed, cause: Some(cause.into()) }
+        Self::new(Status::Failed, Some(cause.into()))
     }
 }
 

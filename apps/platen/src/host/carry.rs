@@ -46,8 +46,12 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
         Status::Failed => ExitCode::FAILURE,
         _ => ExitCode::SUCCESS,
     };
+    let vm = carrier.record().vm;
     carrier.end(outcome.status, outcome.cause);
     drop(links);
+    if let Some(departure) = outcome.departure {
+        departure.write(vm.as_deref());
+    }
     Ok(code)
 }
 
@@ -84,8 +88,8 @@ fn carry(
         }
     })
     .context("cannot handle signals")?;
-    let carriage = Carriage { settings, carrier: carrier.clone(), stop, turns };
-    match job.task {
+    let carriage = Carriage { settings, carrier: carrier.clone(), stop: stop.clone(), turns };
+    let outcome = match job.task {
         Task::Source => {
             let door = door.context("a migration without its door")?;
             source::run(&carriage, door, connections)
@@ -96,5 +100,8 @@ fn carry(
             carrier.update(|record| record.phase = Phase::Active);
             source::forward_strangers(&carriage, connections)
         }
-    }
+    };
+    // A signal that comes later ends this process.
+    *stop.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    outcome
 }

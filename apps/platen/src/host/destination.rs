@@ -211,7 +211,7 @@ impl Host for Receiving {
             record.phase = Phase::Ending;
         });
         let outcome = match result {
-            Ok(_) if self.is_for_a_disk() => Outcome { status: Status::Completed, cause: None },
+            Ok(_) if self.is_for_a_disk() => Outcome::new(Status::Completed, None),
             result => outcome(destination.has_begun(), result),
         };
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
@@ -271,13 +271,11 @@ fn is_open(path: &Path) -> Result<(), String> {
 
 fn outcome(begun: bool, result: Result<DestinationEnd, RelayError>) -> Outcome {
     match result {
-        Ok(DestinationEnd { confirmed: true, .. }) => {
-            Outcome { status: Status::Completed, cause: None }
+        Ok(DestinationEnd { confirmed: true, .. }) => Outcome::new(Status::Completed, None),
+        Ok(_) => {
+            let cause = "the source QEMU used no return path".into();
+            Outcome::new(Status::Unconfirmed, Some(cause))
         }
-        Ok(_) => Outcome {
-            status: Status::Unconfirmed,
-            cause: Some("the source QEMU used no return path".into()),
-        },
         Err(error) => {
             let error = anyhow::Error::from(error);
             Outcome::failed(if begun {

@@ -225,6 +225,7 @@ impl Settings {
                 (None, What::Vm) => delta_cache_default(),
                 _ => 0,
             },
+            pages: None,
             seed: match target.what {
                 What::Vm => source_seed(codec),
                 What::Disk => 0,

@@ -5,6 +5,7 @@ use super::carriage::{Carriage, Outcome};
 use super::journal::say_of;
 use crate::keeper;
 use crate::report::process_cpu;
+use crate::seed::Departure;
 use anyhow::{bail, Context};
 use host::{
     forward, reset, Care, DoorEntrance, DoorListener, Phase, Place, Policy, Record, Status, Target,
@@ -33,7 +34,9 @@ pub(super) fn run(
     let peer = settings.config.find(&record.peer)?;
     let turns = carriage.turns.clone();
     let target = Target { place: record.place(), what: record.what };
-    let config = SourceConfig { turns, ..settings.source(peer, target)? };
+    let departure = departure(carriage);
+    let pages = departure.as_ref().map(Departure::sink);
+    let config = SourceConfig { turns, pages, ..settings.source(peer, target)? };
     // The configuration does not say where a unix socket would lead in the clear.
     let may_forward = settings.config.unreachable == Policy::Forward
         && !matches!(record.place(), Place::Socket(_));
@@ -87,13 +90,25 @@ pub(super) fn run(
     };
     let result = carriage.while_telling(progress, || source.run(|text| carriage.say(text), report));
     match result {
-        Ok(end) if end.return_path => Ok(Outcome { status: Status::Completed, cause: None }),
-        Ok(_) => Ok(Outcome {
-            status: Status::Unconfirmed,
-            cause: Some("the source QEMU used no return path".into()),
-        }),
+        Ok(end) if end.return_path => {
+            Ok(Outcome { departure, ..Outcome::new(Status::Completed, None) })
+        }
+        Ok(_) => {
+            let cause = "the source QEMU used no return path".into();
+            Ok(Outcome::new(Status::Unconfirmed, Some(cause)))
+        }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Begins a seed of the VM, if the configuration wants one. Without a seed the VM migrates all the
+/// same.
+fn departure(carriage: &Carriage) -> Option<Departure> {
+    let config = &carriage.settings.config;
+    let folder = config.write_seed.as_deref().filter(|folder| folder.exists())?;
+    Departure::begin(folder, config.seed_limit, config.page_size)
+        .inspect_err(|error| carriage.say(&format!("no seed will be written: {error:#}")))
+        .ok()
 }
 
 /// Carries the connection of an NBD client.
@@ -127,7 +142,7 @@ pub(super) fn disk(carriage: &Carriage, connections: Vec<QemuSocket>) -> anyhow:
     let report = || json!({ "status": "completed" }).to_string().into_bytes();
     let carry = || source.carry_disk(connection, |text| carriage.say(text), report);
     match carriage.while_telling(progress, carry) {
-        Ok(_) => Ok(Outcome { status: Status::Completed, cause: None }),
+        Ok(_) => Ok(Outcome::new(Status::Completed, None)),
         Err(DiskError { error, untouched }) => {
             past_platen(carriage, untouched, policy(carriage), error)
         }
@@ -205,5 +220,5 @@ fn forward_all(
     carriage
         .while_telling(progress, || forward(next, &to, &copied, care))
         .with_context(|| format!("cannot forward to {to}, because {why}"))?;
-    Ok(Outcome { status: Status::Forwarded, cause: Some(why.into()) })
+    Ok(Outcome::new(Status::Forwarded, Some(why.into())))
 }

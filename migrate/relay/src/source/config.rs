@@ -6,6 +6,7 @@ use qpl::Qpl;
 use session::{Histories, Setup};
 use std::sync::Arc;
 use std::time::Duration;
+use stream::Token;
 use tls::Connector;
 use turns::Turns;
 
@@ -15,6 +16,14 @@ pub const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The usual [`SourceConfig::answer_timeout`].
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Gets the bytes of the source QEMU's streams, beside the migration.
+pub trait PageSink: std::fmt::Debug + Send + Sync {
+    /// Looks at a chunk of a stream: its bytes, their tokens, the page size in bytes, and the bytes
+    /// of the VM's RAM (0 until the stream has stated them). A reader of the source QEMU waits
+    /// until this returns.
+    fn chunk(&self, bytes: &[u8], tokens: &[Token], page_size: usize, ram: u64);
+}
 
 /// The settings of a source relay.
 #[derive(Debug, Clone)]
@@ -62,6 +71,8 @@ pub struct SourceConfig {
     /// sent again goes as its difference; 0 for none. With `auto` only while the link is the
     /// bottleneck.
     pub delta_cache: u64,
+    /// Gets the pages that QEMU sends.
+    pub pages: Option<Arc<dyn PageSink>>,
     /// The most pages that the peer has already and that this end remembers (W29b), at most
     /// [`delta::MAX_SEED`]; 0 for none.
     pub seed: u32,

@@ -126,6 +126,7 @@ impl Source {
                 base: delta::slots(welcome.delta_cache, config.page_size as usize),
                 known: RwLock::default(),
             },
+            pages: config.pages.clone(),
             connections: Mutex::new(Connections::default()),
             entrance: OnceLock::new(),
             refused: AtomicU32::new(0),

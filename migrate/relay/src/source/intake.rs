@@ -169,6 +169,10 @@ impl<'a> Intake<'a> {
         tokens: Vec<Token>,
     ) -> Result<(), SessionError> {
         let (shared, facts) = (self.shared, self.tokeniser.facts());
+        if let Some(pages) = &shared.pages {
+            let ram = shared.counters.ram.load(Ordering::Relaxed);
+            pages.chunk(&chunk[..len], &tokens, facts.page_size, ram);
+        }
         let has_barrier = tokens.iter().any(|token| matches!(token, Token::Barrier { .. }));
         let channels = if has_barrier { self.channels()? } else { 0 };
         let (page_size, postcopy) = (facts.page_size, facts.postcopy_running);

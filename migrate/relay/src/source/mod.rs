@@ -34,7 +34,7 @@ mod shared;
 mod sink;
 
 pub use chunk::{take_differences, Differences};
-pub use config::{SourceConfig, ANSWER_TIMEOUT, SETUP_TIMEOUT};
+pub use config::{PageSink, SourceConfig, ANSWER_TIMEOUT, SETUP_TIMEOUT};
 pub use disk::DiskError;
 pub use handle::{Progress, SourceHandle};
 pub use keeper::{keep, Keeper};

@@ -4,6 +4,7 @@
 mod connections;
 mod handover;
 
+use super::config::PageSink;
 use super::encode::EncodeJob;
 use super::keeper::Keeper;
 use crate::auto::Auto;
@@ -156,6 +157,8 @@ pub(super) struct Shared {
     /// The CPU time of all streams for pages that are stored or looked up in vain.
     pub(super) delta_budget: delta::Budget,
     pub(super) seed: SeedSlots,
+    /// As in [`super::SourceConfig`].
+    pub(super) pages: Option<Arc<dyn PageSink>>,
     pub(super) connections: Mutex<Connections>,
     pub(super) entrance: OnceLock<Arc<dyn Entrance>>,
     /// Connections that were closed because they did not belong to the migration.

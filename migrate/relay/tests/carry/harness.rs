@@ -316,6 +316,7 @@ pub(crate) fn config(peer: SocketAddr, options: Options) -> SourceConfig {
         setup_timeout: options.setup_timeout,
         delta_cache: options.delta_cache,
         seed: options.seed,
+        pages: None,
         history: options.history,
         qpl: options.qpl,
     }
