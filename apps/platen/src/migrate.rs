@@ -116,7 +116,8 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
             error.context(monitor())
         ));
     }
-    // Behind all that others wait for.
+    // Behind all that others wait for. The monitor serves one client at a time.
+    drop(qmp);
     if result.is_ok() {
         plan.write_seed(name.or_else(|| args.source.name.clone()).as_deref());
     }

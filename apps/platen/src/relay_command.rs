@@ -55,6 +55,10 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
             let has_moved = result.as_ref().is_ok_and(|end| end.return_path);
             let code = finish(args, measure.report(&source), result)?;
             if has_moved {
+                interrupt::end_at_once();
+                // The next migration must find no socket at which nobody accepts it.
+                *lock(&running) = None;
+                drop((source, listening));
                 plan.write_seed(args.source.name.as_deref());
             }
             return Ok(code);

@@ -112,6 +112,10 @@ fn the_package_has_programs_manuals_completions_units_and_scripts_that_fit() {
     ] {
         assert!(unit.lines().any(|there| there == line), "{line}: {unit}");
     }
+    // A seed can be written, and with the lowest priority.
+    for line in ["StateDirectory=platen", "SystemCallFilter=sched_setaffinity setpriority"] {
+        assert!(unit.lines().any(|there| there == line), "{line}: {unit}");
+    }
     // By netlink it is asked who is at a door.
     assert!(unit.contains("AF_NETLINK"), "{unit}");
     for documented in unit.lines().filter_map(|line| line.split_once("file:///")) {

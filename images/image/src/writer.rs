@@ -95,6 +95,15 @@ impl Writer {
         Self::into_store(store, &path, parent, HashSet::new(), options)
     }
 
+    /// As [`Writer::create_in`], for a save whose name may be free only when it is linked.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Writer::create_in`].
+    pub fn create_later(store: &Store, name: &str, options: Options) -> Result<Self, WriteError> {
+        Self::into_store(store, &store.path(name)?, None, HashSet::new(), options)
+    }
+
     /// As [`Writer::create_in`], without checking `path`, and without sharing the packs in
     /// `without`.
     pub(crate) fn into_store(

@@ -29,14 +29,15 @@ type Links = Sender<(TcpStream, String)>;
 #[derive(Debug)]
 pub struct Carrier {
     folder: PathBuf,
-    /// The door's listening socket, which a new service gets.
-    door: Option<DoorListener>,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     record: Record,
+    /// The door's listening socket, which a new service gets; `None` at the end. This process may
+    /// live on, and then a new service, which does not find it, could not open the door.
+    door: Option<DoorListener>,
     /// There is more than one while one service takes over from another.
     services: Vec<Service>,
 }
@@ -69,8 +70,8 @@ impl Carrier {
         write_record(&folder, &record)
             .map_err(HostError::system(format!("cannot write to {}", folder.display())))?;
         let post = Post::listen(&socket).map_err(failed())?;
-        let state = Mutex::new(State { record, services: Vec::new() });
-        let carrier = Arc::new(Self { folder, door, state });
+        let state = Mutex::new(State { record, door, services: Vec::new() });
+        let carrier = Arc::new(Self { folder, state });
         carrier.follow(service, links.clone()).map_err(failed())?;
         let accepting = carrier.clone();
         let accept = move || loop {
@@ -95,7 +96,7 @@ impl Carrier {
         let service = Arc::new(service);
         {
             let mut state = self.lock();
-            service.send(&state.record, self.door.as_ref().map(AsFd::as_fd))?;
+            service.send(&state.record, state.door.as_ref().map(AsFd::as_fd))?;
             state.services.push(Service { channel: service.clone(), is_behind: false });
         }
         spawn("service", move || {
@@ -124,7 +125,7 @@ impl Carrier {
         if matches!(state.record.phase, Phase::Opening | Phase::Active) {
             state.record.reached = state.record.phase;
         }
-        let State { record, services } = &mut *state;
+        let State { record, services, .. } = &mut *state;
         let has_changed = *record != before;
         // A service that has gone asks again if it comes back.
         services.retain_mut(|service| {
@@ -145,7 +146,7 @@ impl Carrier {
         self.lock().record.clone()
     }
 
-    /// Records the outcome. Call this last.
+    /// Records the outcome, and closes the door. Call this last.
     pub fn end(&self, status: Status, cause: Option<String>) {
         self.update(|record| {
             record.phase = Phase::Ended;
@@ -155,6 +156,7 @@ impl Carrier {
             record.cause = cause.map(|cause| cut(cause, MAX_CAUSE));
         });
         let mut state = self.lock();
+        state.door = None;
         // Then the end of the channel follows, at which the service reads the record.
         let _ = write_record(&self.folder, &state.record);
         let _ = std::fs::remove_file(socket_of(&self.folder, &state.record.id));
@@ -190,7 +192,29 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::DoorAddress;
+    use crate::peer_user::AllowedUsers;
+    use std::net::{Ipv4Addr, SocketAddr};
     use std::sync::mpsc;
+
+    /// A carrier that writes a seed lives on. A service that starts then does not find it.
+    #[test]
+    fn a_carrier_whose_migration_has_ended_has_no_door_any_more() {
+        let run = tempfile::tempdir().unwrap();
+        let (service, theirs) = Channel::pair().unwrap();
+        let (links, _taken) = mpsc::channel();
+        let users = AllowedUsers::default();
+        let any = DoorAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let door = DoorListener::open(&any, &users).unwrap();
+        let address = door.address().unwrap();
+        let begin = Record { id: "1".into(), ..Record::default() };
+        let carrier = Carrier::start(run.path(), begin, theirs.into(), Some(door), links).unwrap();
+        // With the door, which the service that ends closes.
+        drop(service.receive::<Record>().unwrap());
+        assert!(DoorListener::open(&address, &users).is_err(), "the migration has the door");
+        carrier.end(Status::Completed, None);
+        DoorListener::open(&address, &users).unwrap();
+    }
 
     /// It was stopped, as by a debugger.
     #[test]

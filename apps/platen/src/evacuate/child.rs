@@ -135,6 +135,12 @@ impl Migration {
         }
     }
 
+    /// A process that has been started, and the file of its report.
+    #[cfg(test)]
+    pub(super) fn made(child: Child, report: PathBuf) -> Self {
+        Self { child, report, over: Arc::default() }
+    }
+
     /// The process's number.
     pub(super) fn id(&self) -> u32 {
         self.child.id()
@@ -149,6 +155,11 @@ impl Migration {
         ended
     }
 
+    /// Whether the VM has moved: the process may go on, to write a seed (--write-seed).
+    pub(super) fn has_moved(&self) -> bool {
+        is_of_moved(&self.report())
+    }
+
     /// The report that the process has written; null if there is none.
     pub(super) fn report(&self) -> Value {
         let mut text = String::new();
@@ -156,6 +167,12 @@ impl Migration {
             File::open(&self.report).and_then(|file| file.take(REPORT).read_to_string(&mut text));
         read.ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
+}
+
+/// Whether a report is that of a migration which the source QEMU and the destination have
+/// confirmed. `migrate` succeeds whenever it has written such a report.
+pub(super) fn is_of_moved(report: &Value) -> bool {
+    report["status"] == "completed"
 }
 
 /// Parses a line that `migrate --feed` writes.

@@ -1,6 +1,6 @@
 //! Runs the migrations of an evacuation, and follows each to its end.
 
-use super::child::{Migration, Told};
+use super::child::{is_of_moved, Migration, Told};
 use super::domain;
 use super::entry::{Entry, Way};
 use super::order::Found;
@@ -42,6 +42,8 @@ pub(super) struct Turn {
 enum State {
     Waiting,
     Running(Migration),
+    /// The VM has moved. Its process goes on, to write a seed, and asks no source QEMU any more.
+    Moved(Migration),
     /// Reported as in doubt, and not waited for. Its process goes on.
     Left(Migration),
     /// The process has ended at this time, and its last messages may still arrive.
@@ -130,6 +132,8 @@ impl Drive<'_> {
         }
         for vm in 0..self.states.len() {
             match &mut self.states[vm] {
+                // It ends at once, and there is nothing to force.
+                State::Moved(migration) => migration.cancel(),
                 // None has been left because of an interrupt.
                 State::Running(migration) | State::Left(migration) if is_first => {
                     migration.cancel();
@@ -221,6 +225,11 @@ impl Drive<'_> {
         self.states[vm] = match state {
             State::Running(mut migration) => match migration.ended() {
                 Some(status) => self.ended(vm, migration, status),
+                // The next VM does not wait for a seed.
+                None if migration.has_moved() => {
+                    self.schedule.ended(vm, self.begun.elapsed());
+                    State::Moved(migration)
+                }
                 None if self.patience.is_over(vm) => self.leave(vm, migration),
                 None if self.is_interrupted
                     && self.schedule.waits_in_doubt(vm, self.begun.elapsed()) =>
@@ -228,6 +237,16 @@ impl Drive<'_> {
                     self.leave_in_doubt(vm, migration)
                 }
                 None => State::Running(migration),
+            },
+            State::Moved(mut migration) => match migration.ended() {
+                Some(status) => State::Ended(migration, status, Instant::now()),
+                // The disk of the seed may hang.
+                None if self.is_interrupted => {
+                    self.turns[vm].report.take(&migration.report());
+                    self.end(vm, Outcome::Moved, None);
+                    return;
+                }
+                None => State::Moved(migration),
             },
             // The outcome is better than the doubt, as long as other VMs keep the evacuation here.
             State::Left(mut migration) => match migration.ended() {
@@ -242,7 +261,8 @@ impl Drive<'_> {
                     Way::Monitor { .. } => self.turns[vm].report.take(&report),
                     Way::Domain => self.turns[vm].report.total_time = self.took(vm, at),
                 }
-                if status.success() {
+                // Whatever has ended the process behind its report: the VM has moved.
+                if status.success() || is_of_moved(&report) {
                     self.end(vm, Outcome::Moved, None);
                     return;
                 }
@@ -348,5 +368,53 @@ impl Drive<'_> {
         let report = &mut self.turns[vm].report;
         (report.outcome, report.error) = (outcome, error);
         self.states[vm] = State::Done;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// It asks its source QEMU nothing, for longer than a source QEMU may be silent.
+    #[test]
+    fn a_vm_whose_process_writes_a_seed_has_moved_and_keeps_no_other_from_its_turn() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("report");
+        let name = format!("a domain of test {} that writes a seed", std::process::id());
+        let entry = Entry::domain(&name).unwrap();
+        let found = Found::made(&entry);
+        let report = VmReport::new(&name, "there");
+        let mut turns = [Turn { entry, found, words: Vec::new(), report }];
+        let process = Command::new("sleep").arg("600").spawn().unwrap();
+        let ((tell, _told), (verdicts, _judged)) = (mpsc::channel(), mpsc::channel());
+        let mut drive = Drive {
+            states: vec![State::Running(Migration::made(process, file.clone()))],
+            said: vec![String::new()],
+            heard_all: vec![true],
+            schedule: Schedule::new(2, AtOnce::Fixed(1)),
+            patience: Patience::new(1),
+            turns: &mut turns,
+            folder: folder.path(),
+            begun: Instant::now(),
+            tell,
+            verdicts,
+            is_interrupted: false,
+        };
+        assert_eq!(drive.schedule.next(Duration::ZERO), Some(0));
+        drive.patience.started(0);
+        drive.look(0);
+        assert_eq!(drive.schedule.next(Duration::ZERO), None);
+        std::fs::write(&file, r#"{"status":"completed"}"#).unwrap();
+        (0..100).for_each(|_| drive.patience.pass(Duration::from_secs(1)));
+        (0..3).for_each(|_| drive.look(0));
+        assert!(matches!(drive.states[0], State::Moved(_)), "{:?}", drive.states[0]);
+        assert_eq!(drive.schedule.next(Duration::ZERO), Some(1), "the next VM");
+        // The interrupt ends the process by a signal, which is no failure of the migration.
+        drive.interrupt(true);
+        while !drive.is_over() {
+            drive.look(0);
+        }
+        assert_eq!(turns[0].report.outcome, Outcome::Moved);
     }
 }

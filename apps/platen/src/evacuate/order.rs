@@ -29,6 +29,14 @@ pub(super) struct Found {
     _claim: Claim,
 }
 
+#[cfg(test)]
+impl Found {
+    pub(super) fn made(entry: &Entry) -> Self {
+        let _claim = Claim::new(entry).unwrap();
+        Self { state: "running".into(), ram: 0, dirty: None, _claim }
+    }
+}
+
 /// Examines one VM, for some seconds if it runs. Changes nothing.
 ///
 /// # Errors

@@ -40,7 +40,8 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
     let turns = turns.map(|file| Turns::open(&file, Priority::default()));
     let turns = turns.transpose().context("the turns of this host's migrations")?.map(Arc::new);
     let sockets = (connections, door);
-    let outcome = carry(&carrier, job, sockets, turns, &taken)
+    let stop = Arc::new(Mutex::new(None::<Stop>));
+    let outcome = carry(&carrier, job, sockets, turns, (&taken, &stop))
         .unwrap_or_else(|error| Outcome::failed(format!("{error:#}")));
     let code = match outcome.status {
         Status::Failed => ExitCode::FAILURE,
@@ -48,6 +49,9 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
     };
     let vm = carrier.record().vm;
     carrier.end(outcome.status, outcome.cause);
+    // A signal that comes later ends this process. Before, the service would take the migration for
+    // a failed one.
+    *stop.lock().unwrap_or_else(PoisonError::into_inner) = None;
     drop(links);
     if let Some(departure) = outcome.departure {
         departure.write(vm.as_deref());
@@ -75,10 +79,9 @@ fn carry(
     job: Job,
     (connections, door): (Vec<QemuSocket>, Option<DoorListener>),
     turns: Option<Arc<Turns>>,
-    links: &Receiver<(TcpStream, String)>,
+    (links, stop): (&Receiver<(TcpStream, String)>, &Arc<Mutex<Option<Stop>>>),
 ) -> anyhow::Result<Outcome> {
     let settings = Settings::given(job.config, job.me)?;
-    let stop = Arc::new(Mutex::new(None::<Stop>));
     let stopping = stop.clone();
     ctrlc::set_handler(move || {
         match &*stopping.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -89,7 +92,7 @@ fn carry(
     })
     .context("cannot handle signals")?;
     let carriage = Carriage { settings, carrier: carrier.clone(), stop: stop.clone(), turns };
-    let outcome = match job.task {
+    match job.task {
         Task::Source => {
             let door = door.context("a migration without its door")?;
             source::run(&carriage, door, connections)
@@ -100,8 +103,5 @@ fn carry(
             carrier.update(|record| record.phase = Phase::Active);
             source::forward_strangers(&carriage, connections)
         }
-    };
-    // A signal that comes later ends this process.
-    *stop.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    outcome
+    }
 }

@@ -6,7 +6,7 @@ use super::journal::say_of;
 use crate::keeper;
 use crate::report::process_cpu;
 use crate::seed::Departure;
-use anyhow::{bail, Context};
+use anyhow::{anyhow, bail, Context};
 use host::{
     forward, reset, Care, DoorEntrance, DoorListener, Phase, Place, Policy, Record, Status, Target,
     What,
@@ -16,7 +16,12 @@ use serde_json::json;
 use session::SessionError;
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long the disk of a seed may take for the beginning: the source QEMU waits meanwhile.
+const BEGINS: Duration = Duration::from_secs(1);
 
 /// Migrates the VM of the connections.
 pub(super) fn run(
@@ -105,10 +110,27 @@ pub(super) fn run(
 /// same.
 fn departure(carriage: &Carriage) -> Option<Departure> {
     let config = &carriage.settings.config;
-    let folder = config.write_seed.as_deref().filter(|folder| folder.exists())?;
-    Departure::begin(folder, config.seed_limit, config.page_size)
+    let folder = config.write_seed.clone()?;
+    let (limit, page_size) = (config.seed_limit, config.page_size);
+    let begin =
+        move || folder.exists().then(|| Departure::begin(&folder, limit, page_size)).transpose();
+    in_time(BEGINS, begin)
+        .unwrap_or_else(|| Err(anyhow!("its disk has not answered for {BEGINS:?}")))
         .inspect_err(|error| carriage.say(&format!("no seed will be written: {error:#}")))
         .ok()
+        .flatten()
+}
+
+/// The result of `work` on a thread of its own; `None` if it is not there in time. A late one is
+/// dropped.
+fn in_time<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (done, over) = channel();
+    let body = move || drop(done.send(work()));
+    std::thread::Builder::new().name("seed".into()).spawn(body).ok()?;
+    over.recv_timeout(limit).ok()
 }
 
 /// Carries the connection of an NBD client.
@@ -221,4 +243,17 @@ fn forward_all(
         .while_telling(progress, || forward(next, &to, &copied, care))
         .with_context(|| format!("cannot forward to {to}, because {why}"))?;
     Ok(Outcome::new(Status::Forwarded, Some(why.into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_migration_waits_for_no_disk_of_a_seed_that_hangs() {
+        assert_eq!(in_time(Duration::from_secs(600), || 7), Some(7));
+        let (disk, answers) = channel::<()>();
+        assert_eq!(in_time(Duration::from_millis(50), move || answers.recv().is_ok()), None);
+        drop(disk);
+    }
 }

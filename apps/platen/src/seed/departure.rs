@@ -16,6 +16,7 @@ use clap::Args;
 use image::{Image, Options, RamBlock, SaveInfo, State, Store, Summary, Writer};
 use relay::PageSink;
 use serde_json::{json, Value};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -104,11 +105,8 @@ impl Departure {
             say(&format!("the disk was too slow for {left_out} of {} pages", pages + left_out));
         }
         let name = name(label);
-        if let Ok(info) = self.store.info(&name) {
-            ensure!(is_seed(&info), "{name} is no seed: rename it");
-            self.store.remove(&name)?;
-        }
-        let mut writer = Writer::create_in(&self.store, &name, None, Options::default())?;
+        self.refuse_other(&name)?;
+        let mut writer = Writer::create_later(&self.store, &name, Options::default())?;
         let len = pages * self.page_size as u64;
         writer.blocks(self.page_size, &[RamBlock { name: "seed".into(), len, host_page: 0 }])?;
         let mut batch = vec![0; BATCH * self.page_size];
@@ -128,14 +126,39 @@ impl Departure {
             "platen": env!("CARGO_PKG_VERSION"), "seed": true, "name": label, "saved": saved,
         });
         let state = State { facts: facts.to_string().into_bytes(), ..State::default() };
-        let summary = writer.finish(&state)?.link()?;
-        self.prune(&name)?;
+        let finished = writer.finish(&state)?;
+        // Until now, whatever ends this process leaves the former seed.
+        if self.refuse_other(&name)? {
+            self.store.remove(&name)?;
+        }
+        let summary = finished.link()?;
+        if let Err(error) = self.prune(&name) {
+            say(&format!("cannot keep the seeds below --seed-limit: {error:#}"));
+        }
         Ok((name, pages, summary))
     }
 
-    /// Removes the oldest seeds but `new` while the packs have more bytes than the limit.
+    /// Whether there is a seed of this name; an error if there is something else.
+    fn refuse_other(&self, name: &str) -> anyhow::Result<bool> {
+        let path = self.store.path(name)?;
+        if matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound) {
+            return Ok(false);
+        }
+        let info = self.store.info(name).with_context(|| format!("remove {name}"))?;
+        ensure!(is_seed(&info), "{name} is no seed: rename it");
+        Ok(true)
+    }
+
+    /// While the packs have more bytes than the limit, removes those that no save names, and then
+    /// the oldest seeds but `new`.
     fn prune(&self, new: &str) -> anyhow::Result<()> {
         while self.store.pack_bytes()? > self.limit {
+            // The former seeds of this VM have left packs. While another process saves, nothing
+            // can be freed, and it would be in vain to remove a seed.
+            let is_busy = self.store.collect(Options::default())?.busy;
+            if is_busy || self.store.pack_bytes()? <= self.limit {
+                break;
+            }
             let mut oldest = None;
             for name in self.store.names()?.into_iter().filter(|name| name != new) {
                 let Ok(info) = self.store.info(&name) else { continue };
@@ -150,7 +173,6 @@ impl Departure {
                 printable(&name)
             ));
             self.store.remove(&name)?;
-            self.store.collect(Options::default())?;
         }
         Ok(())
     }
@@ -160,9 +182,9 @@ fn facts(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).unwrap_or_default()
 }
 
-/// Whether a save of a store is a seed.
+/// Whether a save of a store is a seed. What has a VM is none, whatever its facts say.
 fn is_seed(info: &SaveInfo) -> bool {
-    facts(&info.facts)["seed"] == true
+    facts(&info.facts)["seed"] == true && info.machine.is_none()
 }
 
 /// Refuses an image from which no VM can be restored.
@@ -239,6 +261,50 @@ mod tests {
         assert_eq!(store.names().unwrap(), ["seed-b", "seed-c", "vm"]);
         departs(folder.path(), "d", 4, 1);
         assert_eq!(store.names().unwrap(), ["seed-d", "vm"], "the new seed stays");
+    }
+
+    #[test]
+    fn packs_of_former_seeds_are_removed_before_a_seed_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::create(folder.path()).unwrap();
+        // A seed takes about 410 KB.
+        departs(folder.path(), "a", 1, 1 << 20);
+        (2..8).for_each(|seed| departs(folder.path(), "b", seed, 1 << 20));
+        assert_eq!(store.names().unwrap(), ["seed-a", "seed-b"]);
+        assert!(store.pack_bytes().unwrap() <= 1 << 20);
+    }
+
+    #[test]
+    fn a_vm_that_is_alone_in_its_store_does_not_fill_the_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::create(folder.path()).unwrap();
+        (1..8).for_each(|seed| departs(folder.path(), "a", seed, 1 << 20));
+        assert_eq!(store.names().unwrap(), ["seed-a"]);
+        assert!(store.pack_bytes().unwrap() <= 1 << 20);
+    }
+
+    #[test]
+    fn no_seed_is_removed_in_vain_while_another_process_saves() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::create(folder.path()).unwrap();
+        departs(folder.path(), "a", 1, SEED_LIMIT);
+        departs(folder.path(), "b", 2, SEED_LIMIT);
+        // It has the store's lock.
+        let saving = Writer::create_in(&store, "vm", None, Options::default()).unwrap();
+        departs(folder.path(), "c", 3, 1);
+        assert_eq!(store.names().unwrap(), ["seed-a", "seed-b", "seed-c"]);
+        drop(saving);
+        departs(folder.path(), "d", 4, 1);
+        assert_eq!(store.names().unwrap(), ["seed-d"]);
+    }
+
+    #[test]
+    fn another_save_with_the_name_of_a_seed_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Store::create(folder.path()).unwrap().path("seed-a").unwrap();
+        std::fs::write(&path, b"damaged").unwrap();
+        departs(folder.path(), "a", 1, SEED_LIMIT);
+        assert_eq!(std::fs::read(&path).unwrap(), b"damaged");
     }
 
     #[test]
