@@ -23,6 +23,10 @@ const ALONE: usize = 4 << 20;
 const DEVICES: &str = "PONG 3, which follows its devices,";
 /// Longest single wait for a message while QEMU loads devices.
 const QUIET: Duration = Duration::from_secs(1);
+/// Longest time in which QEMU neither requests a page nor answers while it loads devices, after it
+/// has read them. QEMU 11.1 under libvirt 12 (`exit-on-error` off) does not end when it cannot load
+/// them, and sends nothing any more.
+const SILENCE: Duration = Duration::from_secs(120);
 
 /// Progress of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,13 +178,18 @@ struct Playing {
     pushed: Option<Unit>,
     /// The time from which the next background pages may be sent.
     due: Instant,
+    /// The time of QEMU's last message, and [`SILENCE`].
+    heard: Instant,
+    silence: Duration,
 }
 
 impl Playing {
     fn new(player: Player, socket: UnixStream) -> Result<Self, PlayError> {
         let socket = Socket::new(socket)?;
         let begin = Instant::now();
-        Ok(Self { player, socket, begin, running: None, pushed: None, due: begin })
+        let (due, heard) = (begin, begin);
+        let (running, pushed) = (None, None);
+        Ok(Self { player, socket, begin, running, pushed, due, heard, silence: SILENCE })
     }
 
     /// Asks QEMU for the received bitmap of each block.
@@ -237,6 +246,7 @@ impl Playing {
 
     /// Sends the pages. `devices` is the wait for the devices, if they are not loaded yet.
     fn run(mut self, devices: &Wait, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
+        self.heard = Instant::now();
         loop {
             self.socket.read()?;
             if self.messages(on)? || self.player.server.neighbours(&mut self.socket)? {
@@ -245,7 +255,11 @@ impl Playing {
             // The devices first: background pages would compete with them.
             if self.running.is_none() {
                 devices.check()?;
-                self.socket.wait(QUIET)?;
+                if self.heard.elapsed() >= self.silence {
+                    let seconds = self.silence.as_secs();
+                    return Err(PlayError::Silent { what: DEVICES, seconds });
+                }
+                self.socket.wait(QUIET.min(self.silence))?;
                 continue;
             }
             let wait = self.due.saturating_duration_since(Instant::now());
@@ -304,6 +318,7 @@ impl Playing {
     fn messages(&mut self, on: &mut dyn FnMut(Event)) -> Result<bool, PlayError> {
         let mut asked = false;
         while let Some((message, read)) = self.socket.message() {
+            self.heard = read;
             match message {
                 Message::Pages { .. } => {
                     self.player.server.answer(&message, read, &mut self.socket)?;
@@ -361,5 +376,41 @@ impl Playing {
             hot: self.player.hot_pages,
             asked: counts.asked,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::{Options, RamBlock, State, Writer};
+    use std::io::Write;
+
+    #[test]
+    fn a_qemu_that_neither_loads_its_devices_nor_requests_a_page_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("i");
+        let mut writer = Writer::create(&path, Options::default()).unwrap();
+        let block = RamBlock { name: "ram".into(), len: 64 * 4096, host_page: 0 };
+        writer.blocks(4096, &[block]).unwrap();
+        writer.finish(&State::default()).unwrap().link().unwrap();
+        let image = Arc::new(Image::open(&path).unwrap());
+        let player = Player::new(&image, PlayOptions { threads: 1, rate: None }).unwrap();
+        let (here, mut there) = UnixStream::pair().unwrap();
+        let mut playing = Playing::new(player, here).unwrap();
+        // A request of page 3.
+        let mut request = vec![0, 3, 0, 16];
+        request.extend([0, 0, 0, 0, 0, 0, 0x30, 0, 0, 0, 0x10, 0, 3]);
+        there.write_all(&[&request, &b"ram"[..]].concat()).unwrap();
+        let before = playing.heard;
+        playing.socket.wait(Duration::from_secs(600)).unwrap();
+        while !playing.messages(&mut |_| {}).unwrap() {
+            playing.socket.read().unwrap();
+        }
+        assert!(playing.heard > before);
+        playing.silence = Duration::from_millis(100);
+        let wait = Wait::begin(DEVICES);
+        let error = playing.run(&wait, &mut |_| {}).err().unwrap().to_string();
+        assert!(error.contains("has not sent PONG 3") && wait.check().is_ok(), "{error}");
+        drop(there);
     }
 }
