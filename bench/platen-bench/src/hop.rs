@@ -5,7 +5,7 @@
 //! are separate processes: the CPU time is theirs alone, user and system, including hashes; it
 //! excludes the threads that act as QEMU.
 
-use crate::watch::Watch;
+use crate::watch::{thread_cpu, Watch};
 use crate::{device, program};
 use anyhow::{bail, ensure, Context};
 use clap::Args;
@@ -17,8 +17,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use stream::synth::{main_stream, multifd_streams, Style};
+use stream::{Kind, Tokeniser};
 
 /// The bytes in one sendmsg of QEMU: 64 pieces, headers and pages alternating.
 const WRITE_BYTES: usize = 32 * (8 + 4096);
@@ -48,10 +50,22 @@ pub(crate) struct HopArgs {
     /// Multifd channels to run; 0 is a single stream
     #[arg(long, value_delimiter = ',', default_value = "0,2")]
     channels: Vec<u8>,
+    /// Compression threads, and as many decompression threads, of the relays to run [default: the
+    /// relays' own]
+    #[arg(long, value_delimiter = ',', value_name = "N,...",
+          value_parser = clap::value_parser!(u16).range(1..=255))]
+    threads: Vec<u16>,
+    /// TCP connections between the relays to run (the relay's --links) [default: the relay's own]
+    #[arg(long, value_delimiter = ',', value_name = "N,...",
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    links: Vec<u16>,
     /// Each kind also with mutual TLS between the relays, interleaved with that without
     #[arg(long)]
     tls: bool,
-    /// Write the figures to this file as JSON
+    /// Each kind only with mutual TLS
+    #[arg(long, conflicts_with = "tls")]
+    tls_only: bool,
+    /// Write the figures to this file as JSON, after each round of runs anew
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -97,6 +111,25 @@ struct Run {
     destination_peak_kib: u64,
     source_stages: BTreeMap<String, f64>,
     destination_stages: BTreeMap<String, f64>,
+    /// Of the stages' threads, the busiest of each name.
+    source_busiest: BTreeMap<String, f64>,
+    destination_busiest: BTreeMap<String, f64>,
+    /// CPU seconds of this program, which plays both QEMUs, and of its busiest thread.
+    bench_cpu: f64,
+    bench_busiest: f64,
+}
+
+/// A kind of run.
+struct Case<'a> {
+    channels: u8,
+    streams: &'a [Vec<u8>],
+    /// The place in the main stream where the VM stops.
+    stop: usize,
+    way: &'a Way,
+    threads: Option<u16>,
+    links: Option<u16>,
+    certificates: Option<&'a Path>,
+    max_bandwidth: Option<&'a str>,
 }
 
 pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
@@ -116,68 +149,133 @@ pub(crate) fn run(args: &HopArgs) -> anyhow::Result<()> {
     );
     let streams: Vec<_> = args.channels.iter().map(|&number| streams(number, &pages)).collect();
     drop(pages);
-    let mut cases = Vec::new();
-    for at in 0..streams.len() {
-        for codec in &args.codecs {
-            cases.push((at, codec, false));
-            cases.extend(args.tls.then_some((at, codec, true)));
-        }
-    }
     let ca = tempfile::Builder::new().prefix("platen-ca-").tempdir()?;
-    let certificates = if args.tls {
+    let certificates = if args.tls || args.tls_only {
         let authority = tls::Authority::at(&ca.path().join("ca"));
         authority.init(false)?;
         Some(authority.issue(&["127.0.0.1".into()], 2, false)?.dir)
     } else {
         None
     };
-    let mut runs: Vec<Vec<Run>> = cases.iter().map(|_| Vec::new()).collect();
-    for _ in 0..args.runs {
-        for ((at, codec, tls), runs) in cases.iter().zip(&mut runs) {
-            let certificates = certificates.as_deref().filter(|_| *tls);
-            let limit = args.max_bandwidth.as_deref();
-            runs.push(one(&streams[*at], codec, certificates, limit)?);
+    let with_tls = certificates.as_deref().map(Some);
+    let without = (!args.tls_only).then_some(None);
+    let ways = args.codecs.iter().flat_map(|way| {
+        let each = asked(&args.threads)
+            .flat_map(|threads| asked(&args.links).map(move |links| (threads, links)));
+        each.map(move |(threads, links)| (way, threads, links))
+    });
+    let ways: Vec<_> = ways.collect();
+    let mut cases = Vec::new();
+    for (&channels, streams) in args.channels.iter().zip(&streams) {
+        let stop = if channels == 0 { 0 } else { stop(&streams[0]) };
+        for &(way, threads, links) in &ways {
+            // The case without TLS comes directly before the one with it.
+            cases.extend(without.into_iter().chain(with_tls).map(|certificates| Case {
+                channels,
+                streams,
+                stop,
+                way,
+                threads,
+                links,
+                certificates,
+                max_bandwidth: args.max_bandwidth.as_deref(),
+            }));
         }
     }
+    let mut runs: Vec<Vec<Run>> = cases.iter().map(|_| Vec::new()).collect();
+    for _ in 0..args.runs {
+        for (case, runs) in cases.iter().zip(&mut runs) {
+            runs.push(one(case)?);
+        }
+        if let Some(path) = &args.json {
+            let rows: Vec<_> =
+                cases.iter().zip(&runs).map(|(case, runs)| row(case, runs).to_string()).collect();
+            std::fs::write(path, format!("{{\"hop\": [\n{}\n]}}\n", rows.join(",\n")))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+    }
+    show(&cases, &runs);
+    Ok(())
+}
+
+/// The numbers asked for; without any, the relays' own.
+fn asked(numbers: &[u16]) -> impl Iterator<Item = Option<u16>> + '_ {
+    let own = numbers.is_empty().then_some(None);
+    own.into_iter().chain(numbers.iter().copied().map(Some))
+}
+
+/// Medians of a case's runs.
+struct Middle {
+    /// CPU seconds of both relays for a GiB.
+    cpu: f64,
+    /// GB/s of QEMU's streams.
+    rate: f64,
+    ratio: f64,
+}
+
+impl Middle {
+    fn of(case: &Case<'_>, runs: &[Run]) -> Self {
+        let plain = case.plain() as f64;
+        let gib = plain / f64::from(1 << 30);
+        Self {
+            cpu: median(runs.iter().map(|run| run.cpu / gib)),
+            rate: median(runs.iter().map(|run| plain / 1e9 / run.seconds)),
+            ratio: median(runs.iter().map(|run| plain / run.wire as f64)),
+        }
+    }
+}
+
+impl Case<'_> {
+    /// Bytes of QEMU's streams.
+    fn plain(&self) -> usize {
+        self.streams.iter().map(Vec::len).sum()
+    }
+}
+
+fn show(cases: &[Case<'_>], runs: &[Vec<Run>]) {
     println!(
-        "{:<10} {:<10} {:<4} {:>22} {:>10} {:>8} {:>10}",
-        "channels", "codec", "TLS", "CPU s/GiB, both relays", "GB/s", "ratio", "TLS costs"
+        "{:<10} {:<10} {:<8} {:<8} {:<4} {:>22} {:>10} {:>8} {:>10}",
+        "channels",
+        "codec",
+        "threads",
+        "links",
+        "TLS",
+        "CPU s/GiB, both relays",
+        "GB/s",
+        "ratio",
+        "TLS costs"
     );
-    let mut rows = Vec::new();
-    let mut plain_cpu = 0.0;
-    for ((at, codec, tls), runs) in cases.iter().zip(&runs) {
-        let plain: usize = streams[*at].iter().map(Vec::len).sum();
-        let gib = plain as f64 / f64::from(1 << 30);
-        let cpu = median(runs.iter().map(|run| run.cpu / gib));
-        let rate = median(runs.iter().map(|run| plain as f64 / 1e9 / run.seconds));
-        let ratio = median(runs.iter().map(|run| plain as f64 / run.wire as f64));
-        let channels = args.channels[*at];
-        // The case without TLS comes directly before the one with it.
-        let cost = if *tls {
-            format!("{:+.1} %", (cpu / plain_cpu - 1.0) * 100.0)
-        } else {
-            plain_cpu = cpu;
-            String::new()
-        };
-        let (name, with) = (&codec.text, if *tls { "yes" } else { "no" });
+    let mut plain_cpu = None;
+    for (case, runs) in cases.iter().zip(runs) {
+        let Middle { cpu, rate, ratio } = Middle::of(case, runs);
+        let tls = case.certificates.is_some();
+        let cost = plain_cpu.filter(|_| tls).map(|plain| (cpu / plain - 1.0) * 100.0);
+        plain_cpu = (!tls).then_some(cpu);
+        let number = |asked: Option<u16>| asked.map_or("default".to_owned(), |n| n.to_string());
         println!(
-            "{channels:<10} {name:<10} {with:<4} {cpu:>22.3} {rate:>10.2} {ratio:>8.2} {cost:>10}"
+            "{:<10} {:<10} {:<8} {:<8} {:<4} {cpu:>22.3} {rate:>10.2} {ratio:>8.2} {:>10}",
+            case.channels,
+            case.way.text,
+            number(case.threads),
+            number(case.links),
+            if tls { "yes" } else { "no" },
+            cost.map_or(String::new(), |cost| format!("{cost:+.1} %"))
         );
-        rows.push(json!({
-            "channels": channels, "codec": codec.text, "cpu-seconds-per-gib": cpu,
-            "gigabytes-per-second": rate, "ratio": ratio, "runs": runs.len(), "tls": tls,
-            "plain": plain, "each": runs,
-        }));
     }
     println!(
         "(the bench itself, playing both QEMUs on the same cores, used {:.1} CPU s)",
         device::process_cpu() / 1e6
     );
-    if let Some(path) = &args.json {
-        std::fs::write(path, serde_json::to_string_pretty(&json!({ "hop": rows }))?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+}
+
+fn row(case: &Case<'_>, runs: &[Run]) -> serde_json::Value {
+    let Middle { cpu, rate, ratio } = Middle::of(case, runs);
+    json!({
+        "channels": case.channels, "codec": case.way.text, "threads": case.threads,
+        "links": case.links, "cpu-seconds-per-gib": cpu, "gigabytes-per-second": rate,
+        "ratio": ratio, "runs": runs.len(), "tls": case.certificates.is_some(),
+        "plain": case.plain(), "each": runs,
+    })
 }
 
 /// QEMU's streams with this number of multifd channels: the main stream first.
@@ -188,6 +286,19 @@ fn streams(channels: u8, pages: &[u8]) -> Vec<Vec<u8>> {
     }
     let (main, channels) = multifd_streams(Style::Qemu72, 4096, channels, pages);
     std::iter::once(main).chain(channels).collect()
+}
+
+/// The place in a main stream where it tells that the VM has stopped. QEMU writes the bytes from
+/// there on behind all pages of its channels.
+fn stop(main: &[u8]) -> usize {
+    const STEP: usize = 16;
+    let (mut tokeniser, mut tokens) = (Tokeniser::new(Kind::Main, 4096), Vec::new());
+    let has_stopped = main.chunks(STEP).position(|part| {
+        tokens.clear();
+        tokeniser.feed(part, &mut tokens);
+        tokeniser.facts().vm_stopped_hint
+    });
+    has_stopped.map_or(main.len(), |steps| steps * STEP)
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
@@ -229,17 +340,13 @@ fn start(args: &[String]) -> anyhow::Result<(Relay, String)> {
     Ok((relay, address))
 }
 
-/// One migration; with TLS if `certificates` is given.
-fn one(
-    streams: &[Vec<u8>],
-    codec: &Way,
-    certificates: Option<&Path>,
-    max_bandwidth: Option<&str>,
-) -> anyhow::Result<Run> {
+/// One migration; with TLS if the case has certificates.
+fn one(case: &Case<'_>) -> anyhow::Result<Run> {
+    let streams = case.streams;
     let dir = tempfile::Builder::new().prefix("platen-hop-").tempdir()?;
     let path = |name: &str| dir.path().join(name);
     let unix = |name: &str| format!("unix:{}", path(name).display());
-    let security = match certificates {
+    let security = match case.certificates {
         Some(dir) => vec!["--tls-dir".to_string(), dir.display().to_string()],
         None => vec!["--insecure".to_string()],
     };
@@ -248,7 +355,7 @@ fn one(
     };
     let listener = UnixListener::bind(path("out"))?;
     let json = |name: &str| path(name).display().to_string();
-    let (receive, address) = start(&arguments(&[
+    let mut receiving = arguments(&[
         "receive",
         "--listen",
         "127.0.0.1:0",
@@ -257,7 +364,11 @@ fn one(
         "--once",
         "--json",
         &json("receive.json"),
-    ]))?;
+    ]);
+    if let Some(threads) = case.threads {
+        receiving.extend(["--decompress-threads".into(), threads.to_string()]);
+    }
+    let (receive, address) = start(&receiving)?;
     let mut sending = arguments(&[
         "relay",
         "--listen",
@@ -267,22 +378,35 @@ fn one(
         "--json",
         &json("relay.json"),
     ]);
-    sending.extend_from_slice(&codec.options);
-    sending
-        .extend(max_bandwidth.iter().flat_map(|rate| ["--max-bandwidth".into(), (*rate).into()]));
+    sending.extend_from_slice(&case.way.options);
+    for (option, value) in [
+        ("--max-bandwidth", case.max_bandwidth.map(String::from)),
+        ("--compress-threads", case.threads.map(|threads| threads.to_string())),
+        ("--links", case.links.map(|links| links.to_string())),
+    ] {
+        sending.extend(value.into_iter().flat_map(|value| [option.into(), value]));
+    }
     let (relay, _) = start(&sending)?;
     let mut watches = [Watch::new(relay.0.id()), Watch::new(receive.0.id())];
-    let started = Instant::now();
-    std::thread::scope(|scope| -> anyhow::Result<()> {
+    let pages_written = &Barrier::new(streams.len());
+    let (started, bench_cpu) = (Instant::now(), device::process_cpu());
+    let bench_busiest = std::thread::scope(|scope| -> anyhow::Result<f64> {
         let sinks = scope.spawn(|| take_all(&listener, streams));
         let mut sockets = Vec::new();
-        for bytes in streams {
+        for (number, bytes) in streams.iter().enumerate() {
             let socket = UnixStream::connect(path("in"))?;
             let mut writing = socket.try_clone()?;
+            let begin = if number == 0 { case.stop } else { bytes.len() };
             sockets.push((
                 socket,
-                scope.spawn(move || -> std::io::Result<()> {
-                    bytes.chunks(WRITE_BYTES).try_for_each(|chunk| writing.write_all(chunk))
+                scope.spawn(move || -> std::io::Result<f64> {
+                    let mut write = |bytes: &[u8]| {
+                        bytes.chunks(WRITE_BYTES).try_for_each(|chunk| writing.write_all(chunk))
+                    };
+                    let written = write(&bytes[..begin]);
+                    pages_written.wait();
+                    written.and_then(|()| write(&bytes[begin..]))?;
+                    Ok(thread_cpu())
                 }),
             ));
         }
@@ -299,9 +423,15 @@ fn one(
         (&sockets[0].0).read_exact(&mut shut).context("no SHUT came back")?;
         watches.iter_mut().for_each(Watch::look);
         ensure!(shut == SHUT_OK, "the return path brought {shut:02x?}");
-        sinks.join().map_err(|_| anyhow::anyhow!("the sink panicked"))?
+        let mut busiest = sinks.join().map_err(|_| anyhow::anyhow!("the sink panicked"))??;
+        for (_, writer) in sockets {
+            let cpu = writer.join().map_err(|_| anyhow::anyhow!("a writer panicked"))??;
+            busiest = busiest.max(cpu);
+        }
+        Ok(busiest)
     })?;
     let seconds = started.elapsed().as_secs_f64();
+    let bench_cpu = (device::process_cpu() - bench_cpu) / 1e6;
     wait(relay)?;
     wait(receive)?;
     let source = report(&path("relay.json"))?;
@@ -322,6 +452,10 @@ fn one(
         destination_peak_kib: receiving.peak_kib(),
         source_stages: sending.stages(),
         destination_stages: receiving.stages(),
+        source_busiest: sending.busiest(),
+        destination_busiest: receiving.busiest(),
+        bench_cpu,
+        bench_busiest,
     })
 }
 
@@ -337,8 +471,9 @@ fn report(path: &Path) -> anyhow::Result<serde_json::Value> {
     serde_json::from_str(text.trim()).with_context(|| format!("report {}", path.display()))
 }
 
-/// Acts as the destination QEMU: reads every stream, compares it, and sends SHUT.
-fn take_all(listener: &UnixListener, streams: &[Vec<u8>]) -> anyhow::Result<()> {
+/// Acts as the destination QEMU: reads every stream, compares it, and sends SHUT. Returns the CPU
+/// seconds of the busiest thread.
+fn take_all(listener: &UnixListener, streams: &[Vec<u8>]) -> anyhow::Result<f64> {
     std::thread::scope(|scope| {
         let mut main = None;
         let mut takers = Vec::new();
@@ -349,15 +484,17 @@ fn take_all(listener: &UnixListener, streams: &[Vec<u8>]) -> anyhow::Result<()> 
             }
             takers.push(scope.spawn(move || take(socket, streams)));
         }
+        let mut busiest = 0.0_f64;
         for taker in takers {
-            taker.join().map_err(|_| anyhow::anyhow!("a sink panicked"))??;
+            let cpu = taker.join().map_err(|_| anyhow::anyhow!("a sink panicked"))??;
+            busiest = busiest.max(cpu);
         }
-        let mut main = main.context("no main stream came")?;
-        Ok(main.write_all(&SHUT_OK)?)
+        main.context("no main stream came")?.write_all(&SHUT_OK)?;
+        Ok(busiest)
     })
 }
 
-fn take(mut socket: UnixStream, streams: &[Vec<u8>]) -> anyhow::Result<()> {
+fn take(mut socket: UnixStream, streams: &[Vec<u8>]) -> anyhow::Result<f64> {
     let mut first = [0; 32];
     socket.read_exact(&mut first)?;
     let expected =
@@ -371,5 +508,21 @@ fn take(mut socket: UnixStream, streams: &[Vec<u8>]) -> anyhow::Result<()> {
         ensure!(buffer[..got] == expected[at..at + got], "wrong bytes came out near byte {at}");
         at += got;
     }
-    Ok(())
+    Ok(thread_cpu())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_main_stream_of_channels_stops_behind_the_barriers_of_their_pages() {
+        let pages: Vec<u8> =
+            (0..9000_u32).flat_map(|number| number.to_le_bytes().repeat(1024)).collect();
+        let main = &streams(2, &pages)[0];
+        let at = stop(main);
+        // The state of the devices, 20,000 bytes and their names, is behind it.
+        assert!((20_000..20_400).contains(&(main.len() - at)), "{at} of {}", main.len());
+        assert_eq!(stop(&main[..at]), at);
+    }
 }

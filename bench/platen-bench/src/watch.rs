@@ -8,6 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use rustix::time::{clock_gettime, ClockId};
 
 /// Counters seen of a process.
 pub(crate) struct Watch {
@@ -48,10 +49,31 @@ impl Watch {
     pub(crate) fn stages(&self) -> BTreeMap<String, f64> {
         let mut stages = BTreeMap::new();
         for (name, ns) in self.threads.values() {
-            *stages.entry(name.clone()).or_insert(0.0) += *ns as f64 / 1e9;
+            *stages.entry(name.clone()).or_insert(0.0) += seconds(*ns);
         }
         stages
     }
+
+    /// CPU seconds of the busiest thread of each name.
+    pub(crate) fn busiest(&self) -> BTreeMap<String, f64> {
+        let mut busiest = BTreeMap::new();
+        for (name, ns) in self.threads.values() {
+            let most = busiest.entry(name.clone()).or_insert(0.0_f64);
+            *most = most.max(seconds(*ns));
+        }
+        busiest
+    }
+}
+
+/// Whole microseconds, which are short to write, as seconds.
+fn seconds(ns: u64) -> f64 {
+    (ns / 1000) as f64 / 1e6
+}
+
+/// CPU seconds of the calling thread so far.
+pub(crate) fn thread_cpu() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// Microseconds of CPU of this process's threads whose name begins with `name`
@@ -98,6 +120,7 @@ mod tests {
         thread.unwrap().join().unwrap();
         assert!(watch.peak_kib() > 100, "{} KiB", watch.peak_kib());
         assert!(watch.stages()["burner"] > 0.0, "{:?}", watch.stages());
+        assert!(watch.busiest()["burner"] == watch.stages()["burner"], "{:?}", watch.busiest());
         assert_eq!(
             (stage("link-tx\n"), stage("compress12"), stage("7")),
             ("link-tx".into(), "compress".into(), "7".into())

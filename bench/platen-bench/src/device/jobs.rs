@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde_json::{json, Value};
 use std::sync::Barrier;
 use std::time::Instant;
+use store::Keeper;
 
 /// The order of the pages, and what is done with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub(super) struct Figures {
     cpu: f64,
     /// CPUs busy, 1 for a whole one.
     cores: f64,
+    /// Of them, the thread that makes memory ready for writes.
+    keeper: f64,
     /// Microseconds of a request.
     p50: f64,
     p99: f64,
@@ -146,13 +149,15 @@ pub(super) fn one_run(
     let in_order: Vec<u64> = (0..count).collect();
     let mut random = Random(seed);
     // Once to allocate the memory.
-    once(target, PATTERNS[0], pages, &in_order, 1, simulated)?;
+    once(target, PATTERNS[0], pages, &in_order, (1, 1), simulated)?;
     let mut all = Vec::new();
     for &jobs in &args.jobs {
         let mut figures = [Figures::default(); PATTERNS.len()];
         for (pattern, figures) in PATTERNS.iter().zip(&mut figures) {
             let order = if pattern.random { random.order(count) } else { in_order.clone() };
-            *figures = once(target, *pattern, pages, &order, jobs.into(), simulated)?;
+            let times = if args.steady { jobs } else { 1 };
+            let jobs = (jobs.into(), times.into());
+            *figures = once(target, *pattern, pages, &order, jobs, simulated)?;
         }
         all.push(figures);
         compare(target, pages)?;
@@ -160,24 +165,24 @@ pub(super) fn one_run(
     Ok(all)
 }
 
-/// Each of `jobs` threads takes a part of `order`.
+/// Each thread takes a part of `order`: the number of threads, and how many times they take it.
 fn once(
     target: &Target<'_>,
     pattern: Pattern,
     pages: &[u8],
     order: &[u64],
-    jobs: usize,
+    (jobs, passes): (usize, usize),
     simulated: bool,
 ) -> anyhow::Result<Figures> {
     let part = order.len().div_ceil(jobs);
     let others = || if simulated { threads_cpu("qat-sim") } else { Ok(0.0) };
     let begin = Barrier::new(order.chunks(part).count() + 1);
-    let before = (process_cpu(), others()?);
+    let before = (process_cpu(), others()?, threads_cpu(Keeper::THREAD)?);
     let mut start = Instant::now();
     let times: anyhow::Result<Vec<Vec<f32>>> = std::thread::scope(|scope| {
         let threads: Vec<_> = order
             .chunks(part)
-            .map(|numbers| scope.spawn(|| job(target, pattern, pages, numbers, &begin)))
+            .map(|numbers| scope.spawn(|| job(target, pattern, pages, (numbers, passes), &begin)))
             .collect();
         start = Instant::now();
         begin.wait();
@@ -188,14 +193,16 @@ fn once(
     });
     let seconds = start.elapsed().as_secs_f64();
     let cpu = process_cpu() - before.0 - (others()? - before.1);
+    let keeper = threads_cpu(Keeper::THREAD)? - before.2;
     let mut times = times?.concat();
     let mean = times.iter().map(|time| f64::from(*time)).sum::<f64>() / times.len().max(1) as f64;
     let (p50, p99) = percentiles(&mut times);
-    let count = order.len() as f64;
+    let count = (order.len() * passes) as f64;
     Ok(Figures {
         mb_s: count * PAGE as f64 / 1e6 / seconds,
         cpu: cpu / count,
         cores: cpu / 1e6 / seconds,
+        keeper: keeper / 1e6 / seconds,
         p50,
         p99,
         mean,
@@ -207,17 +214,17 @@ fn job(
     target: &Target<'_>,
     pattern: Pattern,
     pages: &[u8],
-    numbers: &[u64],
+    (numbers, passes): (&[u64], usize),
     begin: &Barrier,
 ) -> anyhow::Result<Vec<f32>> {
     let lane = target.lane();
     let mut out = Aligned::new(PAGE);
     let out = out.all();
-    let mut times = Vec::with_capacity(numbers.len());
+    let mut times = Vec::with_capacity(numbers.len() * passes);
     // Also after an error: the others wait for this thread.
     begin.wait();
     let mut lane = lane?;
-    for &number in numbers {
+    for &number in std::iter::repeat_n(numbers, passes).flatten() {
         let at = usize::try_from(number)? * PAGE;
         if pattern.write {
             timed(&mut times, || lane.write(number, &pages[at..at + PAGE]))?;
@@ -281,7 +288,7 @@ mod tests {
         let own = Own::new(codec::Settings::default(), 8, 0).unwrap();
         let target = Target::Own(own.device());
         let order: Vec<u64> = (0..8).collect();
-        once(&target, PATTERNS[0], pages, &order, 2, false).unwrap();
+        once(&target, PATTERNS[0], pages, &order, (2, 3), false).unwrap();
         compare(&target, pages).unwrap();
         target.lane().unwrap().write(5, &[7; PAGE]).unwrap();
         assert!(compare(&target, pages).unwrap_err().to_string().contains("page 5"));

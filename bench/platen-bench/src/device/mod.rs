@@ -67,6 +67,10 @@ pub(super) struct DeviceBenchArgs {
     /// Numbers of threads of the part jobs
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = clap::value_parser!(u16).range(1..=32))]
     jobs: Vec<u16>,
+    /// Each thread of the part jobs takes its pages as many times as there are threads, so that
+    /// many threads are measured for as long as one
+    #[arg(long)]
+    steady: bool,
     /// Pages in the groups that the part idle makes: 1, or 8 to 32
     #[arg(long, value_delimiter = ',', default_value = "1,8,16,24")]
     groups: Vec<usize>,
