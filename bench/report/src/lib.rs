@@ -45,3 +45,9 @@ pub use page::page;
 pub fn scaling(data: &Data) -> Option<String> {
     sections::scaling::markdown(data)
 }
+
+/// The tables of `scripts/bench-threads` as Markdown, with the rates that the model of the section
+/// on scaling computes for the same machine; `None` without samples.
+pub fn threads(data: &Data) -> Option<String> {
+    sections::measured::markdown(data)
+}

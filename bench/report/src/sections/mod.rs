@@ -2,6 +2,7 @@
 
 mod advise;
 mod compress;
+pub(crate) mod measured;
 mod moves;
 mod overview;
 mod qatzip;

@@ -164,7 +164,7 @@ fn costs(hops: &[&Hop<'_>]) -> Table {
 }
 
 /// CPU seconds for a GiB at an end, without what a migration costs once.
-fn cost(hop: &Hop<'_>, end: &str) -> Option<f64> {
+pub(super) fn cost(hop: &Hop<'_>, end: &str) -> Option<f64> {
     let once: f64 = hop
         .stages(end)
         .iter()
@@ -175,7 +175,7 @@ fn cost(hop: &Hop<'_>, end: &str) -> Option<f64> {
 }
 
 /// Seconds for a GiB of each stage that has a thread for each stream, by one thread.
-fn serial(hop: &Hop<'_>) -> BTreeMap<String, f64> {
+pub(super) fn serial(hop: &Hop<'_>) -> BTreeMap<String, f64> {
     let streams = hop.channels.max(1) as f64;
     let mut all = BTreeMap::new();
     for end in ["source", "destination"] {

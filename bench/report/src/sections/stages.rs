@@ -14,6 +14,9 @@ pub(crate) struct Hop<'a> {
     pub(crate) channels: u64,
     pub(crate) codec: String,
     pub(crate) tls: bool,
+    /// Codec threads of each relay and connections between them, where the run chose them.
+    pub(crate) threads: Option<u64>,
+    pub(crate) links: Option<u64>,
     pub(crate) ratio: f64,
     /// GiB of QEMU's stream.
     gib: f64,
@@ -28,6 +31,8 @@ pub(crate) fn hops<'a>(samples: &'a Value) -> Vec<Hop<'a>> {
             channels: row["channels"].as_u64()?,
             codec: text(row, "/codec"),
             tls: row["tls"].as_bool()?,
+            threads: row["threads"].as_u64(),
+            links: row["links"].as_u64(),
             ratio: number(row, "/ratio").filter(|ratio| *ratio > 0.0)?,
             gib: number(row, "/plain").filter(|plain| *plain > 0.0)? / f64::from(1 << 30),
             runs: each(row, "/each"),
@@ -61,6 +66,40 @@ impl Hop<'_> {
         }
         let median = |values: Vec<f64>| Some(Spread::of(values)?.median / self.gib);
         all.into_iter().filter_map(|(name, values)| Some((name, median(values)?))).collect()
+    }
+
+    /// CPU seconds for a GiB of the benchmark, which plays both QEMUs.
+    pub(crate) fn players(&self) -> Option<Spread> {
+        Spread::of(numbers(self.runs, "/bench-cpu").into_iter().map(|seconds| seconds / self.gib))
+    }
+
+    /// CPUs that the relays and the benchmark kept busy.
+    pub(crate) fn busy(&self) -> Option<Spread> {
+        Spread::of(self.runs.iter().filter_map(|run| {
+            let of = |field| number(run, field);
+            Some((of("/cpu")? + of("/bench-cpu")?) / of("/seconds").filter(|s| *s > 0.0)?)
+        }))
+    }
+
+    /// The busiest thread of both relays and of the benchmark, and its share of a CPU.
+    pub(crate) fn busiest(&self) -> Option<(String, f64)> {
+        let mut shares: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for run in self.runs {
+            let Some(seconds) = number(run, "/seconds").filter(|s| *s > 0.0) else { continue };
+            let mut add = |name: String, cpu: Option<f64>| {
+                shares.entry(name).or_default().extend(cpu.map(|cpu| cpu / seconds));
+            };
+            add("the benchmark".to_owned(), number(run, "/bench-busiest"));
+            for end in ["source", "destination"] {
+                let threads = run.get(format!("{end}-busiest")).and_then(Value::as_object);
+                for (name, cpu) in threads.into_iter().flatten().take(100) {
+                    add(format!("{} ({end})", crate::data::short(name)), cpu.as_f64());
+                }
+            }
+        }
+        let medians =
+            shares.into_iter().filter_map(|(name, all)| Some((name, Spread::of(all)?.median)));
+        medians.max_by(|one, other| one.1.total_cmp(&other.1))
     }
 
     /// The most memory of a relay, MB.
