@@ -142,7 +142,13 @@ fn migrate(
     let source = Arc::new(plan.connect(&listening)?);
     let interrupts = interrupt::counted()?;
     let running = start(&source, measure)?;
-    source.await_seed(SEED);
+    let is_interrupted = || interrupts.load(Ordering::Acquire) > 0;
+    source.await_seed(SEED, || !is_interrupted());
+    if is_interrupted() {
+        source.handle().stop();
+        let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
+        bail!("cancelled; {}", source_vm(qmp));
+    }
     ending.begin();
     if let Err(error) = qmp.migrate(&address.to_string()) {
         source.handle().end(&format!("the source QEMU refused to migrate: {error}"));

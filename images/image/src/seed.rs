@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::pack::{open_pack, Pack, PackRef, PageHash, PACKS};
+use crate::pack::{open_pack, Pack, PageHash, PACKS};
 use crate::packs::Packs;
 use crate::save::Parts;
 use crate::sharing::pack_id;
 use crate::store::{Store, STORE_FILE};
-use crate::{Damage, Image, Shape, Units, WriteError, MAX_UNIT};
+use crate::{Content, Damage, Image, Shape, Units, WriteError, MAX_UNIT};
 
 /// The most packs that are opened, the newest first.
 const MAX_PACKS: usize = 64;
@@ -28,30 +28,34 @@ pub struct SeedPacks {
     order: Vec<usize>,
     /// The number of the first page of each unit, and one more than that of the last page.
     firsts: Vec<u32>,
+    /// Of a save: whether each page is one of its own. Its packs have pages of other saves, too.
+    own: Option<Vec<bool>>,
 }
 
 impl SeedPacks {
     /// Opens the store at `path`, or the packs of the save at `path`, whose guests have pages of
-    /// `page_size` bytes: the newest packs, of at most `most` pages in all. A pack that is damaged,
-    /// or whose units have another size than the newest pack's, is left out.
+    /// `page_size` bytes: the newest packs, up to the one with which they have `most` pages or
+    /// more. A pack that is damaged, or whose units have another size than the newest pack's, is
+    /// left out.
     ///
     /// # Errors
     ///
     /// There is neither a store nor a save of a store; errors of the file system.
     pub fn open(path: &Path, page_size: usize, most: u32) -> Result<Self, WriteError> {
         let failed = |source| WriteError::Store { path: path.to_owned(), source };
-        let (store, names) = match Store::open(path)? {
+        let (store, names, save) = match Store::open(path)? {
             Some(store) => {
                 let packs = all_packs(store.folder()).map_err(failed)?;
-                (store, packs)
+                (store, packs, None)
             }
             None => {
                 let Some((store, _)) = Store::of(path)? else {
                     let none = std::io::ErrorKind::NotFound.into();
                     return Err(failed(Damage::io(STORE_FILE, none)));
                 };
-                let packs = packs_of_save(path).map_err(failed)?;
-                (store, packs)
+                let save = parts_of_save(path).map_err(failed)?;
+                let packs: Vec<u128> = save.packs.iter().map(|pack| pack.id).collect();
+                (store, packs, Some(save))
             }
         };
         let opened = open_newest(store.folder(), &names, page_size, most);
@@ -64,10 +68,11 @@ impl SeedPacks {
         for unit in &packs.units {
             firsts.push(firsts.last().map_or(0, |first| first.saturating_add(unit.pages)));
         }
+        let own = save.map(|save| own_pages(&save, &packs, shape, &firsts));
         let io = |error| failed(Damage::io("the folder", error));
         let file = File::open(store.folder()).map_err(io)?;
         let packs = Image::of_packs(file.into(), shape, packs);
-        Ok(Self { key: *store.key(), packs, order, firsts })
+        Ok(Self { key: *store.key(), packs, order, firsts, own })
     }
 
     /// The key of the hashes.
@@ -80,8 +85,9 @@ impl SeedPacks {
         self.firsts.last().copied().unwrap_or(0)
     }
 
-    /// Passes the hashes of the pages of each undamaged unit to `give`, with the number of the
-    /// first one; ends when `give` returns false. Reads every byte of the packs.
+    /// Passes the hashes of the pages of each undamaged unit to `give`, in runs, with the number of
+    /// the first page of a run; ends when `give` returns false. Of a save only its own pages are
+    /// offered. Reads every unit with such pages.
     pub fn offer(&self, give: &mut dyn FnMut(u32, &[[u8; 16]]) -> bool) {
         let (mut units, mut sound) = (Units::new(), HashMap::new());
         let mut is_sound = |unit: u64| {
@@ -96,6 +102,9 @@ impl SeedPacks {
                 let pages = (self.firsts[at + 1] - self.firsts[at]) as usize;
                 let Some((of_unit, rest)) = hashes.split_at_checked(pages) else { break };
                 hashes = rest;
+                if !self.is_wanted(self.firsts[at], pages) {
+                    continue;
+                }
                 let has_bases = match self.packs.bases(unit) {
                     None => true,
                     Some(None) => false,
@@ -105,11 +114,36 @@ impl SeedPacks {
                         units.into_iter().all(&mut is_sound)
                     }
                 };
-                if has_bases && is_sound(unit) && !give(self.firsts[at], of_unit) {
+                let is_whole = has_bases && is_sound(unit);
+                if is_whole && !self.give_unit(self.firsts[at], of_unit, give) {
                     return;
                 }
             }
         }
+    }
+
+    /// Whether one of the `pages` pages from number `first` on may be offered.
+    fn is_wanted(&self, first: u32, pages: usize) -> bool {
+        let own = self.own.as_ref().map(|own| &own[first as usize..][..pages]);
+        own.is_none_or(|own| own.contains(&true))
+    }
+
+    /// Passes those pages of a unit to `give` that may be offered; false when `give` returns false.
+    fn give_unit(
+        &self,
+        first: u32,
+        hashes: &[PageHash],
+        give: &mut dyn FnMut(u32, &[PageHash]) -> bool,
+    ) -> bool {
+        let Some(own) = &self.own else { return give(first, hashes) };
+        let own = &own[first as usize..][..hashes.len()];
+        let mut end = 0;
+        own.chunk_by(|one, other| one == other).all(|run| {
+            let begin = end;
+            end += run.len();
+            let number = first + u32::try_from(begin).expect("below a unit's pages");
+            !run[0] || give(number, &hashes[begin..end])
+        })
     }
 }
 
@@ -172,14 +206,36 @@ fn all_packs(folder: &Path) -> Result<Vec<u128>, Damage> {
     Ok(packs.into_iter().map(|(_, id)| id).collect())
 }
 
-/// The packs that the save names.
-fn packs_of_save(path: &Path) -> Result<Vec<u128>, Damage> {
+/// The save, which names its packs.
+fn parts_of_save(path: &Path) -> Result<Parts, Damage> {
     let file = File::open(path).map_err(|error| Damage::io("the save", error))?;
-    let packs = Parts::read(&file.into())?.packs;
-    Ok(packs.iter().map(|pack: &PackRef| pack.id).collect())
+    Parts::read(&file.into())
 }
 
-/// Opens the first packs of `names` that fit, in the order of their names, and their shape.
+/// Whether each page of `packs` is one of the save. `firsts` as in [`SeedPacks`].
+fn own_pages(save: &Parts, packs: &Packs, shape: Shape, firsts: &[u32]) -> Vec<bool> {
+    let mut own = vec![false; firsts.last().map_or(0, |pages| *pages as usize)];
+    if save.shape != shape {
+        return own;
+    }
+    let places = packs.places(&save.packs, shape);
+    for extent in save.index.blocks.iter().flat_map(|block| &block.extents) {
+        let Content::Slot(first) = extent.content else { continue };
+        for slot in (first..first + extent.pages).filter_map(|slot| places.slot(slot)) {
+            let unit = usize::try_from(slot / shape.unit_pages()).expect("a unit in memory");
+            let nth = usize::try_from(slot % shape.unit_pages()).expect("below a unit's pages");
+            // A forged save may name a page that its unit does not have.
+            let of_unit = &mut own[firsts[unit] as usize..firsts[unit + 1] as usize];
+            if let Some(page) = of_unit.get_mut(nth) {
+                *page = true;
+            }
+        }
+    }
+    own
+}
+
+/// Opens the first packs of `names` that have `most` pages, in the order of their names, and their
+/// shape. The last one may have more: a pack can be larger than any `most`.
 fn open_newest(
     folder: &Path,
     names: &[u128],
@@ -191,13 +247,13 @@ fn open_newest(
     for &id in names {
         let Ok(file) = open_pack(folder, id) else { continue };
         let Ok(pack) = Pack::over(file, id) else { continue };
-        let is_of_size = pack.shape.page_size() == page_size && pack.pages() <= left;
+        let is_of_size = pack.shape.page_size() == page_size;
         if !is_of_size || *shape.get_or_insert(pack.shape) != pack.shape {
             continue;
         }
-        left -= pack.pages();
+        left = left.saturating_sub(pack.pages());
         packs.push((id, pack));
-        if packs.len() == MAX_PACKS {
+        if left == 0 || packs.len() == MAX_PACKS {
             break;
         }
     }

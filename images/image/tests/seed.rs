@@ -98,6 +98,24 @@ fn every_page_of_a_store_is_offered_and_read() {
     assert_eq!(found(&folder.path().join("b"), &second), 130);
 }
 
+/// Two guests of one system have pages in common, so that a save names packs of the other.
+#[test]
+fn of_a_save_no_page_of_another_one_is_offered() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    let other: Vec<_> = (0..64).map(page).collect();
+    let mut ram: Vec<_> = (200..220).map(page).collect();
+    ram.extend_from_slice(&other[20..22]);
+    ram.push(other[40].clone());
+    save(&store, "other", None, &other);
+    save(&store, "one", None, &ram);
+    let path = folder.path().join("one");
+    assert_eq!(found(&path, &ram), 23);
+    assert_eq!(found(&path, &other), 3, "pages of another guest");
+    assert_eq!(found(&folder.path().join("other"), &ram), 3);
+    assert_eq!(found(folder.path(), &other), 64);
+}
+
 #[test]
 fn the_newest_packs_come_first_and_none_above_the_limit() {
     let folder = tempfile::tempdir().unwrap();
@@ -112,9 +130,11 @@ fn the_newest_packs_come_first_and_none_above_the_limit() {
     let (pages, firsts) = offered(&seed);
     assert_eq!((pages.len(), firsts.len(), seed.pages()), (64, 4, 64));
     assert_eq!(pages[&hash(seed.key(), &new[0])], firsts[0]);
-    let seed = SeedPacks::open(folder.path(), PAGE, 40).unwrap();
+    let seed = SeedPacks::open(folder.path(), PAGE, 32).unwrap();
     let (pages, _) = offered(&seed);
     assert!(pages.len() == 32 && pages.contains_key(&hash(seed.key(), &new[31])));
+    let seed = SeedPacks::open(folder.path(), PAGE, 33).unwrap();
+    assert_eq!(seed.pages(), 64, "the last pack has more");
     let mut units = 0;
     seed.offer(&mut |_, _| {
         units += 1;

@@ -180,6 +180,28 @@ mod tests {
         session.join();
     }
 
+    /// As offers of a seed's pages, behind which ACKs would wait.
+    #[test]
+    fn frames_that_wait_in_the_kernel_show() {
+        let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
+        let links = (1, Duration::from_secs(20));
+        let session = Session::new("x".into(), grants, 8, links, Arc::new(Discard)).unwrap();
+        assert!(!session.has_unsent(), "no link");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_unread, _) = listener.accept().unwrap();
+        session.add_link(0, Link::from(ours)).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while !session.has_unsent() {
+            assert!(Instant::now() < until, "the peer reads nothing");
+            if session.outbox().len() < 2 {
+                session.send(Outgoing::Free(FrameType::Seed, vec![0; 16 << 10]));
+            }
+        }
+        session.fail(SessionError::Local { reason: "the test is over".into() });
+        session.join();
+    }
+
     #[test]
     fn of_two_concurrent_hellos_for_one_number_the_last_gets_the_link() {
         let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };

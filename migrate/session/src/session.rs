@@ -250,6 +250,14 @@ impl Session {
         (waits, acked)
     }
 
+    /// Whether a frame queued now would wait in the kernel, behind bytes that it has not sent. One
+    /// system call per link.
+    pub fn has_unsent(&self) -> bool {
+        let mut has_unsent = false;
+        self.links.each(|link| has_unsent |= tcp_info::has_unsent(&link.socket));
+        has_unsent
+    }
+
     /// Checks that another link's threads may be started.
     pub(crate) fn check_threads(&self) -> Result<(), SessionError> {
         let mut threads = lock(&self.threads);

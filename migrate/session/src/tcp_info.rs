@@ -37,6 +37,12 @@ pub(crate) fn progress(socket: &TcpStream, most: u32) -> Progress {
     Progress { waits, acked: info.tcpi_bytes_acked }
 }
 
+/// Whether bytes written now wait behind others that the kernel has not sent. False if the kernel
+/// does not report it.
+pub(crate) fn has_unsent(socket: &TcpStream) -> bool {
+    info(socket).is_some_and(|info| info.tcpi_notsent_bytes >= NOT_SENT)
+}
+
 /// Whether the peer's kernel has acknowledged all bytes written, over a connection that still
 /// stands. True if the kernel does not report it.
 pub(crate) fn is_acknowledged(socket: &TcpStream) -> bool {

@@ -68,3 +68,33 @@ pub(crate) fn source_seed(settings: Option<Settings>) -> u32 {
         _ => MAX_SEED,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::{Options, RamBlock, State, Store, Writer};
+
+    /// As a VM whose memory is larger than the most pages of a seed: a pack has up to 32 GiB.
+    #[test]
+    fn a_pack_with_more_pages_than_the_source_remembers_is_offered_in_part() {
+        const PAGE: usize = 4096;
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::create(folder.path()).unwrap();
+        let mut writer = Writer::create_in(&store, "vm", None, Options::default()).unwrap();
+        let len = 64 * PAGE as u64;
+        writer.blocks(PAGE, &[RamBlock { name: "ram".into(), len, host_page: 0 }]).unwrap();
+        for number in 0..64_u8 {
+            let page: Vec<u8> = (0..PAGE).map(|at| number ^ at.to_le_bytes()[0]).collect();
+            writer.page(0, number.into(), &page).unwrap();
+        }
+        let state = State { facts: b"{}".to_vec(), ..State::default() };
+        writer.finish(&state).unwrap().link().unwrap();
+        let seed = OpenSeed(Arc::new(SeedPacks::open(folder.path(), PAGE, 40).unwrap()));
+        let mut offered = 0;
+        seed.offer(40, &mut |_, hashes| {
+            offered += hashes.len();
+            true
+        });
+        assert_eq!(offered, 40);
+    }
+}

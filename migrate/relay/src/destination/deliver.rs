@@ -33,6 +33,7 @@ pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
         held: VecDeque::new(),
         seen: (0, 0),
         deltas: None,
+        has_seeded: false,
         packaged: PackagedEnd::default(),
         awaits_pong: false,
         greeted: Cell::new(0),
@@ -47,7 +48,7 @@ pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
         };
         match stopped {
             Ok(()) => {}
-            Err(Stop::Session(error)) => return shared.session.fail(error),
+            Err(Stop::Session(error)) => return shared.session.fail(delivery.for_peer(error)),
             Err(Stop::Qemu(error)) => {
                 let _ = shared.events.send(Event::WriterGone { stream, is_channel: false, error });
                 return;
@@ -103,6 +104,8 @@ struct Delivery<'a> {
     seen: (u64, u64),
     /// Set at the first delta table.
     deltas: Option<delta::Receiver>,
+    /// Pages of the seed were put into the stream.
+    has_seeded: bool,
     /// Main stream: fed once the packaged state of postcopy begins.
     packaged: PackagedEnd,
     /// Main stream: the source waits for the PONG of the packaged state (W20c).
@@ -185,7 +188,24 @@ impl Delivery<'_> {
             detail: error.to_string(),
         })?;
         shared.counters.deltas(counts);
+        self.has_seeded |= counts.seeded > 0;
         Ok(())
+    }
+
+    /// The error that the peer gets. The hash over a page that the peer names and does not have
+    /// would be all that W12 asks of it: the page would go to its VM.
+    fn for_peer(&self, error: SessionError) -> SessionError {
+        match error {
+            SessionError::HashMismatch { stream, seq, .. } if self.has_seeded => {
+                let reason = format!(
+                    "stream {stream}: the running hash after frame {seq}, which may have pages of \
+                     the seed, is another one than the source's: nothing of it was written. Start \
+                     the migration again, or leave --seed out"
+                );
+                SessionError::Local { reason }
+            }
+            error => error,
+        }
     }
 
     fn data(
@@ -196,10 +216,8 @@ impl Delivery<'_> {
         mut checksum: Option<u64>,
     ) -> Result<(), Stop> {
         if header.table_len > 0 {
-            if checksum.is_none() {
-                // A chunk that no codec thread had.
-                chunk = self.shared.seed.fill(&header, chunk)?;
-            }
+            // Here and not in a codec thread: only this stream waits for the disk.
+            chunk = self.shared.seed.fill(&header, chunk)?;
             self.undo_deltas(&header, &mut chunk)?;
             checksum = None;
         }

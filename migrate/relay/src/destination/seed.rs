@@ -1,11 +1,12 @@
 //! Puts pages that this host has already into the chunks that refer to them (W29b).
 //!
 //! ```text
-//!  codec thread ── chunk ──► reader thread: read the pages, fill ── chunk ──► codec thread
+//!  deliver ── chunk ──► reader thread: read the pages, fill ── chunk ──► deliver
 //! ```
 //!
-//! The pages are on a disk, which may hang. A reader thread reads them, and the codec threads,
-//! which other sessions share, wait for it no longer than [`READS`].
+//! The pages are on a disk, which may hang. A reader thread reads them, and the stream's writer
+//! waits for it no longer than [`READS`]. No codec thread waits for it: other sessions share them,
+//! and a VM of theirs may be stopped.
 
 use crate::error::RelayError;
 use crate::threads::spawn;

@@ -89,8 +89,7 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
     let chunk =
         shared.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
     // This waits for the codec threads, which wait for no stream.
-    let seed = shared.seed.clone();
-    let job = DecodeJob { header, unit, payload, chunk, history, seed };
+    let job = DecodeJob { header, unit, payload, chunk, history };
     shared.pool.submit_wait(job, &results).map_err(|_| {
         let reason = "the codec threads of this receiver have ended".into();
         SessionError::Local { reason }

@@ -223,10 +223,10 @@ impl<'a> Intake<'a> {
         let known = (tokens, self.tokeniser.blocks());
         let seed = seed.as_deref().filter(|_| allowed);
         let taken = take_differences(sender, chunk, len, known, (shared.page_size, seed));
-        let Differences { table_len, counts, unknown } = taken;
+        let Differences { table_len, counts, .. } = taken;
         if counts.deltas == 0 {
             let time = thread_cpu().saturating_sub(begun);
-            budget.spend(if seed.is_some() { time.mul_f64(unknown) } else { time });
+            budget.spend(if seed.is_some() { taken.wasted(time) } else { time });
         }
         header.table_len = u32::try_from(table_len).unwrap_or(u32::MAX);
         Some(counts)

@@ -107,12 +107,13 @@ impl Source {
         SourceHandle(self.shared.clone())
     }
 
-    /// Waits at most `limit` until a peer that has a seed has offered its pages (W29b): pages that
-    /// QEMU sends before are sent whole.
-    pub fn await_seed(&self, limit: Duration) {
+    /// Waits at most `limit`, and while `go_on` returns true, until a peer that has a seed has
+    /// offered its pages (W29b): pages that QEMU sends before are sent whole.
+    pub fn await_seed(&self, limit: Duration, go_on: impl Fn() -> bool) {
         let (seed, until) = (&self.shared.seed, Instant::now() + limit);
-        let is_due = || seed.is_promised && !seed.is_complete();
-        while is_due() && Instant::now() < until && self.shared.session.failure().is_none() {
+        let has_failed = || self.shared.session.failure().is_some();
+        let is_due = || seed.is_promised && !seed.is_complete() && !has_failed();
+        while is_due() && Instant::now() < until && go_on() {
             std::thread::sleep(OFFERS);
         }
     }

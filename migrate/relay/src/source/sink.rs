@@ -61,10 +61,12 @@ impl Sink for SourceSink {
             return Err(bad(format!("{} bytes, not asked for", offer.len())));
         }
         let mut known = shared.seed.known.write().unwrap_or_else(PoisonError::into_inner);
+        // A peer may repeat its last offer, and each notice takes memory until the user has it.
+        let was_complete = known.is_complete();
         known.learn(offer).map_err(|error| bad(error.to_string()))?;
         let pages = known.len();
         shared.counters.seed_offered.store(pages as u64, Ordering::Relaxed);
-        if known.is_complete() && pages > 0 {
+        if known.is_complete() && !was_complete && pages > 0 {
             self.notice(&format!("the receiver has offered {pages} pages that it has"));
         }
         Ok(())

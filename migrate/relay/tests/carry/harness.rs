@@ -384,6 +384,11 @@ impl Sending {
         (load(&counters.seed_offered), load(&counters.seed_pages))
     }
 
+    /// Waits for the last offer of the receiver's seed.
+    pub(crate) fn await_seed(&self, go_on: impl Fn() -> bool) {
+        self.source.await_seed(WATCHDOG, go_on);
+    }
+
     /// Plain bytes read from the source QEMU that the destination has not acknowledged.
     pub(crate) fn in_flight(&self) -> u64 {
         self.source.session().credits().flow().0

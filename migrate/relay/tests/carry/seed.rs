@@ -8,7 +8,9 @@ use crate::harness::{
 use crate::resume::RESUME;
 use codec::Codec;
 use delta::{page_hash, PageHash, PageReader, Seed, SeedKey, SeedPages};
+use std::cell::Cell;
 use std::io::{copy, sink};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,6 +24,8 @@ enum Disk {
     Good,
     /// The folder cannot be opened.
     Absent,
+    /// It is opened when the other end of the hook is dropped.
+    Late,
     /// A page is damaged after it was offered.
     Damaged,
     /// A page has other bytes than those offered, unnoticed.
@@ -36,6 +40,16 @@ struct Shelf {
     disk: Disk,
     /// Taken by the first read of a disk that hangs, which waits for the other end to be dropped.
     hook: Arc<Mutex<Option<Receiver<()>>>>,
+    /// Threads that have read.
+    readers: Arc<AtomicU32>,
+}
+
+impl Shelf {
+    /// The same pages for another thread.
+    fn again(&self) -> Self {
+        let (pages, disk) = (self.pages.clone(), self.disk);
+        Self { pages, disk, hook: self.hook.clone(), readers: self.readers.clone() }
+    }
 }
 
 impl Seed for Shelf {
@@ -44,8 +58,11 @@ impl Seed for Shelf {
         if self.disk == Disk::Absent {
             return Err("no such folder".into());
         }
-        let (pages, disk, hook) = (self.pages.clone(), self.disk, self.hook.clone());
-        Ok(Arc::new(Shelf { pages, disk, hook }))
+        if self.disk == Disk::Late {
+            let hook = self.hook.lock().unwrap().take();
+            let _ = hook.map(|hook| hook.recv());
+        }
+        Ok(Arc::new(self.again()))
     }
 }
 
@@ -74,8 +91,8 @@ impl SeedPages for Shelf {
     }
 
     fn reader(&self) -> Box<dyn PageReader> {
-        let (pages, disk, hook) = (self.pages.clone(), self.disk, self.hook.clone());
-        Box::new(Shelf { pages, disk, hook })
+        self.readers.fetch_add(1, Ordering::Relaxed);
+        Box::new(self.again())
     }
 }
 
@@ -88,7 +105,7 @@ impl PageReader for Shelf {
                 let _ = hook.map(|hook| hook.recv());
             }
             Disk::Lies => self.pages[number as usize][5] ^= 1,
-            Disk::Good | Disk::Absent => {}
+            Disk::Good | Disk::Absent | Disk::Late => {}
         }
         Ok(&self.pages[number as usize])
     }
@@ -100,7 +117,8 @@ fn guest(count: usize, disk: Disk) -> (Vec<Vec<u8>>, Arc<Shelf>) {
     let memory: Vec<Vec<u8>> = (0..count).map(|_| noise.bytes(PAGE)).collect();
     let mut pages: Vec<Vec<u8>> = memory.iter().step_by(2).rev().cloned().collect();
     pages.extend((0..100).map(|_| noise.bytes(PAGE)));
-    (memory, Arc::new(Shelf { pages, disk, hook: Arc::default() }))
+    let (hook, readers) = Default::default();
+    (memory, Arc::new(Shelf { pages, disk, hook, readers }))
 }
 
 fn single_of(memory: &[Vec<u8>]) -> Streams {
@@ -207,8 +225,27 @@ fn without_the_folder_all_pages_are_sent_and_the_user_is_told() {
     });
 }
 
-/// Why a migration with this disk fails: the source's reason.
-fn failure(disk: Disk) -> String {
+#[test]
+fn a_source_waits_for_the_last_offer_unless_it_is_told_to_go_on() {
+    bounded(|| {
+        let (_, mut shelf) = guest(10, Disk::Late);
+        let (release, hook): (Sender<()>, _) = channel();
+        *Arc::get_mut(&mut shelf).unwrap().hook.lock().unwrap() = Some(hook);
+        let receiving = Receiving::seeded(Duration::ZERO, shelf.clone());
+        let sending = Sending::new(&receiving, receiving.address, options(Codec::Zstd));
+        let asked = Cell::new(0);
+        sending.await_seed(|| asked.replace(asked.get() + 1) < 3);
+        assert_eq!((asked.get(), sending.seed().0), (4, 0), "an interrupt");
+        drop(release);
+        sending.await_seed(|| true);
+        assert_eq!(sending.seed().0, shelf.pages.len() as u64);
+        sending.handle.stop();
+        sending.result().unwrap_err();
+    });
+}
+
+/// Why a migration with this disk fails: the source's reason. And the threads that have read.
+fn failure(disk: Disk) -> (String, u32) {
     let (memory, mut shelf) = guest(300, disk);
     let (release, hook): (Sender<()>, _) = channel();
     *Arc::get_mut(&mut shelf).unwrap().hook.lock().unwrap() = Some(hook);
@@ -227,13 +264,13 @@ fn failure(disk: Disk) -> String {
     let error = sending.result().unwrap_err().to_string();
     receiving.result().unwrap_err();
     drop(release);
-    error
+    (error, shelf.readers.load(Ordering::Relaxed))
 }
 
 #[test]
 fn a_page_that_is_lost_after_its_offer_ends_the_migration_by_name() {
     bounded(|| {
-        let said = failure(Disk::Damaged);
+        let (said, _) = failure(Disk::Damaged);
         assert!(said.contains("of the seed cannot be read: unit 7 is damaged"), "{said}");
         assert!(said.contains("Start the migration again, or leave --seed out"), "{said}");
     });
@@ -242,15 +279,19 @@ fn a_page_that_is_lost_after_its_offer_ends_the_migration_by_name() {
 #[test]
 fn a_page_with_other_bytes_than_its_hash_is_never_written() {
     bounded(|| {
-        let said = failure(Disk::Lies);
+        let (said, _) = failure(Disk::Lies);
         assert!(said.contains("hash"), "{said}");
+        // With the hash of a page that it does not have, a source could have the page written.
+        assert!(!said.contains("0x"), "{said}");
     });
 }
 
 #[test]
 fn a_disk_that_hangs_ends_the_migration() {
     bounded(|| {
-        let said = failure(Disk::Hangs);
+        let (said, readers) = failure(Disk::Hangs);
         assert!(said.contains("the disk of the seed has not answered for 10s"), "{said}");
+        // Each thread that waits has a reader: that is the stream's writer, and no codec thread.
+        assert_eq!(readers, 1);
     });
 }

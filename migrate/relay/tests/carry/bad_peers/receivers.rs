@@ -112,6 +112,34 @@ fn a_return_path_in_another_form_ends_the_session() {
 }
 
 #[test]
+fn a_receiver_that_repeats_its_last_offer_of_pages_fills_no_memory() {
+    bounded(|| {
+        let (address, server) = lying_server(|link| {
+            let frame = |offer: Vec<u8>| {
+                let len = u32::try_from(offer.len()).unwrap();
+                [&Header::free(FrameType::Seed, len).to_bytes()[..], &offer].concat()
+            };
+            let last = frame(delta::offer(0, &[7; 32], &[]));
+            let finish = Header::free(FrameType::Finish, 0).to_bytes();
+            let first = frame(delta::offer(0, &[7; 32], &[[1; 16]]));
+            link.write_all(&[&first[..], &last.repeat(100), &finish].concat()).unwrap();
+        });
+        let folder = Receiving::new();
+        let options = Options { links: 1, seed: 1 << 20, ..Options::default() };
+        let sending = Sending::new(&folder, address, options);
+        // The session ends behind the last of these frames.
+        while !sending.has_failed() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(sending.seed().0, 1);
+        // They end with the relay.
+        let told = sending.notices.iter().filter(|notice| notice.contains("has offered"));
+        assert_eq!(told.count(), 1);
+        server.join().unwrap();
+    });
+}
+
+#[test]
 fn a_receiver_that_finishes_early_ends_the_session() {
     bounded(|| {
         for resume in [Duration::ZERO, Duration::from_secs(20)] {
