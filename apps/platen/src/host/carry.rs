@@ -24,6 +24,9 @@ struct Orders {
     turns: Option<OwnedFd>,
 }
 
+/// The way to end the migration, while there is one.
+type Stopping = Arc<Mutex<Option<Stop>>>;
+
 pub(super) fn run() -> anyhow::Result<ExitCode> {
     // Otherwise `ps` without arguments would show the last part of /proc/self/exe.
     let _ = rustix::thread::set_name(c"platen");
@@ -40,7 +43,7 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
     let turns = turns.map(|file| Turns::open(&file, Priority::default()));
     let turns = turns.transpose().context("the turns of this host's migrations")?.map(Arc::new);
     let sockets = (connections, door);
-    let stop = Arc::new(Mutex::new(None::<Stop>));
+    let stop = Stopping::default();
     let outcome = carry(&carrier, job, sockets, turns, (&taken, &stop))
         .unwrap_or_else(|error| Outcome::failed(format!("{error:#}")));
     let code = match outcome.status {
@@ -79,7 +82,7 @@ fn carry(
     job: Job,
     (connections, door): (Vec<QemuSocket>, Option<DoorListener>),
     turns: Option<Arc<Turns>>,
-    (links, stop): (&Receiver<(TcpStream, String)>, &Arc<Mutex<Option<Stop>>>),
+    (links, stop): (&Receiver<(TcpStream, String)>, &Stopping),
 ) -> anyhow::Result<Outcome> {
     let settings = Settings::given(job.config, job.me)?;
     let stopping = stop.clone();

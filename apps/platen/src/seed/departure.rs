@@ -182,7 +182,7 @@ fn facts(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).unwrap_or_default()
 }
 
-/// Whether a save of a store is a seed. What has a VM is none, whatever its facts say.
+/// Whether a save of a store is a seed. A save with a VM is none, whatever its facts say.
 fn is_seed(info: &SaveInfo) -> bool {
     facts(&info.facts)["seed"] == true && info.machine.is_none()
 }

@@ -8,17 +8,19 @@ use crate::restore_players::{Players, Service};
 use crate::restore_service::{complete, Copies, End, AGAIN, ATTEMPTS};
 use crate::say::say;
 use anyhow::{bail, Context};
-use libvirt::{Connection, Domain, Handover, LibvirtError, State};
+use libvirt::{Connection, Domain, Handover, LibvirtError, State, Why};
 use player::Recovery;
 use serde_json::{json, Value};
 use std::path::Path;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Number of questions about the VM's state until it runs: they take 10 s and the time of their
 /// answers.
 const QUESTIONS: u32 = 5000;
+/// Time limit for libvirt to notice that the VM goes on.
+const RESUMES: Duration = Duration::from_secs(5);
 /// The only VM of its players.
 const VM: usize = 0;
 
@@ -169,6 +171,9 @@ impl<'a> Supervisor<'a> {
     /// Makes libvirt start the CPUs and take the VM over. Its answer comes at the end of the load.
     fn finish(&mut self, how: Handover) -> anyhow::Result<()> {
         let mut connection = self.connection.take().context("no connection to libvirt")?;
+        if how == Handover::Resumed {
+            self.await_resumed();
+        }
         let (answer, finishing) = channel();
         let domain = self.domain.clone();
         let finish = move || {
@@ -185,6 +190,16 @@ impl<'a> Supervisor<'a> {
             self.watch = self.daemon.open().ok().map(|connection| (connection, QUESTIONS));
         }
         Ok(())
+    }
+
+    /// Waits until libvirt has noticed that QEMU goes on: before, it takes the load for failed.
+    fn await_resumed(&self) {
+        let until = Instant::now() + RESUMES;
+        let has_failed =
+            |state: Option<State>| state.and_then(State::why) == Some(Why::PostcopyFailed);
+        while self.daemon.state(self.domain).is_ok_and(has_failed) && Instant::now() < until {
+            thread::sleep(LATER);
+        }
     }
 
     /// Asks for the VM's state, and prints it once the CPUs run.
