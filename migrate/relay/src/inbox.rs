@@ -4,6 +4,7 @@
 use pages::Slot;
 use pipeline::{Popped, Reorder, Results};
 use session::{Header, RunningHash, Session, SessionError};
+use std::sync::mpsc::Receiver;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,11 +12,16 @@ use std::time::Instant;
 /// (W11).
 const WINDOW: usize = 2048;
 
+/// A chunk that gets pages of the destination's seed (W29b).
+pub(crate) type Filling = Receiver<Result<Slot, SessionError>>;
+
 /// A sequenced frame, decoded.
 pub(crate) struct Arrived {
     pub(crate) header: Header,
     /// DATA: the chunk in the first `plain_len` bytes, or the error from decoding it.
     pub(crate) chunk: Option<Result<Slot, SessionError>>,
+    /// In place of `chunk`: other threads still put pages into it.
+    pub(crate) filling: Option<Filling>,
     /// The checksum of those bytes, if a codec thread has computed it.
     pub(crate) checksum: Option<u64>,
 }

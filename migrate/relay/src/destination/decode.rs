@@ -1,6 +1,7 @@
 //! The work of the destination's codec threads: decoding and unpacking units.
 
 use super::histories::{Histories, Turn};
+use super::seed::{Filled, SessionSeed};
 use crate::inbox::Arrived;
 use crate::units::{CHUNKS_ON_DEVICE, PIECES_ON_DEVICE};
 use codec::{Codec, Decoder, PartHeader, UnitHeader};
@@ -88,6 +89,8 @@ pub(crate) struct DecodeJob {
     pub(crate) chunk: Slot,
     /// The unit's place in a history of the session, if it is a part of one (W29a).
     pub(crate) history: Option<(PartHeader, Arc<Parts>)>,
+    /// The pages that this host has already (W29b).
+    pub(crate) seed: Arc<SessionSeed>,
 }
 
 impl DecodeJob {
@@ -138,9 +141,14 @@ impl DecodeJob {
 
     /// Makes the arrived frame, whose checksum is that of the unit.
     fn arrived(self, result: Result<(), SessionError>) -> Arrived {
-        let Self { header, unit, chunk, .. } = self;
-        let chunk = result.map(|()| chunk);
-        Arrived { header, chunk: Some(chunk), checksum: Some(unit.checksum) }
+        let Self { header, unit, chunk, seed, .. } = self;
+        let checksum = Some(unit.checksum);
+        let (chunk, filling) = match result.and_then(|()| seed.begin(&header, chunk)) {
+            Ok(Filled::Later(filling)) => (None, Some(filling)),
+            Ok(Filled::Already(chunk)) => (Some(Ok(chunk)), None),
+            Err(error) => (Some(Err(error)), None),
+        };
+        Arrived { header, chunk, filling, checksum }
     }
 
     /// Makes the chunk from the device's output; returns the job if that output is wrong.
@@ -269,7 +277,8 @@ mod tests {
         let unit = UnitHeader { checksum, ..UnitHeader::of(packed, encoded) };
         let mut header = Header::free(FrameType::Data, 0);
         (header.flags, header.plain_len) = (FLAG_PACKED, u32::try_from(plain_len).unwrap());
-        let job = DecodeJob { header, unit, payload, chunk, history: None };
+        let seed = Arc::new(SessionSeed::new(0, PAGE));
+        let job = DecodeJob { header, unit, payload, chunk, history: None, seed };
         job.run(&mut DecodeContext::new(None))
     }
 

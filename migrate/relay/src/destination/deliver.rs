@@ -3,6 +3,7 @@
 
 mod write;
 
+use super::seed::Filled;
 use super::shared::{Event, Shared};
 use crate::inbox::{Arrived, Inbox, Receipt};
 use crate::packaged::PackagedEnd;
@@ -122,7 +123,13 @@ impl Delivery<'_> {
             seq: header.seq,
             detail: detail.to_string(),
         };
-        match (header.kind, arrived.chunk) {
+        let seed = &self.shared.seed;
+        let chunk = match &arrived.filling {
+            // Only this stream waits for the disk of the seed.
+            Some(filling) => Some(seed.wait(filling)),
+            None => arrived.chunk,
+        };
+        match (header.kind, chunk) {
             (FrameType::Open, _) if self.kind.is_none() => {
                 self.open(stream_kind::of_flags(header.flags))?;
             }
@@ -216,8 +223,13 @@ impl Delivery<'_> {
         mut checksum: Option<u64>,
     ) -> Result<(), Stop> {
         if header.table_len > 0 {
-            // Here and not in a codec thread: only this stream waits for the disk.
-            chunk = self.shared.seed.fill(&header, chunk)?;
+            if checksum.is_none() {
+                // A chunk that no codec thread had.
+                chunk = match self.shared.seed.begin(&header, chunk)? {
+                    Filled::Already(chunk) => chunk,
+                    Filled::Later(filling) => self.shared.seed.wait(&filling)?,
+                };
+            }
             self.undo_deltas(&header, &mut chunk)?;
             checksum = None;
         }

@@ -43,7 +43,7 @@ fn deliver(
 ) -> Result<(), SessionError> {
     let mut inbox = Inbox::new(stream, queue);
     let mut server: Option<Arc<QemuSocket>> = None;
-    while let Some(Arrived { header, chunk, checksum }) = inbox.next()? {
+    while let Some(Arrived { header, chunk, checksum, .. }) = inbox.next()? {
         // Frames still queued at the end are dropped.
         if shared.has_ended() {
             return Ok(());

@@ -68,7 +68,7 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
     let header = frame.header;
     let results = stream(shared, header.stream)?;
     let Some((unit, payload)) = frame.unit else {
-        let _ = results.push(Arrived { header, chunk: None, checksum: None });
+        let _ = results.push(Arrived { header, chunk: None, filling: None, checksum: None });
         return Ok(());
     };
     let history = if header.flags & FLAG_HISTORY == 0 {
@@ -82,14 +82,20 @@ fn take(shared: &Arc<Shared>, frame: Incoming) -> Result<(), SessionError> {
         Some((part, shared.histories.clone()))
     };
     if unit.codec == Codec::Raw && header.flags & FLAG_PACKED == 0 {
-        let _ = results.push(Arrived { header, chunk: Some(Ok(payload)), checksum: None });
+        let _ = results.push(Arrived {
+            header,
+            chunk: Some(Ok(payload)),
+            filling: None,
+            checksum: None,
+        });
         return Ok(());
     }
     // An honest peer does not exceed its credit, so a buffer is always free (W13).
     let chunk =
         shared.session.plain().take().ok_or(SessionError::Credit { stream: header.stream })?;
     // This waits for the codec threads, which wait for no stream.
-    let job = DecodeJob { header, unit, payload, chunk, history };
+    let seed = shared.seed.clone();
+    let job = DecodeJob { header, unit, payload, chunk, history, seed };
     shared.pool.submit_wait(job, &results).map_err(|_| {
         let reason = "the codec threads of this receiver have ended".into();
         SessionError::Local { reason }

@@ -165,7 +165,7 @@ fn write_back(
 ) -> Result<(), SessionError> {
     // A client that has gone takes nothing any more; its end goes to the server.
     let mut has_gone = false;
-    while let Some(Arrived { header, chunk, checksum }) = inbox.next()? {
+    while let Some(Arrived { header, chunk, checksum, .. }) = inbox.next()? {
         let receipt = match (header.kind, chunk) {
             (FrameType::Data, Some(chunk)) => {
                 let chunk = chunk?;

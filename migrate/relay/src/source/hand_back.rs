@@ -32,7 +32,7 @@ fn hand_back(
     let mut inbox = Inbox::new(stream.id, queue);
     let mut sniffer = ReturnPath::default();
     let mut shut_ok = false;
-    while let Some(Arrived { header, chunk, checksum }) = inbox.next()? {
+    while let Some(Arrived { header, chunk, checksum, .. }) = inbox.next()? {
         let receipt = match chunk {
             Some(chunk) => {
                 let slot = chunk?;

@@ -50,7 +50,8 @@ impl Sink for SourceSink {
             }
             unit => unit.map(|(_, slot)| Ok(slot)),
         };
-        let _ = results.push(Arrived { header: frame.header, chunk, checksum: None });
+        let _ =
+            results.push(Arrived { header: frame.header, chunk, filling: None, checksum: None });
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use anyhow::{ensure, Context, Result};
 use clap::Parser;
 use vm_tests::bench::large_vm;
 use vm_tests::table::{render, to_f64};
-use vm_tests::{cleanup, platen, Lab, Method, Outcome, Patience, Rate, Vm};
+use vm_tests::{cleanup, platen, Lab, Method, Outcome, Patience, Rate, Vm, VmSpec};
 
 /// Migrates a VM away and back, with a seed and without one, and prints medians.
 #[derive(Debug, Parser)]
@@ -39,6 +39,9 @@ struct Options {
     /// Seconds for which the guest writes.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
+    /// Both QEMUs touch their memory first (`-mem-prealloc`).
+    #[arg(long)]
+    prealloc: bool,
     /// Further flags of `platen migrate`.
     #[arg(long, allow_hyphen_values = true, value_delimiter = ' ')]
     flags: Vec<String>,
@@ -54,6 +57,7 @@ fn bench(options: &Options) -> Result<()> {
     cleanup::install()?;
     let lab = Lab::new()?;
     let spec = large_vm(&options.qemu, options.data, 300.max(options.data / 2))?;
+    let spec = VmSpec { prealloc: options.prealloc, ..spec };
     let mut vm = lab.boot(&spec, options.data)?;
     lab.net.shape(if options.link == 0 { Rate::Unlimited } else { Rate::Mbit(options.link) })?;
     let mut runs: [Vec<Outcome>; 3] = Default::default();
