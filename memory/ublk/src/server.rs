@@ -187,6 +187,13 @@ impl Server {
         disk(self.id)
     }
 
+    /// Whether the driver still has the device. A queue that ends without an error may be that of a
+    /// disk which another process has removed, or the driver has ended the requests of this server
+    /// in place of those of the dead one: its work that does so can come after the takeover.
+    pub fn is_there(&mut self) -> bool {
+        self.control.info(self.id).is_ok_and(|info| info.state != DiskState::Dead)
+    }
+
     /// Waits up to `timeout` for a queue to end; `None` if none has.
     pub fn wait(&self, timeout: Duration) -> Option<(u16, Result<(), QueueError>)> {
         self.ends.recv_timeout(timeout).ok()

@@ -55,7 +55,7 @@ pub(super) fn serve(
     supervisor: &Supervisor,
 ) -> anyhow::Result<()> {
     let by_nbd = |listener: UnixListener| nbd.serve(&listener, say).context("serving NBD");
-    let Some(disk) = disk else {
+    let Some(mut disk) = disk else {
         let listener = listener.context("no transport")?;
         if plan.args.swap {
             // Replies need kernel memory. A thread that sends them must not wait for the writeback
@@ -80,6 +80,9 @@ pub(super) fn serve(
             None => {
                 disk.stop().with_context(|| format!("device {}", plan.args.name))?;
                 other
+            }
+            Some((_, Ok(()))) if disk.is_there() => {
+                bail!("the driver has ended requests of {}, which is there", disk.disk().display())
             }
             // Another process has removed the disk.
             Some((_, Ok(()))) => bail!("{} is gone", disk.disk().display()),
