@@ -178,7 +178,7 @@ struct Playing {
     pushed: Option<Unit>,
     /// The time from which the next background pages may be sent.
     due: Instant,
-    /// The time of QEMU's last message, and [`SILENCE`].
+    /// The time of QEMU's last message, or of the answer to it, and [`SILENCE`].
     heard: Instant,
     silence: Duration,
 }
@@ -322,6 +322,8 @@ impl Playing {
             match message {
                 Message::Pages { .. } => {
                     self.player.server.answer(&message, read, &mut self.socket)?;
+                    // The image's disk, or its host, may have taken minutes: QEMU was not silent.
+                    self.heard = Instant::now();
                     asked = true;
                 }
                 Message::Pong(DEVICES_LOADED) if self.running.is_none() => {
@@ -401,8 +403,9 @@ mod tests {
         let mut request = vec![0, 3, 0, 16];
         request.extend([0, 0, 0, 0, 0, 0, 0x30, 0, 0, 0, 0x10, 0, 3]);
         there.write_all(&[&request, &b"ram"[..]].concat()).unwrap();
-        let before = playing.heard;
         playing.socket.wait(Duration::from_secs(600)).unwrap();
+        // The answer takes its time from here on, and counts as no silence.
+        let before = Instant::now();
         while !playing.messages(&mut |_| {}).unwrap() {
             playing.socket.read().unwrap();
         }

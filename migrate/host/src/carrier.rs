@@ -97,6 +97,10 @@ impl Carrier {
         {
             let mut state = self.lock();
             service.send(&state.record, state.door.as_ref().map(AsFd::as_fd))?;
+            // It was accepted behind the end, which the end of its channel tells it.
+            if state.record.phase == Phase::Ended {
+                return Ok(());
+            }
             state.services.push(Service { channel: service.clone(), is_behind: false });
         }
         spawn("service", move || {
@@ -214,6 +218,24 @@ mod tests {
         assert!(DoorListener::open(&address, &users).is_err(), "the migration has the door");
         carrier.end(Status::Completed, None);
         DoorListener::open(&address, &users).unwrap();
+    }
+
+    /// Its process may go on for minutes, to write a seed.
+    #[test]
+    fn a_service_that_comes_behind_the_end_is_told_and_let_go() {
+        let run = tempfile::tempdir().unwrap();
+        let (service, _theirs) = Channel::pair().unwrap();
+        let (links, _taken) = mpsc::channel();
+        let begin = Record { id: "1".into(), ..Record::default() };
+        let carrier = Carrier::start(run.path(), begin, service, None, links.clone()).unwrap();
+        carrier.end(Status::Completed, None);
+        let (late, theirs) = Channel::pair().unwrap();
+        carrier.follow(late, links).unwrap();
+        let theirs = Channel::from(theirs);
+        theirs.set_patience(Some(Duration::from_secs(5))).unwrap();
+        let (record, door) = theirs.receive::<Record>().unwrap().unwrap();
+        assert!(record.phase == Phase::Ended && door.is_none());
+        assert!(theirs.receive::<Record>().unwrap().is_none(), "the end of the channel");
     }
 
     /// It was stopped, as by a debugger.

@@ -193,10 +193,15 @@ impl Registry {
     /// Records the end of a carrier that is not there any more. It may have ended in order since
     /// its record was read: its own record of the end stays.
     fn bury_unless_ended(&self, found: &Record) {
-        let last = read_record(&self.folder.join(format!("{}.json", found.id)));
-        if last.is_none_or(|last| last.phase != Phase::Ended) {
+        if !self.has_ended(&found.id) {
             self.bury(found);
         }
+    }
+
+    /// Whether a carrier has recorded the end of its migration.
+    fn has_ended(&self, id: &str) -> bool {
+        let last = read_record(&self.folder.join(format!("{id}.json")));
+        last.is_some_and(|last| last.phase == Phase::Ended)
     }
 
     /// Records the end of a carrier that could not do so itself.

@@ -251,6 +251,7 @@ impl Drive<'_> {
             // The outcome is better than the doubt, as long as other VMs keep the evacuation here.
             State::Left(mut migration) => match migration.ended() {
                 Some(status) => self.ended(vm, migration, status),
+                None if migration.has_moved() => State::Moved(migration),
                 None => State::Left(migration),
             },
             State::Ended(migration, status, at)
@@ -410,6 +411,13 @@ mod tests {
         (0..3).for_each(|_| drive.look(0));
         assert!(matches!(drive.states[0], State::Moved(_)), "{:?}", drive.states[0]);
         assert_eq!(drive.schedule.next(Duration::ZERO), Some(1), "the next VM");
+        // One that was left as in doubt before has moved, too.
+        let State::Moved(migration) = std::mem::replace(&mut drive.states[0], State::Judged) else {
+            unreachable!()
+        };
+        drive.states[0] = State::Left(migration);
+        drive.look(0);
+        assert!(matches!(drive.states[0], State::Moved(_)), "{:?}", drive.states[0]);
         // The interrupt ends the process by a signal, which is no failure of the migration.
         drive.interrupt(true);
         while !drive.is_over() {

@@ -13,10 +13,12 @@ use crate::say::{printable, say};
 use crate::size::Size;
 use anyhow::{ensure, Context};
 use clap::Args;
-use image::{Image, Options, RamBlock, SaveInfo, State, Store, Summary, Writer};
+use image::{
+    Collected, Image, Options, RamBlock, SaveInfo, State, Store, Summary, WriteError, Writer,
+};
 use relay::PageSink;
 use serde_json::{json, Value};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -121,6 +123,8 @@ impl Departure {
                 number += 1;
             }
         }
+        // The disk needs its room.
+        drop(file);
         let saved = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let facts = json!({
             "platen": env!("CARGO_PKG_VERSION"), "seed": true, "name": label, "saved": saved,
@@ -132,7 +136,7 @@ impl Departure {
             self.store.remove(&name)?;
         }
         let summary = finished.link()?;
-        if let Err(error) = self.prune(&name) {
+        if let Err(error) = self.prune(&name, || self.store.collect(Options::default())) {
             say(&format!("cannot keep the seeds below --seed-limit: {error:#}"));
         }
         Ok((name, pages, summary))
@@ -149,13 +153,23 @@ impl Departure {
         Ok(true)
     }
 
-    /// While the packs have more bytes than the limit, removes those that no save names, and then
-    /// the oldest seeds but `new`.
-    fn prune(&self, new: &str) -> anyhow::Result<()> {
+    /// While the packs have more bytes than the limit, removes those that no save names, by
+    /// `collect`, and then the oldest seeds but `new`.
+    fn prune(
+        &self,
+        new: &str,
+        mut collect: impl FnMut() -> Result<Collected, WriteError>,
+    ) -> anyhow::Result<()> {
         while self.store.pack_bytes()? > self.limit {
             // The former seeds of this VM have left packs. While another process saves, nothing
             // can be freed, and it would be in vain to remove a seed.
-            let is_busy = self.store.collect(Options::default())?.busy;
+            let collected = collect();
+            let is_busy = match &collected {
+                Ok(collected) => collected.busy,
+                // There is no room to rewrite a save. Without the oldest seed there is more.
+                Err(WriteError::Io { source, .. }) if is_full(source) => false,
+                Err(_) => return collected.map(drop).map_err(Into::into),
+            };
             if is_busy || self.store.pack_bytes()? <= self.limit {
                 break;
             }
@@ -167,7 +181,10 @@ impl Departure {
                     oldest = oldest.into_iter().chain([(saved, name)]).min();
                 }
             }
-            let Some((_, name)) = oldest else { break };
+            let Some((_, name)) = oldest else {
+                collected?;
+                break;
+            };
             say(&format!(
                 "removed the seed {}: the store is full (--seed-limit)",
                 printable(&name)
@@ -176,6 +193,10 @@ impl Departure {
         }
         Ok(())
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    [ErrorKind::StorageFull, ErrorKind::QuotaExceeded].contains(&error.kind())
 }
 
 fn facts(bytes: &[u8]) -> Value {
@@ -296,6 +317,21 @@ mod tests {
         drop(saving);
         departs(folder.path(), "d", 4, 1);
         assert_eq!(store.names().unwrap(), ["seed-d"]);
+    }
+
+    #[test]
+    fn without_room_to_rewrite_saves_the_oldest_seed_is_removed_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::create(folder.path()).unwrap();
+        departs(folder.path(), "a", 1, SEED_LIMIT);
+        departs(folder.path(), "b", 2, SEED_LIMIT);
+        let departure = Departure::begin(folder.path(), 1, 4096).unwrap();
+        let full = || {
+            let (path, source) = (folder.path().to_owned(), ErrorKind::StorageFull.into());
+            Err(WriteError::Io { what: "write", path, source })
+        };
+        departure.prune("seed-b", full).unwrap_err();
+        assert_eq!(store.names().unwrap(), ["seed-b"]);
     }
 
     #[test]

@@ -68,7 +68,11 @@ impl Registry {
         for (channel, record) in reached {
             let channel = match channel {
                 Ok(channel) => channel,
-                Err(error) if is_absence(&error) && !is_carrier(record.pid) => {
+                // The process may live on behind the end, to write a seed.
+                Err(error)
+                    if is_absence(&error)
+                        && (!is_carrier(record.pid) || self.has_ended(&record.id)) =>
+                {
                     self.bury_unless_ended(&record);
                     continue;
                 }
@@ -113,7 +117,8 @@ impl Registry {
             match Channel::connect(&path) {
                 Ok(channel) => break Arc::new(channel),
                 Err(error) if is_absence(&error) => {
-                    if !is_carrier(record.pid) || Instant::now() >= until {
+                    let has_gone = !is_carrier(record.pid) || self.has_ended(&record.id);
+                    if has_gone || Instant::now() >= until {
                         return None;
                     }
                 }

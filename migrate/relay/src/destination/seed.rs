@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The pages are on a disk, which may hang. Threads of the session read them, and the stream's
-//! writer waits for a chunk no longer than [`READS`]. No codec thread waits: other sessions share
-//! them, and a VM of theirs may be stopped.
+//! writer waits for a chunk until none was read for [`READS`]. No codec thread waits: other
+//! sessions share them, and a VM of theirs may be stopped.
 
 use crate::error::RelayError;
 use crate::inbox::Filling;
@@ -14,12 +14,13 @@ use crate::threads::spawn;
 use delta::SeedPages;
 use pages::Slot;
 use session::{Header, SessionError};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Sender};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// How long the pages of one chunk may take to be read.
+/// How long a chunk is waited for while the disk gives no chunk at all: many chunks of other
+/// streams may be in front of it.
 const READS: Duration = Duration::from_secs(10);
 /// Threads that read pages. One keeps up with a link of some Gbit/s.
 const READERS: usize = 4;
@@ -49,6 +50,8 @@ pub(crate) struct SessionSeed {
     pages: OnceLock<Arc<dyn SeedPages>>,
     /// To the reader threads, which start with the first chunk. The credits bound the queue.
     requests: Mutex<Option<Sender<Request>>>,
+    /// Chunks that were read.
+    done: Arc<AtomicU64>,
     /// A reader has not answered in time.
     hangs: AtomicBool,
 }
@@ -57,7 +60,7 @@ impl SessionSeed {
     /// Creates a seed without pages. The first page has slot `base`.
     pub(crate) fn new(base: u32, page_size: usize) -> Self {
         let (pages, requests, hangs) = (OnceLock::new(), Mutex::default(), AtomicBool::new(false));
-        Self { base, page_size, pages, requests, hangs }
+        Self { base, page_size, pages, requests, done: Arc::default(), hangs }
     }
 
     /// Sets the pages, once.
@@ -112,12 +115,25 @@ impl SessionSeed {
     /// Waits for a chunk.
     ///
     /// # Errors
-    /// The table is invalid; a page is damaged, cannot be read, or takes longer than [`READS`].
+    /// The table is invalid; a page is damaged or cannot be read; no chunk is read for [`READS`].
     pub(super) fn wait(&self, filling: &Filling) -> Result<Slot, SessionError> {
-        filling.recv_timeout(READS).unwrap_or_else(|_| {
-            self.hangs.store(true, Ordering::Release);
-            Err(hangs())
-        })
+        self.wait_within(filling, READS)
+    }
+
+    fn wait_within(&self, filling: &Filling, limit: Duration) -> Result<Slot, SessionError> {
+        loop {
+            // Relaxed: only whether the number changes counts.
+            let before = self.done.load(Ordering::Relaxed);
+            match filling.recv_timeout(limit) {
+                Ok(filled) => return filled,
+                // The disk is slow, and answers.
+                Err(RecvTimeoutError::Timeout) if self.done.load(Ordering::Relaxed) != before => {}
+                Err(_) => {
+                    self.hangs.store(true, Ordering::Release);
+                    return Err(hangs());
+                }
+            }
+        }
     }
 
     /// Starts the threads that read. They end with the session.
@@ -125,7 +141,7 @@ impl SessionSeed {
         let (requests, inbox) = channel::<Request>();
         let inbox = Arc::new(Mutex::new(inbox));
         for _ in 0..READERS {
-            let (pages, inbox) = (pages.clone(), inbox.clone());
+            let (pages, inbox, done) = (pages.clone(), inbox.clone(), self.done.clone());
             let (page_size, base) = (self.page_size, self.base);
             spawn("seed-read", move || {
                 let mut reader = pages.reader();
@@ -136,6 +152,7 @@ impl SessionSeed {
                     let (plain, table) = chunk.split_at_mut(len);
                     let table = &table[..table_len];
                     let filled = delta::fill(plain, table, page_size, slots, &mut *reader);
+                    done.fetch_add(1, Ordering::Relaxed);
                     // The session may have ended.
                     let _ =
                         answer.send(filled.map(|_| chunk).map_err(|error| bad(&error.to_string())));
@@ -192,10 +209,8 @@ mod tests {
         }
     }
 
-    /// Codec threads, which other sessions share, call `begin`.
-    #[test]
-    fn chunks_are_begun_while_the_disk_does_not_answer() {
-        let (disk, answers) = channel();
+    /// A seed, and 16 chunks that the readers have.
+    fn begun(answers: Receiver<()>) -> (SessionSeed, Vec<Filling>) {
         let seed = SessionSeed::new(0, PAGE);
         seed.open(Arc::new(Slow(Arc::new(Mutex::new(answers)))));
         let mut known = Known::default();
@@ -203,7 +218,7 @@ mod tests {
         known.learn(&delta::offer(0, &[0; 32], &[hash])).unwrap();
         let arena = Arena::new(16, 1 << 16).unwrap();
         let mut header = Header::free(FrameType::Data, 0);
-        let begun: Vec<Filling> = (0..16)
+        let begun = (0..16)
             .map(|_| {
                 let mut chunk = arena.take().unwrap();
                 chunk[..PAGE].fill(7);
@@ -218,9 +233,40 @@ mod tests {
                 }
             })
             .collect();
+        (seed, begun)
+    }
+
+    /// Codec threads, which other sessions share, call `begin`.
+    #[test]
+    fn chunks_are_begun_while_the_disk_does_not_answer() {
+        let (disk, answers) = channel();
+        let (seed, begun) = begun(answers);
         drop(disk);
         for filling in begun {
             assert!(seed.wait(&filling).unwrap()[..PAGE] == [7; PAGE]);
         }
+    }
+
+    /// The last chunk waits behind 15 others, which may be those of other streams.
+    #[test]
+    fn a_disk_that_is_slow_and_answers_is_waited_for() {
+        let limit = Duration::from_secs(5);
+        let (disk, answers) = channel();
+        let (seed, begun) = begun(answers);
+        let slow = std::thread::spawn(move || {
+            for _ in 0..16 {
+                std::thread::sleep(limit / 12);
+                disk.send(()).unwrap();
+            }
+            disk
+        });
+        let last = begun.last().unwrap();
+        assert!(seed.wait_within(last, limit).unwrap()[..PAGE] == [7; PAGE]);
+        drop(slow.join().unwrap());
+        // A disk that answers nothing is not waited for.
+        let (disk, answers) = channel();
+        let (seed, begun) = self::begun(answers);
+        assert!(seed.wait_within(&begun[15], limit / 50).is_err());
+        drop(disk);
     }
 }
