@@ -72,28 +72,31 @@ fn streams(hop: &Hop<'_>) -> String {
     }
 }
 
+fn shown(count: Option<u64>) -> String {
+    count.map_or("–".to_owned(), |count| count.to_string())
+}
+
+/// The columns of a row beside those that name it.
+const COMPARED: [&str; 8] = [
+    "GB/s",
+    "computed",
+    "measured / computed",
+    "computed limit",
+    "sender, CPU s/GiB",
+    "receiver, CPU s/GiB",
+    "busiest thread",
+    "CPUs busy",
+];
+
 fn by_threads(hops: &[Hop<'_>], cpus: f64) -> Table {
-    let head = [
-        "streams",
-        "codec",
-        "codec threads",
-        "GB/s",
-        "computed",
-        "measured / computed",
-        "computed limit",
-        "sender, CPU s/GiB",
-        "receiver, CPU s/GiB",
-        "busiest thread",
-        "CPUs busy",
-    ];
+    let head = [&["streams", "codec", "codec threads"][..], &COMPARED].concat();
     let mut table = Table::new("Both relays, TLS, 8 links", &head);
     for hop in hops {
         let one = hops.iter().find(|one| {
             (one.channels, &one.codec, one.threads) == (hop.channels, &hop.codec, Some(1))
         });
         let model = one.and_then(|one| computed(one, hop.threads, cpus));
-        let threads = hop.threads.map_or("–".to_owned(), |count| count.to_string());
-        let first = [streams(hop), hop.codec.clone(), threads, cell(hop.speed(), 2)];
+        let first = [streams(hop), hop.codec.clone(), shown(hop.threads), cell(hop.speed(), 2)];
         let cells = [&first[..], &compared(hop, model), &used(hop)].concat();
         table.row(None, cells);
     }
@@ -101,27 +104,13 @@ fn by_threads(hops: &[Hop<'_>], cpus: f64) -> Table {
 }
 
 fn by_links(links: &[Hop<'_>], auto: &[Hop<'_>], cpus: f64) -> Table {
-    let head = [
-        "streams",
-        "codec",
-        "codec threads",
-        "links",
-        "GB/s",
-        "computed",
-        "measured / computed",
-        "computed limit",
-        "sender, CPU s/GiB",
-        "receiver, CPU s/GiB",
-        "busiest thread",
-        "CPUs busy",
-    ];
+    let head = [&["streams", "codec", "codec threads", "links"][..], &COMPARED].concat();
     let mut table = Table::new("Both relays, TLS, by the number of links", &head);
     for hop in links.iter().chain(auto) {
         // The model has a link for each stream, and knows nothing of what auto chooses.
         let is_modelled = hop.codec == "none" && hop.links == Some(hop.channels.max(1));
         let model = is_modelled.then(|| computed(hop, hop.threads, cpus)).flatten();
-        let number = |count: Option<u64>| count.map_or("–".to_owned(), |count| count.to_string());
-        let first = [streams(hop), hop.codec.clone(), number(hop.threads), number(hop.links)];
+        let first = [streams(hop), hop.codec.clone(), shown(hop.threads), shown(hop.links)];
         let speed = [cell(hop.speed(), 2)];
         table.row(None, [&first[..], &speed, &compared(hop, model), &used(hop)].concat());
     }
