@@ -13,8 +13,7 @@ use crate::part::{part, read_at};
 use crate::{Damage, ImageFile, Shape};
 use varint::{unzigzag, zigzag};
 
-/// Keyed hash of a page; two pages with one hash are equal.
-pub(crate) type PageHash = [u8; 16];
+pub(crate) use delta::PageHash;
 
 /// The least length of an entry of a table of packs, bytes.
 const REF_LEN: usize = 17;

@@ -1,6 +1,9 @@
 //! A save: the file of a store that names a saved VM, its device state, and the place of each page
 //! in the packs.
 
+use std::fs::File;
+use std::path::Path;
+
 use crate::index::{put_blocks, read_blocks, Block, Cursor};
 use crate::layout::{image_header, Form, Trailer, HEADER_LEN, MAX_INDEX, TRAILER_LEN};
 use crate::pack::{put_refs, read_refs, PackRef};
@@ -50,6 +53,12 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    /// Reads the parts of the file at `path`.
+    pub(crate) fn open(path: &Path) -> Result<Self, Damage> {
+        let file = File::open(path).map_err(|error| Damage::io("the save", error))?;
+        Self::read(&file.into())
+    }
+
     /// Reads the parts of an open file; rule I6.
     pub(crate) fn read(file: &ImageFile) -> Result<Self, Damage> {
         let len = file.len().map_err(|error| Damage::io("the image's length", error))?;

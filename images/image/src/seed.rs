@@ -53,7 +53,7 @@ impl SeedPacks {
                     let none = std::io::ErrorKind::NotFound.into();
                     return Err(failed(Damage::io(STORE_FILE, none)));
                 };
-                let save = parts_of_save(path).map_err(failed)?;
+                let save = Parts::open(path).map_err(failed)?;
                 let packs: Vec<u128> = save.packs.iter().map(|pack| pack.id).collect();
                 (store, packs, Some(save))
             }
@@ -204,12 +204,6 @@ fn all_packs(folder: &Path) -> Result<Vec<u128>, Damage> {
     }
     packs.sort_unstable_by(|one, other| other.cmp(one));
     Ok(packs.into_iter().map(|(_, id)| id).collect())
-}
-
-/// The save, which names its packs.
-fn parts_of_save(path: &Path) -> Result<Parts, Damage> {
-    let file = File::open(path).map_err(|error| Damage::io("the save", error))?;
-    Parts::read(&file.into())
 }
 
 /// Whether each page of `packs` is one of the save. `firsts` as in [`SeedPacks`].

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{read_dir, File};
 use std::path::Path;
 
-use aws_lc_rs::digest::{Context, SHA256};
+use delta::page_hash;
 
 use crate::pack::{open_pack, Base, Pack, PackRef, PageHash, PACKS};
 use crate::packs::{Packs, Places};
@@ -63,7 +63,7 @@ impl Sharing {
         let mut damaged = 0;
         // Without its parent a save is complete, but larger.
         let parent = parent.and_then(|name| {
-            let parts = parent_parts(&folder.join(name)).inspect_err(|_| damaged += 1).ok()?;
+            let parts = Parts::open(&folder.join(name)).inspect_err(|_| damaged += 1).ok()?;
             // The slots of a save with units of another shape stand for other pages.
             (parts.shape == shape).then_some(parts)
         });
@@ -266,20 +266,6 @@ impl Parent {
         let blocks = parts.index.blocks.into_iter().map(|block| (block.name.clone(), block));
         Self { places, blocks: blocks.collect(), by_number: Vec::new() }
     }
-}
-
-fn parent_parts(path: &Path) -> Result<Parts, Damage> {
-    let file = File::open(path).map_err(|error| Damage::io("the save", error))?;
-    Parts::read(&file.into())
-}
-
-/// The hash of a page: the first 16 bytes of SHA-256 over the store's key and the page. A guest
-/// that does not know the key cannot look for two pages with one hash.
-pub(crate) fn page_hash(key: &[u8; 32], page: &[u8]) -> PageHash {
-    let mut context = Context::new(&SHA256);
-    context.update(key);
-    context.update(page);
-    context.finish().as_ref()[..16].try_into().expect("16 of 32 bytes")
 }
 
 /// The id of the pack that a file's name states; `None` if the name is no pack's.

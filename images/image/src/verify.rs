@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use delta::page_hash;
 use twox_hash::xxhash3_128::Hasher;
 
 use crate::layout::{Trailer, HEADER_LEN, TRAILER_LEN};
 use crate::pack::PageHash;
 use crate::packs::OpenPack;
 use crate::part::read_at;
-use crate::sharing::page_hash;
 use crate::{Content, Damage, Image, ImageFile, Store, Units, WriteError};
 
 /// The result of [`verify`].

@@ -173,7 +173,7 @@ fn damaged_units_are_not_offered_and_a_later_damage_is_named() {
 fn other_places_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let said = |path: &Path, size| {
-        let error = anyhow_chain(&SeedPacks::open(path, size, MOST).unwrap_err());
+        let error = chain(&SeedPacks::open(path, size, MOST).unwrap_err());
         assert!(error.contains(&path.display().to_string()), "{error}");
         error
     };
@@ -188,7 +188,7 @@ fn other_places_are_named() {
 }
 
 /// An error with its causes.
-fn anyhow_chain(error: &dyn std::error::Error) -> String {
+fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

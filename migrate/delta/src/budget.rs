@@ -1,4 +1,5 @@
-//! The cost that storing pages may have while no page is known to be sent again.
+//! The cost that storing pages, and looking them up in a seed, may have while neither gains
+//! anything.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,7 +9,8 @@ use std::time::Duration;
 /// much as the sender, so that is 3 % of both ends' time.
 const PART: u32 = 50;
 
-/// CPU time spent on pages that may never be sent again.
+/// CPU time spent on pages that may never be sent again, and on look-ups of pages that the seed
+/// does not have. All streams of a source share it.
 ///
 /// A page has to be stored when it is sent first, or the second time brings no difference. On an
 /// idle guest nothing is sent twice, and most of the cost is memory that is touched first: 0.6 CPU
