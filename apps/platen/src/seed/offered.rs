@@ -22,6 +22,13 @@ impl Seed for StoreSeed {
     fn open(&self, page_size: usize) -> Result<Arc<dyn SeedPages>, String> {
         let packs = SeedPacks::open(&self.0, page_size, MAX_SEED);
         let packs = packs.map_err(|error| format!("{:#}", anyhow::Error::new(error)))?;
+        if packs.pages() == 0 {
+            let path = self.0.display();
+            return Err(format!(
+                "{path} has no packs with pages of {page_size} bytes (nor has an image in one file: \
+                 import it into a store)"
+            ));
+        }
         Ok(Arc::new(OpenSeed(Arc::new(packs))))
     }
 }
@@ -73,6 +80,23 @@ pub(crate) fn source_seed(settings: Option<Settings>) -> u32 {
 mod tests {
     use super::*;
     use image::{Options, RamBlock, State, Store, Writer};
+
+    #[test]
+    fn a_store_without_pages_and_an_image_in_one_file_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::create(folder.path()).unwrap();
+        let path = folder.path().join("vm");
+        let said = |path: &Path| StoreSeed::at(path).open(4096).unwrap_err();
+        assert!(said(folder.path()).contains("has no packs with pages of 4096 bytes"));
+        let mut writer = Writer::create(&path, Options::default()).unwrap();
+        let ram = RamBlock { name: "ram".into(), len: 4096, host_page: 0 };
+        writer.blocks(4096, &[ram]).unwrap();
+        writer.page(0, 0, &[&[1; 8], &[0; 4088][..]].concat()).unwrap();
+        writer.finish(&State::default()).unwrap().link().unwrap();
+        assert_eq!(store.names().unwrap(), ["vm"]);
+        let said = said(&path);
+        assert!(said.contains("vm has no packs") && said.contains("import it"), "{said}");
+    }
 
     /// As a VM whose memory is larger than the most pages of a seed: a pack has up to 32 GiB.
     #[test]

@@ -19,6 +19,8 @@ use stream::Token;
 const QUEUED: usize = 128;
 /// The part of the disk that stays free: one in this many blocks.
 const FREE: u64 = 20;
+/// More pages than any VM has.
+const ENDED: u64 = 1 << 60;
 /// Bytes between two looks at the free space.
 const LOOK: u64 = 32 << 20;
 
@@ -71,21 +73,24 @@ impl Spool {
 
 impl PageSink for Spool {
     fn chunk(&self, bytes: &[u8], tokens: &[Token], page_size: usize, ram: u64) {
+        // Behind the first pass, pages are sent again. More than the RAM has are never needed.
+        let most = if ram == 0 { ENDED } else { ram / self.page_size as u64 };
+        if page_size != self.page_size || self.taken.load(Ordering::Relaxed) >= most {
+            return;
+        }
         let pages = pages_of(bytes, tokens, page_size);
         let count = (pages.len() / page_size) as u64;
-        // Behind the first pass, pages are sent again. More than the RAM has are never needed.
-        let most = if ram == 0 { u64::MAX } else { ram / self.page_size as u64 };
-        if count == 0 || page_size != self.page_size {
+        if count == 0 {
             return;
         }
-        if self.taken.fetch_add(count, Ordering::Relaxed) >= most {
-            return;
-        }
+        self.taken.fetch_add(count, Ordering::Relaxed);
         match self.sender.try_send(pages) {
             Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+            Err(TrySendError::Full(_)) => {
                 self.left_out.fetch_add(count, Ordering::Relaxed);
             }
+            // The thread has ended with an error: no further chunk is copied.
+            Err(TrySendError::Disconnected(_)) => self.taken.store(ENDED, Ordering::Relaxed),
         }
     }
 }
