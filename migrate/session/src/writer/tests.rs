@@ -3,6 +3,7 @@ use crate::credit::Grants;
 use crate::frame::{AckEntry, HEADER_BYTES};
 use crate::sink::{Discard, Incoming, Sink};
 use crate::transport::Link;
+use rustix::event::{poll, PollFd, PollFlags};
 use std::net::TcpListener;
 
 fn session() -> Arc<Session> {
