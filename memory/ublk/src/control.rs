@@ -6,6 +6,7 @@
 //! to is leaked, and the [`Control`] cannot be used any more.
 
 mod command;
+mod remains;
 
 use std::fs::File;
 use std::io;
@@ -235,12 +236,13 @@ impl Control {
     ///
     /// The driver's error; EBUSY if the old server is not gone within the time limit.
     pub fn start_recovery(&mut self, id: u32) -> Result<(), ControlError> {
-        let begin = Instant::now();
+        let deadline = Instant::now() + self.timeout;
         loop {
+            self.remains_are_gone(id, deadline)?;
             let payload = &mut Payload::new();
             match self.run(Command::StartRecovery, "starting recovery", id.into(), 0, payload, 0) {
-                Err(error) if error.errno() == Some(EBUSY) && begin.elapsed() < self.timeout => {
-                    std::thread::sleep(Duration::from_millis(2));
+                Err(error) if error.errno() == Some(EBUSY) && Instant::now() < deadline => {
+                    std::thread::sleep(remains::PAUSE);
                 }
                 result => return result.map(drop),
             }

@@ -49,4 +49,21 @@ pub enum ServeError {
         /// The cause.
         source: QueueError,
     },
+    /// The driver has ended commands of this server, in place of those of the dead one, before any
+    /// request came. The next server can take the disk over.
+    #[error(
+        "ublk device {id}: the driver has ended commands of this server in place of the dead one's"
+    )]
+    Disturbed {
+        /// The device.
+        id: u32,
+    },
+    /// A queue's thread was not ready in time.
+    #[error("ublk device {id}: a queue's thread has not been ready for {seconds} s")]
+    Late {
+        /// The device.
+        id: u32,
+        /// The time limit.
+        seconds: u64,
+    },
 }

@@ -12,7 +12,9 @@
 //! starts the disk. [`Server::recover`] takes over a device whose server has died: the disk has
 //! stayed, requests have waited, and those that the dead server had are issued again (user recovery
 //! with reissue, Linux 6.1 or later). So requests must be safe to do twice; those of whole pages
-//! are. With a larger backend, [`Server::grow`] makes the disk as large (Linux 6.16 or later).
+//! are. The driver of Linux 6.7 to 6.14 may still work for the dead server when it lets the next
+//! begin; recovery waits for that work. With a larger backend, [`Server::grow`] makes the disk as
+//! large (Linux 6.16 or later).
 //!
 //! The kernel copies a request's bytes to and from the tag's buffer, which is locked in memory. The
 //! driver's other modes give the server no bytes to compress, or cost a system call a request. A

@@ -2,6 +2,7 @@
 //! batches.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use device::{Buffer, Op, Queue, Request};
 
@@ -21,7 +22,20 @@ pub enum QueueError {
     Violation(#[from] Violation),
 }
 
-/// Serves one queue until the disk is stopped. Does not allocate once requests flow.
+/// Fetches the first request of each tag: when this returns, the driver has all fetches.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub(crate) fn fetch<R: Ring>(ring: &mut R, tags: &mut Tags) -> io::Result<()> {
+    for tag in tags.fetch_all() {
+        ring.fetch(tag)?;
+    }
+    ring.submit()
+}
+
+/// Serves one queue until the disk is stopped. Does not allocate once requests flow. Sets `ended`
+/// when the driver ends a command.
 ///
 /// # Errors
 ///
@@ -33,10 +47,8 @@ pub(crate) fn serve<R: Ring, Q: Queue>(
     buffers: &Buffers,
     queue: u16,
     arrivals: &mut Vec<Arrival>,
+    ended: &AtomicBool,
 ) -> Result<(), QueueError> {
-    for tag in tags.fetch_all() {
-        ring.fetch(tag)?;
-    }
     let mut broken = None;
     while !tags.ended() {
         // Completions that are already there do not wake the thread; then `arm` returns false.
@@ -48,7 +60,7 @@ pub(crate) fn serve<R: Ring, Q: Queue>(
         for arrival in arrivals.drain(..) {
             let Arrival::Tag(tag, result) = arrival else { continue };
             match tags.arrived(tag, result, |tag| ring.descriptor(tag))? {
-                Step::Gone => {}
+                Step::Gone => ended.store(true, Ordering::Release),
                 Step::Commit(tag, result) => ring.commit(tag, result)?,
                 Step::Serve(tag, asked) => {
                     let request = request(&asked, buffers, queue, tag);
@@ -135,6 +147,9 @@ mod tests {
             self.committed.push((tag, result));
             Ok(())
         }
+        fn submit(&mut self) -> io::Result<()> {
+            Ok(())
+        }
         fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()> {
             // At the end of the script a real kernel would sleep for ever.
             let next = self.waits.get(self.next).ok_or(io::ErrorKind::TimedOut)?;
@@ -199,12 +214,21 @@ mod tests {
     const GEOMETRY: Geometry = Geometry { size: 1 << 20, queues: 1, depth: 4, max_io: 8 * 4096 };
 
     fn run(script: &mut impl Ring, backend: &mut impl Queue) -> Result<(), QueueError> {
+        run_until(script, backend, &AtomicBool::new(false))
+    }
+
+    fn run_until(
+        script: &mut impl Ring,
+        backend: &mut impl Queue,
+        ended: &AtomicBool,
+    ) -> Result<(), QueueError> {
         let buffers = Buffers::new(&GEOMETRY).unwrap();
         let mut tags = Tags::new(GEOMETRY.depth, GEOMETRY.size / 4096, GEOMETRY.max_io);
         let mut arrivals = Vec::with_capacity(8);
         // As in the queue's thread.
+        fetch(script, &mut tags)?;
         let path = IoPath::enter();
-        let result = serve(script, backend, &mut tags, &buffers, 0, &mut arrivals);
+        let result = serve(script, backend, &mut tags, &buffers, 0, &mut arrivals, ended);
         drop(path);
         result
     }
@@ -257,6 +281,9 @@ mod tests {
         fn commit(&mut self, tag: u16, result: i32) -> io::Result<()> {
             self.ready.push(tag);
             self.failed += u32::from(result < 0);
+            Ok(())
+        }
+        fn submit(&mut self) -> io::Result<()> {
             Ok(())
         }
         fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()> {
@@ -315,6 +342,20 @@ mod tests {
         let mut script = Script::new(descriptors, vec![all, gone()]);
         run(&mut script, &mut Later::new(Err(Errno::NoSpace))).unwrap();
         assert_eq!(script.committed, [(0, -28), (2, -95), (3, -5), (1, -28)]);
+    }
+
+    /// As a driver's work for a dead server does, when it comes after the takeover: the server has
+    /// to learn of it while the other tags' requests are served.
+    #[test]
+    fn a_driver_that_ends_a_command_is_noticed_before_the_queue_ends() {
+        let descriptors = vec![descriptor(sys::OP_READ, 0, 1); 4];
+        for (first, noticed) in [(0, false), (sys::ABORT, true)] {
+            let script = &mut Script::new(descriptors.clone(), vec![vec![Arrival::Tag(1, first)]]);
+            let ended = AtomicBool::new(false);
+            // The script ends before the queue does.
+            run_until(script, &mut Later::new(Ok(())), &ended).unwrap_err();
+            assert_eq!(ended.load(Ordering::Acquire), noticed, "after {first}");
+        }
     }
 
     #[test]

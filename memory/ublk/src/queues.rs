@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -14,17 +15,41 @@ use crate::buffers::Buffers;
 use crate::control::ControlError;
 use crate::error::ServeError;
 use crate::geometry::Geometry;
-use crate::queue::{serve, QueueError};
+use crate::queue::{fetch, serve, QueueError};
 use crate::ring::{Arrival, KernelRing};
 use crate::tags::Tags;
 
+/// How long a queue's thread may take for a step.
+const STEP: Duration = Duration::from_secs(30);
+
+/// A queue whose thread has ended, and how.
+pub(crate) type End = (u16, Result<(), QueueError>);
+
+/// An order to a queue's thread. Each thread does what it is told and reports; without a further
+/// order it ends.
+enum Order {
+    /// Fetch the first request of each tag of this device.
+    Fetch(Arc<File>),
+    /// Report whether the driver has ended a command.
+    Look,
+    /// Serve the queue until the disk is stopped.
+    Serve,
+}
+
 /// Queues of a device that is being started.
 pub(crate) struct Queues {
-    pub(crate) threads: Vec<JoinHandle<()>>,
-    pub(crate) ends: Receiver<(u16, Result<(), QueueError>)>,
+    id: u32,
+    threads: Vec<JoinHandle<()>>,
+    ends: Receiver<End>,
+    orders: Vec<Sender<Order>>,
+    /// The reports; `true` if the driver has ended a command.
+    reports: Receiver<bool>,
+    /// Set when the driver ends a command while the queues are served.
+    ended: Arc<AtomicBool>,
 }
 
 impl Queues {
+    /// Starts the threads. When this returns each has what it needs, except for the device.
     pub(crate) fn spawn<B: Backend>(
         id: u32,
         ioctl: bool,
@@ -33,19 +58,19 @@ impl Queues {
         geometry: &Geometry,
     ) -> Result<Self, ServeError> {
         let failed = |action| move |source| ServeError::Io { id, action, source };
-        let device = open_device(id)?;
         let buffers = Arc::new(buffers);
         let (ended, ends) = mpsc::channel();
-        let mut threads = Vec::with_capacity(geometry.queues.into());
+        let (report, reports) = mpsc::channel();
+        let is_ended = Arc::new(AtomicBool::new(false));
+        let (threads, orders) = (Vec::new(), Vec::new());
+        let mut queues = Self { id, threads, ends, orders, reports, ended: Arc::clone(&is_ended) };
         for queue in 0..geometry.queues {
             let backend = backend.open().map_err(failed("open the store"))?;
-            let thread = Thread {
-                device: device.try_clone().map_err(failed("copy a descriptor"))?,
-                geometry: *geometry,
-                queue,
-                ioctl,
-                buffers: Arc::clone(&buffers),
-            };
+            let (order, orders) = mpsc::channel();
+            let buffers = Arc::clone(&buffers);
+            let report = report.clone();
+            let (geometry, is_ended) = (*geometry, Arc::clone(&is_ended));
+            let thread = Thread { geometry, queue, ioctl, buffers, orders, report, is_ended };
             let ended: Sender<_> = ended.clone();
             let spawned = thread::Builder::new()
                 .name(format!("ublk{id}-q{queue}"))
@@ -55,9 +80,58 @@ impl Queues {
                     let _ = ended.send((queue, result));
                 })
                 .map_err(failed("start a thread"))?;
-            threads.push(spawned);
+            queues.threads.push(spawned);
+            queues.orders.push(order);
         }
-        Ok(Self { threads, ends })
+        queues.reported(Some(STEP))?;
+        Ok(queues)
+    }
+
+    /// Has each thread fetch the first request of each tag. Without a time limit: a driver before
+    /// Linux 6.15 gives a disk no further server if one ends in the middle of its fetches.
+    pub(crate) fn fetch(&mut self) -> Result<(), ServeError> {
+        let device = Arc::new(open_device(self.id)?);
+        for order in &self.orders {
+            // The receiver is gone if the thread has ended, which `reported` finds.
+            let _ = order.send(Order::Fetch(Arc::clone(&device)));
+        }
+        self.reported(None).map(drop)
+    }
+
+    /// Whether the driver has ended none of the fetches. Call this before the queues are served.
+    pub(crate) fn are_undisturbed(&mut self) -> Result<bool, ServeError> {
+        self.orders.iter().for_each(|order| drop(order.send(Order::Look)));
+        self.reported(Some(STEP)).map(|ended| !ended)
+    }
+
+    /// Has each thread serve its queue.
+    pub(crate) fn serve(&mut self) {
+        self.orders.iter().for_each(|order| drop(order.send(Order::Serve)));
+    }
+
+    /// Waits for a report of each thread. Returns whether one has found an ended command.
+    fn reported(&mut self, limit: Option<Duration>) -> Result<bool, ServeError> {
+        let (id, begun) = (self.id, Instant::now());
+        let (mut ended, mut missing) = (false, self.threads.len());
+        while missing > 0 {
+            if let Ok(found) = self.reports.recv_timeout(Duration::from_millis(20)) {
+                ended |= found;
+                missing -= 1;
+                continue;
+            }
+            if let Ok((queue, Err(source))) = self.ends.try_recv() {
+                return Err(ServeError::Queue { id, queue, source });
+            }
+            if let Some(limit) = limit.filter(|&limit| begun.elapsed() >= limit) {
+                return Err(ServeError::Late { id, seconds: limit.as_secs() });
+            }
+        }
+        Ok(ended)
+    }
+
+    /// The threads, their ends, and whether the driver has ended a command.
+    pub(crate) fn into_parts(self) -> (Vec<JoinHandle<()>>, Receiver<End>, Arc<AtomicBool>) {
+        (self.threads, self.ends, self.ended)
     }
 
     /// The result of a command that waits for the queues; if a queue has ended, its error is the
@@ -76,22 +150,40 @@ impl Queues {
 }
 
 struct Thread {
-    device: File,
     geometry: Geometry,
     queue: u16,
     ioctl: bool,
     buffers: Arc<Buffers>,
+    orders: Receiver<Order>,
+    report: Sender<bool>,
+    is_ended: Arc<AtomicBool>,
 }
 
 impl Thread {
     fn run(self, mut backend: impl Queue) -> Result<(), QueueError> {
-        let Self { device, geometry, queue, ioctl, buffers } = self;
+        let Self { geometry, queue, ioctl, buffers, orders, report, is_ended } = self;
         let mut tags = Tags::new(geometry.depth, geometry.size / 4096, geometry.max_io);
         let mut arrivals: Vec<Arrival> = Vec::with_capacity(usize::from(geometry.depth) + 1);
+        let ring = KernelRing::empty(&geometry)?;
+        // The receiver is gone when the start has failed; then no order comes either.
+        let _ = report.send(false);
+        let Ok(Order::Fetch(device)) = orders.recv() else { return Ok(()) };
         let kept = Arc::clone(&buffers);
-        let mut ring = KernelRing::new(device, &geometry, queue, ioctl, kept, backend.fd())?;
+        let backend_fd = backend.fd();
+        let mut ring = KernelRing::new(ring, device, &geometry, queue, ioctl, kept, backend_fd)?;
+        fetch(&mut ring, &mut tags)?;
+        let _ = report.send(false);
+        loop {
+            match orders.recv() {
+                Ok(Order::Look) => drop(report.send(ring.has_ended()?)),
+                Ok(Order::Serve) => break,
+                Ok(Order::Fetch(_)) | Err(_) => return Ok(()),
+            }
+        }
         let path = IoPath::enter();
-        let result = serve(&mut ring, &mut backend, &mut tags, &buffers, queue, &mut arrivals);
+        let arrivals = &mut arrivals;
+        let result =
+            serve(&mut ring, &mut backend, &mut tags, &buffers, queue, arrivals, &is_ended);
         drop(path);
         // First the backend, because it may still write to the buffers.
         drop(backend);

@@ -31,6 +31,8 @@ pub(crate) trait Ring {
     fn fetch(&mut self, tag: u16) -> io::Result<()>;
     /// Queues the result of a tag's request and the next fetch of the tag, for the next `wait`.
     fn commit(&mut self, tag: u16, result: i32) -> io::Result<()>;
+    /// Submits the queued commands.
+    fn submit(&mut self) -> io::Result<()>;
     /// Submits the queued commands, waits for at least one completion, and adds completions to
     /// `out`, up to its capacity.
     fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()>;
@@ -41,7 +43,7 @@ pub(crate) trait Ring {
 /// The kernel's ring.
 pub(crate) struct KernelRing {
     ring: IoUring,
-    device: File,
+    device: Arc<File>,
     descriptors: Descriptors,
     buffers: Arc<Buffers>,
     queue: u16,
@@ -49,28 +51,46 @@ pub(crate) struct KernelRing {
     ioctl: bool,
     backend: i32,
     watching: bool,
+    /// Arrivals from before the queue was served.
+    early: Vec<Arrival>,
 }
 
 /// The user data of the poll of the backend's descriptor, in the place of a tag.
 const BACKEND: u64 = u64::MAX;
 
 impl KernelRing {
-    /// Creates a queue's ring. Call this on the queue's thread: only that thread may then use the
-    /// tags.
+    /// Makes a ring for a queue of this geometry. Call this on the queue's thread: only that thread
+    /// may then use it.
+    pub(crate) fn empty(geometry: &Geometry) -> io::Result<IoUring> {
+        // A command for each tag, and the poll of the backend.
+        let entries = (u32::from(geometry.depth) + 1).next_power_of_two();
+        IoUring::builder().setup_single_issuer().setup_coop_taskrun().build(entries)
+    }
+
+    /// Connects an empty ring with a queue.
     pub(crate) fn new(
-        device: File,
+        ring: IoUring,
+        device: Arc<File>,
         geometry: &Geometry,
         queue: u16,
         ioctl: bool,
         buffers: Arc<Buffers>,
         backend: BorrowedFd<'_>,
     ) -> io::Result<Self> {
-        // A command for each tag, and the poll of the backend.
-        let entries = (u32::from(geometry.depth) + 1).next_power_of_two();
-        let ring = IoUring::builder().setup_single_issuer().setup_coop_taskrun().build(entries)?;
         let descriptors = Descriptors::map(&device, queue, geometry.depth)?;
         let backend = backend.as_raw_fd();
-        Ok(Self { ring, device, descriptors, buffers, queue, ioctl, backend, watching: false })
+        let (watching, early) = (false, Vec::with_capacity(geometry.depth.into()));
+        Ok(Self { ring, device, descriptors, buffers, queue, ioctl, backend, watching, early })
+    }
+
+    /// Whether the driver has ended a command. Requests that it has already passed are served
+    /// later.
+    pub(crate) fn has_ended(&mut self) -> io::Result<bool> {
+        // The kernel adds completions when this thread enters it.
+        while !submitted(self.ring.submit_and_wait(0))? {}
+        let completions = self.ring.completion();
+        self.early.extend(completions.map(|entry| Arrival::Tag(entry.user_data(), entry.result())));
+        Ok(self.early.iter().any(|one| matches!(one, Arrival::Tag(_, sys::ABORT))))
     }
 
     fn push(&mut self, number: u8, tag: u16, result: i32) -> io::Result<()> {
@@ -108,6 +128,13 @@ impl Ring for KernelRing {
         self.push(sys::COMMIT_AND_FETCH, tag, result)
     }
 
+    fn submit(&mut self) -> io::Result<()> {
+        while !self.ring.submission().is_empty() {
+            submitted(self.ring.submit())?;
+        }
+        Ok(())
+    }
+
     fn wait(&mut self, out: &mut Vec<Arrival>) -> io::Result<()> {
         const POLLIN: u32 = 1;
         if !self.watching {
@@ -115,38 +142,41 @@ impl Ring for KernelRing {
             self.push_entry(&entry.user_data(BACKEND))?;
             self.watching = true;
         }
-        loop {
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) => match error.kind() {
-                    io::ErrorKind::Interrupted => {}
-                    // EAGAIN, EBUSY, ENOMEM: the kernel has no memory for a request now, and this
-                    // very server may have to free some. Entries that were not taken stay in the
-                    // queue.
-                    io::ErrorKind::WouldBlock
-                    | io::ErrorKind::ResourceBusy
-                    | io::ErrorKind::OutOfMemory => std::thread::sleep(Duration::from_millis(1)),
-                    _ => return Err(error),
-                },
-            }
+        out.append(&mut self.early);
+        while out.is_empty() {
+            submitted(self.ring.submit_and_wait(1))?;
             let room = out.capacity() - out.len();
             for entry in self.ring.completion().take(room) {
-                if entry.user_data() == BACKEND {
-                    self.watching &= io_uring::cqueue::more(entry.flags());
-                    out.push(Arrival::Backend);
-                } else {
-                    out.push(Arrival::Tag(entry.user_data(), entry.result()));
-                }
-            }
-            if !out.is_empty() {
-                return Ok(());
+                out.push(match entry.user_data() {
+                    BACKEND => {
+                        self.watching &= io_uring::cqueue::more(entry.flags());
+                        Arrival::Backend
+                    }
+                    tag => Arrival::Tag(tag, entry.result()),
+                });
             }
         }
+        Ok(())
     }
 
     fn descriptor(&self, tag: u16) -> IoDescriptor {
         self.descriptors.read(tag)
     }
+}
+
+/// Whether the kernel has taken entries; after a pause `false` if it could not do so now.
+fn submitted(result: io::Result<usize>) -> io::Result<bool> {
+    let Err(error) = result else { return Ok(true) };
+    match error.kind() {
+        io::ErrorKind::Interrupted => {}
+        // EAGAIN, EBUSY, ENOMEM: the kernel has no memory for a request now, and this very server
+        // may have to free some. Entries that were not taken stay in the queue.
+        io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy | io::ErrorKind::OutOfMemory => {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        _ => return Err(error),
+    }
+    Ok(false)
 }
 
 /// The descriptors of a queue's requests, which the driver writes.

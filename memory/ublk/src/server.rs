@@ -3,7 +3,9 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use crate::control::{Control, ControlError};
 use crate::error::ServeError;
 use crate::geometry::{DiskState, Geometry, Info};
 use crate::queue::QueueError;
-use crate::queues::Queues;
+use crate::queues::{End, Queues};
 use crate::sys::{self, MAX_DEPTH};
 
 /// A server's options.
@@ -86,7 +88,8 @@ pub struct Server {
     /// The backend's size in bytes.
     size: u64,
     threads: Vec<JoinHandle<()>>,
-    ends: Receiver<(u16, Result<(), QueueError>)>,
+    ends: Receiver<End>,
+    ended: Arc<AtomicBool>,
 }
 
 impl Server {
@@ -113,6 +116,8 @@ impl Server {
             let buffers = buffers_for(id, buffers, &geometry)?;
             let mut queues =
                 Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
+            queues.fetch()?;
+            queues.serve();
             let started = control.start(id);
             queues.or_first_end(id, started)?;
             Ok(queues)
@@ -161,8 +166,16 @@ impl Server {
         // longer ones than this server would, and has left buffers for them.
         let geometry = granted(&info, &wanted, &LARGEST)?;
         let buffers = buffers_for(id, buffers, &geometry)?;
-        control.start_recovery(id)?;
+        // A driver before Linux 6.15 gives a disk no further server if this one ends between the
+        // start of recovery and its last fetch. So what may fail comes before, as far as it can.
         let mut queues = Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
+        control.start_recovery(id)?;
+        queues.fetch()?;
+        // Later drivers may pass requests from here on.
+        if control.may_leave_work() && !queues.are_undisturbed()? {
+            return Err(ServeError::Disturbed { id });
+        }
+        queues.serve();
         let ended = control.end_recovery(id);
         queues.or_first_end(id, ended)?;
         Ok(queues.into_server(control, id, wanted.size))
@@ -194,6 +207,14 @@ impl Server {
         self.control.info(self.id).is_ok_and(|info| info.state != DiskState::Dead)
     }
 
+    /// Whether the driver has ended a command of this server, and has the device still. The driver
+    /// may pass a request to such a command, and nobody would answer it: the process should exit,
+    /// and the next server recover the device. Since Linux 6.7 a disk that is stopped is gone
+    /// before its commands end; before, such a disk may seem to be disturbed for a moment.
+    pub fn is_disturbed(&mut self) -> bool {
+        self.ended.load(Ordering::Acquire) && self.is_there()
+    }
+
     /// Waits up to `timeout` for a queue to end; `None` if none has.
     pub fn wait(&self, timeout: Duration) -> Option<(u16, Result<(), QueueError>)> {
         self.ends.recv_timeout(timeout).ok()
@@ -217,8 +238,8 @@ impl Server {
 
 impl Queues {
     fn into_server(self, control: Control, id: u32, size: u64) -> Server {
-        let Self { threads, ends } = self;
-        Server { control, id, size, threads, ends }
+        let (threads, ends, ended) = self.into_parts();
+        Server { control, id, size, threads, ends, ended }
     }
 }
 

@@ -87,6 +87,8 @@ pub(crate) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
 /// Device flag, set by the driver: commands are encoded as ioctls (6.4).
 pub(crate) const CMD_IOCTL_ENCODE: u64 = 1 << 6;
 
+/// Feature of the driver: requests without copies (6.15).
+pub(crate) const ZERO_COPY: u64 = 1 << 0;
 /// Feature of the driver: it has [`Command::UpdateSize`] (6.16).
 pub(crate) const UPDATE_SIZE: u64 = 1 << 10;
 

@@ -190,12 +190,18 @@ impl Console {
         }
     }
 
+    /// The kernel's messages, from the first that names a fault on, or the last ones.
     fn heard(&self) -> String {
-        let from = self.noise.len().saturating_sub(4000);
-        match self.noise.get(from..) {
-            Some("") | None => String::new(),
-            Some(tail) => format!("; the console said: {}", tail.trim().replace('\n', " | ")),
+        const FAULTS: [&str; 4] = ["BUG: ", "Oops: ", "blocked for more", "Kernel panic"];
+        const MOST: usize = 4000;
+        let noise = self.noise.trim();
+        let fault = FAULTS.iter().filter_map(|fault| noise.find(fault)).min();
+        let from = fault.unwrap_or(noise.len().saturating_sub(MOST));
+        let said: String = noise.get(from..).unwrap_or("").chars().take(MOST).collect();
+        if said.is_empty() {
+            return said;
         }
+        format!("; the console said: {}", said.replace('\n', " | "))
     }
 }
 

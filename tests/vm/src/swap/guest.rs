@@ -83,7 +83,7 @@ impl Stage {
     /// # Errors
     /// When it does not come up.
     pub fn boot_with_disk(&self, name: &str, memory_mib: u64, disk_mib: u64) -> Result<Guest> {
-        self.start(name, memory_mib, 2, disk_mib)?.tuned(256)
+        self.start(name, memory_mib, 2, disk_mib, "")?.tuned(256)
     }
 
     /// Boots a guest with this many CPUs.
@@ -91,7 +91,7 @@ impl Stage {
     /// # Errors
     /// When it does not come up.
     pub fn boot_with_cpus(&self, name: &str, memory_mib: u64, cpus: u32) -> Result<Guest> {
-        self.start(name, memory_mib, cpus, 0)?.tuned(memory_mib)
+        self.start(name, memory_mib, cpus, 0, "")?.tuned(memory_mib)
     }
 
     /// Boots a guest with the kernel's default settings.
@@ -99,11 +99,26 @@ impl Stage {
     /// # Errors
     /// When it does not come up.
     pub fn boot_untuned(&self, name: &str, memory_mib: u64) -> Result<Guest> {
-        self.start(name, memory_mib, 2, 0)
+        self.start(name, memory_mib, 2, 0, "")
     }
 
-    fn start(&self, name: &str, memory_mib: u64, cpus: u32, disk_mib: u64) -> Result<Guest> {
-        let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, cpus, disk_mib)?;
+    /// Boots a guest with four CPUs whose kernel interrupts its own threads too.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn boot_preempted(&self, name: &str, memory_mib: u64) -> Result<Guest> {
+        self.start(name, memory_mib, 4, 0, "preempt=full")?.tuned(memory_mib)
+    }
+
+    fn start(
+        &self,
+        name: &str,
+        memory_mib: u64,
+        cpus: u32,
+        disk_mib: u64,
+        settings: &str,
+    ) -> Result<Guest> {
+        let mut vm = SwapVm::boot(name, &self.initramfs, memory_mib, cpus, disk_mib, settings)?;
         // All scenarios need this: a hung task ends the guest, and with it the test.
         let hung =
             "cd /proc/sys/kernel && cat hung_task_panic hung_task_timeout_secs panic_on_oops";
@@ -362,9 +377,9 @@ impl Guest {
         let said = self.vm.sh(&script, LONG)?;
         let now = self.stat("generation")?;
         ensure!(now > generation, "the server was not replaced: {said}");
-        // The driver may end the requests of a server that has just taken the disk over.
+        // The driver may end the commands of a server that has just taken the disk over.
         let is_of_driver =
-            now > generation + 1 && self.log("serve")?.contains("the driver has ended requests of");
+            now > generation + 1 && self.log("serve")?.contains("the driver has ended ");
         ensure!(
             now == generation + 1 || is_of_driver || self.timeouts()? > timeouts,
             "{} servers in the place of one: {}",

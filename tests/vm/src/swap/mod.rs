@@ -270,7 +270,7 @@ pub struct SwapVm {
 
 impl SwapVm {
     /// Boots a guest of `memory_mib` MiB and `cpus` CPUs from the initramfs, with an empty disk
-    /// `/dev/vda` of `disk_mib` MiB if that is not 0.
+    /// `/dev/vda` of `disk_mib` MiB if that is not 0, and these further settings of the kernel.
     ///
     /// # Errors
     /// When it does not come up.
@@ -280,6 +280,7 @@ impl SwapVm {
         memory_mib: u64,
         cpus: u32,
         disk_mib: u64,
+        settings: &str,
     ) -> Result<Self> {
         let (folder, ticket) = scratch::folder()?;
         let tty = folder.join("tty");
@@ -316,9 +317,9 @@ impl SwapVm {
             // The timer check counts ticks while it spins, and a busy host does not deliver them in
             // time.
             &format!(
-                "console=ttyS0 quiet loglevel=3 panic_print=32 panic=-1 oops=panic hung_task_panic=1 \
+                "console=ttyS0 quiet loglevel=3 panic_print=32 softlockup_panic=1 watchdog_thresh=60 panic=-1 oops=panic hung_task_panic=1 \
                  sysctl.kernel.hung_task_timeout_secs={HUNG_SECONDS} mitigations=off nokaslr audit=0 \
-                 no_timer_check rdinit=/init"
+                 no_timer_check rdinit=/init {settings}"
             ),
             "-chardev",
             &format!("socket,id=console,path={},server=on,wait=off", tty.display()),

@@ -63,6 +63,10 @@ const SCENARIOS: &[Scenario] = &[
         run: swapping::many_threads,
     },
     Scenario {
+        name: "swap by ublk: servers killed in a row, while the kernel interrupts its own threads",
+        run: takeover::in_a_row,
+    },
+    Scenario {
         name: "several GiB swapped out by ublk: a server is replaced with memory exhausted",
         run: takeover::large,
     },

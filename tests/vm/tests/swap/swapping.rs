@@ -170,7 +170,7 @@ fn servers_without_a_process(guest: &mut Guest) -> Result<(u64, String)> {
 
 /// The program is told to end and verifies all of its memory: its swapped-out pages are then free,
 /// discarded, and no longer stored.
-fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
+pub(crate) fn freed(guest: &mut Guest, limit: Duration) -> Result<()> {
     let (swapped, stored) = (guest.swapped_kib()? / 4, guest.stat("orig_data_size")? / 4096);
     let (by_kernel, counted) = (discarded(guest)?, guest.stat("notify_free")?);
     guest.vm.sh("touch /tmp/enough", SHORT)?;

@@ -1,11 +1,11 @@
-//! A server that takes over a store of several GiB while memory is exhausted.
+//! Servers that take over while memory is exhausted: a store of several GiB, and many in a row.
 
 use std::time::Duration;
 
 use anyhow::{ensure, Result};
 use vm_tests::swap::{Guest, Stage, LONG, SHORT};
 
-use crate::swapping::{beside_the_store, replaced_twice};
+use crate::swapping::{beside_the_store, freed, replaced_twice};
 
 /// The guest's memory, in MiB.
 fn memory() -> u64 {
@@ -39,6 +39,28 @@ fn replaced(mut guest: Guest, codec: &str) -> Result<()> {
     ensure!(plain > memory() && stored > memory() / 2, "{plain} MiB are stored in {stored}");
     let took = replaced_twice(&mut guest, LIMIT)?;
     println!("  {plain} MiB stored in {stored}, servers replaced in {took:?} ms (TCG)");
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", LONG).map(drop)
+}
+
+/// The driver of Linux 6.7 to 6.14 lets a new server begin while its work for the dead one is not
+/// over. A kernel that interrupts that work shows whether the new server waits for it.
+pub(crate) fn in_a_row(stage: &Stage) -> Result<()> {
+    /// With the next one the pause before a server would be of seconds, and hide the race.
+    const SERVERS: usize = 8;
+    let mut guest = stage.boot_preempted("in-a-row", 256)?;
+    guest.serve("--size 512M --ublk --swap", "page-cluster")?;
+    let eat = guest.available_mib()? + 100;
+    guest.background("eat", &format!("guest swap eat mib={eat} seconds=10 until=/tmp/enough"))?;
+    guest.wait_for("eat", "filled pages", LONG)?;
+    guest.wait_for_swapped_out(10_000)?;
+    let mut took = Vec::new();
+    for _ in 0..SERVERS {
+        took.push(guest.kill_server()?);
+    }
+    freed(&mut guest, LONG)?;
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    println!("  {eat} MiB, servers replaced in {took:?} ms under pressure (TCG)");
     guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
     guest.finish("serve", LONG).map(drop)
 }

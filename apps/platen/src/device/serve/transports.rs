@@ -73,6 +73,9 @@ pub(super) fn serve(
             if stopping.load(Ordering::Acquire) {
                 break None;
             }
+            if disk.is_disturbed() {
+                break Some((0, Ok(())));
+            }
         };
         nbd.stop();
         let other = other.map_or(Ok(()), |other| other.join().expect("its panic ends the process"));
