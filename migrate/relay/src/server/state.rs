@@ -62,13 +62,13 @@ impl Active {
         }
     }
 
-    /// Why the session has ended, for its source.
-    fn why_ended(&self) -> &'static str {
+    /// Why the session has ended, for its source. A link that the source opens meanwhile may get
+    /// this answer before another link has brought the ABORT.
+    fn why_ended(&self) -> String {
         if self.destination.gave_way() {
-            GAVE_WAY
-        } else {
-            HAS_ENDED
+            return GAVE_WAY.into();
         }
+        self.destination.session().abort_reason().unwrap_or_else(|| HAS_ENDED.into())
     }
 
     /// Whether a peer with this `token` and certificate owns the session.
@@ -107,7 +107,7 @@ pub(super) struct Ended {
     pub(super) owner: Option<Peer>,
     pub(super) last_pass: LastPass,
     /// For the source.
-    pub(super) reason: &'static str,
+    pub(super) reason: String,
     pub(super) answer: Verdict,
     /// Set if the links were lost and the source has not asked yet: the time until which it may
     /// ask.
@@ -204,9 +204,9 @@ impl Server {
                     session.end_and_close_commit("the source lost its links and has given up");
                 let reason = match has_ended {
                     true => active.why_ended(),
-                    false => "its session ends with this question",
+                    false => "its session ends with this question".into(),
                 };
-                return Some((reason.into(), active.answer(committed)));
+                return Some((reason, active.answer(committed)));
             }
             Question::None => return None,
             Question::NotHere => {}
@@ -221,7 +221,7 @@ impl Server {
         if ended.unasked_until.is_some() {
             ended.unasked_until = Some(Instant::now() + ANSWERED);
         }
-        Some((ended.reason.into(), ended.answer))
+        Some((ended.reason.clone(), ended.answer))
     }
 
     /// Moves a session to the ended ones, and frees its target.

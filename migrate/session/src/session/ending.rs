@@ -53,8 +53,8 @@ impl Session {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// The payload of an ABORT, if this end ended the session.
-    pub(crate) fn abort_note(&self) -> Option<Vec<u8>> {
+    /// Why this end ended the session, as an ABORT tells the peer; `None` if this end did not.
+    pub fn abort_reason(&self) -> Option<String> {
         let error = self.failure.get()?;
         if matches!(
             **error,
@@ -68,6 +68,12 @@ impl Session {
         let mut reason = error.to_string();
         let end = (0..=MAX_REASON.min(reason.len())).rev().find(|at| reason.is_char_boundary(*at));
         reason.truncate(end.unwrap_or(0));
+        Some(reason)
+    }
+
+    /// The payload of an ABORT, if this end ended the session.
+    pub(crate) fn abort_note(&self) -> Option<Vec<u8>> {
+        let reason = self.abort_reason()?;
         let (committed, asks) = (self.close_commit(), self.sink.may_ask());
         serde_json::to_vec(&AbortNote { reason, committed, asks }).ok()
     }

@@ -73,6 +73,20 @@ fn a_session_that_is_removed_before_its_question_waits_for_no_other() {
     assert!(waits(&server) <= ANSWERED, "{:?}", waits(&server));
 }
 
+/// Its source opens a further link meanwhile, and has not read the ABORT yet.
+#[test]
+fn a_link_of_a_session_that_this_end_has_ended_learns_why() {
+    let (server, hello) = asked_about();
+    let link = Hello { ask: false, ..hello.clone() };
+    let active = server.lock_sessions()[&hello.session].clone();
+    let reason = "a QEMU awaits a VM there".to_owned();
+    active.destination.session().fail(session::SessionError::Local { reason: reason.clone() });
+    assert_eq!(server.verdict(&link, None).unwrap().0, reason);
+    drop(active);
+    server.remove_session(&None, &hello.session);
+    assert_eq!(server.verdict(&link, None).unwrap().0, reason);
+}
+
 #[test]
 fn a_session_in_doubt_is_remembered_whatever_sessions_end_behind_it() {
     let (server, hello) = asked_about();
