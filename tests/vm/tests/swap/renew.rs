@@ -221,9 +221,9 @@ fn killed_at(guest: &mut Guest, at: &str) -> Result<u64> {
     ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
     let pid = guest.stat("pid")?;
     guest.vm.sh(&format!("kill -TERM {pid}"), SHORT)?;
-    let gone =
-        "for i in $(seq 600); do ls /dev/ublkb0 /run/platen/* 2> /dev/null || exit 0; sleep 0.1; \
-                done; exit 1";
+    // Its lock on the name ends with the process, after the disk and the sockets.
+    let gone = "for i in $(seq 600); do ls /dev/ublkb0 /run/platen/* 2> /dev/null || \
+                ps -o args | grep -q '[d]evice serve' || exit 0; sleep 0.1; done; exit 1";
     guest.vm.sh(gone, SHORT).context("the server does not end")?;
     Ok(pid)
 }
