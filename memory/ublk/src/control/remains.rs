@@ -97,6 +97,8 @@ fn each_cpu_runs(limit: Duration) -> Vec<usize> {
                 visited.push(cpu);
             }
         }
+        // It has to end, too, and the last CPU may be taken.
+        let _ = sched_setaffinity(None, &usual);
         let _ = done.send(visited);
         // Its number may not be another thread's while the caller uses it.
         let _ = go.recv();

@@ -317,7 +317,8 @@ impl SwapVm {
             // The timer check counts ticks while it spins, and a busy host does not deliver them in
             // time.
             &format!(
-                "console=ttyS0 quiet loglevel=3 panic_print=32 softlockup_panic=1 watchdog_thresh=60 panic=-1 oops=panic hung_task_panic=1 \
+                "console=ttyS0 quiet loglevel=3 panic_print=32 panic=-1 oops=panic \
+                 softlockup_panic=1 watchdog_thresh=60 hung_task_panic=1 \
                  sysctl.kernel.hung_task_timeout_secs={HUNG_SECONDS} mitigations=off nokaslr audit=0 \
                  no_timer_check rdinit=/init {settings}"
             ),

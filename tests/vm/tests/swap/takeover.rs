@@ -46,7 +46,7 @@ fn replaced(mut guest: Guest, codec: &str) -> Result<()> {
 /// The driver of Linux 6.7 to 6.14 lets a new server begin while its work for the dead one is not
 /// over. A kernel that interrupts that work shows whether the new server waits for it.
 pub(crate) fn in_a_row(stage: &Stage) -> Result<()> {
-    /// With the next one the pause before a server would be of seconds, and hide the race.
+    /// The pause before each server grows, to 3 s before the eighth, and a pause hides the race.
     const SERVERS: usize = 8;
     let mut guest = stage.boot_preempted("in-a-row", 256)?;
     guest.serve("--size 512M --ublk --swap", "page-cluster")?;
