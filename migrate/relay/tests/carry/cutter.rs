@@ -41,6 +41,16 @@ struct State {
     doubled: bool,
     links: usize,
     carried: Vec<Carried>,
+    back: Back,
+}
+
+/// The traffic from server to client so far.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Back {
+    /// Bytes of frames, headers included.
+    pub(crate) bytes: u64,
+    /// Bytes of the return paths.
+    pub(crate) plain: u64,
 }
 
 /// A DATA frame sent from client to server.
@@ -124,6 +134,11 @@ impl Cutter {
     /// The DATA frames sent from client to server, in order.
     pub(crate) fn carried(&self) -> Vec<Carried> {
         self.shared.state.lock().unwrap().carried.clone()
+    }
+
+    /// The traffic from server to client so far.
+    pub(crate) fn back(&self) -> Back {
+        self.shared.state.lock().unwrap().back
     }
 
     /// Cuts every link and admits no new one.
@@ -217,6 +232,12 @@ impl Shared {
             to.write_all(&frame)?;
             if double {
                 to.write_all(&frame)?;
+            }
+            if way == Way::Back {
+                let back = &mut self.state.lock().unwrap().back;
+                back.bytes += frame.len() as u64;
+                // 0 in every frame but DATA.
+                back.plain += u64::from(u32::from_be_bytes(frame[24..28].try_into().unwrap()));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! W23, W28: the source is in doubt, and asks.
 
 use super::*;
+use crate::cutter::Back;
 use std::os::unix::net::UnixStream;
 
 #[test]
@@ -139,11 +140,14 @@ fn a_destination_that_confirms_in_an_outage_without_credit_is_known_to_have_conf
 /// its socket holds: the relay cannot pass on the last of them.
 fn unread(words: &[u8]) -> Rig {
     let rig = rig(<[u8]>::len, [SHORT, RESUME]);
-    let before = rig.sending.received();
     let (to, all) = (rig.destination.try_clone().unwrap(), words.to_vec());
     let writer = std::thread::spawn(move || (&to).write_all(&all).unwrap());
     let until = Instant::now() + WATCHDOG;
-    while rig.sending.received() < before + words.len() as u64 {
+    // The source relay counts its bytes with their headers, so the network counts the words.
+    let has_come =
+        |back: Back| back.plain == words.len() as u64 && rig.sending.received() >= back.bytes;
+    // A source relay passes a success on only when all that it sent is acknowledged.
+    while !has_come(rig.cutter.back()) || rig.sending.in_flight() > 0 {
         assert!(Instant::now() < until, "the words do not come");
         std::thread::sleep(Duration::from_millis(1));
     }
