@@ -93,6 +93,11 @@ impl Rig {
         format!("--vm={name}=unix:{}", self.at(name).display())
     }
 
+    /// A domain's name: an evacuation claims it on the whole host, and other tests run there.
+    fn domain(&self, name: &str) -> String {
+        format!("{}-{name}", self.peer.rsplit(':').next().unwrap())
+    }
+
     /// Its output goes to `log`.
     fn start(&self, log: &str, words: &[&str]) -> Evacuate {
         let log = self.at(log);

@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// A `virsh` with the domains `web` and `db` that run, `rest` that is paused, and `off`. The
-/// migration of `db` fails, that of `rest` lasts until it is interrupted, and that of `deaf` until
-/// it is killed.
+/// A `virsh` with the domains `web` and `db` that run, `rest` that is paused, and `off`, by the
+/// ends of their names. The migration of `db` fails, that of `rest` lasts until it is interrupted,
+/// and that of `deaf` until it is killed.
 const VIRSH: &str = r#"#!/bin/sh
 echo "$*" >>"${0%/*}/calls"
 shift
@@ -44,24 +44,29 @@ pub(super) fn evacuate(rig: &Rig, log: &str, words: &[&str]) -> Evacuate {
 fn domains_move_by_virsh_in_their_order_and_each_failure_is_its_own() {
     let rig = Rig::new();
     let json = rig.json();
-    let names = ["--domain=web", "--domain=db", "--domain=off", "--domain=gone"];
+    let names = ["web", "db", "off", "gone"].map(|name| rig.domain(name));
+    let domains = names.each_ref().map(|name| format!("--domain={name}"));
+    let domains = domains.each_ref().map(String::as_str);
+    let [web, db, off, gone] = names.each_ref().map(String::as_str);
     let options = ["--libvirt=qemu+ssh://b/system", "--virsh-option=--persistent", "--at-once=1"];
     let limit = ["--max-bandwidth=83886080", &json];
-    let mut evacuate = evacuate(&rig, "log", &[&names[..], &options, &limit].concat());
+    let mut evacuate = evacuate(&rig, "log", &[&domains[..], &options, &limit].concat());
     assert_eq!(evacuate.ends(), Some(3), "{}", evacuate.said());
     let found = rig.outcomes();
     let shape: Vec<_> = found.iter().map(|(name, outcome, _)| (&name[..], &outcome[..])).collect();
-    let expected = [("db", "stayed"), ("web", "moved"), ("off", "refused"), ("gone", "refused")];
+    let expected = [(db, "stayed"), (web, "moved"), (off, "refused"), (gone, "refused")];
     assert_eq!(shape, expected, "{found:?}");
     let causes = ["no such luck", "", "it is 'shut off'", "failed to get domain"];
     for ((.., error), words) in found.iter().zip(causes) {
         assert!(error.contains(words), "{found:?}");
     }
     let said = evacuate.said();
-    assert!(said.contains("turn 1: db, RAM 1024 MiB, written to 3.0 MiB/s"), "{said}");
+    let turn = format!("turn 1: {db}, RAM 1024 MiB, written to 3.0 MiB/s");
+    assert!(said.contains(&turn), "{said}");
     let calls = std::fs::read_to_string(rig.at("calls")).unwrap();
-    let migrate = "-q migrate --live --persistent --bandwidth 80 --domain web --desturi \
-                   qemu+ssh://b/system";
+    let migrate = format!(
+        "-q migrate --live --persistent --bandwidth 80 --domain {web} --desturi qemu+ssh://b/system"
+    );
     assert!(calls.lines().any(|line| line == migrate), "{calls}");
 }
 
@@ -69,7 +74,8 @@ fn domains_move_by_virsh_in_their_order_and_each_failure_is_its_own() {
 fn an_interrupt_reaches_virsh_and_the_domain_stays() {
     let rig = Rig::new();
     let json = rig.json();
-    let words = ["--domain=rest", "--libvirt=qemu+ssh://b/system", &json];
+    let domain = format!("--domain={}", rig.domain("rest"));
+    let words = [&domain, "--libvirt=qemu+ssh://b/system", &json];
     let mut evacuate = evacuate(&rig, "log", &words);
     evacuate.says("rest: starts");
     evacuate.signal(Signal::INT);

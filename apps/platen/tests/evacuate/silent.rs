@@ -69,9 +69,11 @@ fn an_interrupt_leaves_a_silent_source_in_doubt_and_forces_nothing() {
     let mute = Mute::at(&rig.at("mute"));
     let (_receiver, address) = receiver(&rig, "mute");
     let (vm, json) = (format!("{},{address}", rig.vm("mute")), rig.json());
-    let words = ["--insecure", &vm, "--domain=deaf", "--libvirt=b", "--at-once=2", &json];
+    let deaf = rig.domain("deaf");
+    let domain = format!("--domain={deaf}");
+    let words = ["--insecure", &vm, &domain, "--libvirt=b", "--at-once=2", &json];
     let mut evacuate = domains::evacuate(&rig, "log", &words);
-    let ids = ["mute", "deaf"].map(|name| process(&evacuate, name));
+    let ids = ["mute", &deaf].map(|name| process(&evacuate, name));
     mute.migrates.recv_timeout(WATCHDOG).unwrap();
     evacuate.signal(Signal::INT);
     evacuate.says("mute: the source QEMU's monitor does not answer");
@@ -100,14 +102,16 @@ fn a_source_that_does_not_answer_keeps_no_other_vm_from_its_turn() {
     let mute = Mute::at(&rig.at("mute"));
     let (_receiver, address) = receiver(&rig, "mute");
     let (vm, json) = (format!("{},{address}", rig.vm("mute")), rig.json());
-    let words = ["--insecure", &vm, "--domain=web", "--libvirt=b", "--at-once=1", &json];
+    let web = rig.domain("web");
+    let domain = format!("--domain={web}");
+    let words = ["--insecure", &vm, &domain, "--libvirt=b", "--at-once=1", &json];
     let mut evacuate = domains::evacuate(&rig, "log", &words);
     let id = process(&evacuate, "mute");
     mute.migrates.recv_timeout(WATCHDOG).unwrap();
     assert_eq!(evacuate.ends(), Some(1), "{}", evacuate.said());
     let found = rig.outcomes();
     let shape: Vec<_> = found.iter().map(|(name, outcome, _)| (&name[..], &outcome[..])).collect();
-    assert_eq!(shape, [("mute", "in-doubt"), ("web", "moved")], "{found:?}");
+    assert_eq!(shape, [("mute", "in-doubt"), (&web[..], "moved")], "{found:?}");
     let error = &found[0].2;
     assert!(error.contains("has not answered for 60 s, and nothing was sent"), "{error}");
     // It was neither told to cancel nor forced.
