@@ -105,10 +105,6 @@ impl Ending {
         let step = self.controller.step(&sample);
         for decision in &step.decisions {
             self.report(decision, &note);
-            if let Why::LimitChanged { .. } = decision.why {
-                let told = settings.adopt(DOWNTIME, parameters[DOWNTIME].clone());
-                told.unwrap_or_else(|error| note(&format!("{error:#}")));
-            }
         }
         let mut cancel = false;
         for action in step.actions {

@@ -3,6 +3,7 @@
 use crate::monitor::{open_monitor, refuse_colo};
 use crate::say::say;
 use crate::settings::Before;
+use crate::settings_keeper::{socket_of, SocketId};
 use anyhow::bail;
 use qmp::{Qmp, QmpError};
 use relay::UnixAddress;
@@ -14,19 +15,36 @@ use std::time::Duration;
 /// Time limit for an answer of a destination QEMU after its migration.
 const MONITOR: Duration = Duration::from_secs(2);
 
-/// The former settings of the destination QEMUs that are set up now, by target.
+/// A destination QEMU that is set up.
+#[derive(Debug)]
+struct SetUp {
+    target: Option<String>,
+    /// Its monitor's socket.
+    socket: Option<SocketId>,
+    before: Before,
+}
+
+/// The former settings of the destination QEMUs that are set up now.
 #[derive(Debug, Default)]
-pub(crate) struct FormerSettings(Mutex<Vec<(Option<String>, Before)>>);
+pub(crate) struct FormerSettings(Mutex<Vec<SetUp>>);
 
 impl FormerSettings {
-    fn lock(&self) -> MutexGuard<'_, Vec<(Option<String>, Before)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<SetUp>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, target: &Option<String>) -> Option<Before> {
+    /// The settings of this target, if its QEMU is still the one that was set up: another one at
+    /// the same path has settings of its own.
+    fn take(&self, target: &Option<String>, socket: Option<SocketId>) -> Option<Before> {
         let mut all = self.lock();
-        let at = all.iter().position(|(name, _)| name == target)?;
-        Some(all.swap_remove(at).1)
+        let at = all.iter().position(|one| one.target == *target)?;
+        let one = all.swap_remove(at);
+        drop(all);
+        if one.socket == socket {
+            return Some(one.before);
+        }
+        one.before.discard();
+        None
     }
 
     /// Sets a destination QEMU up like the source. A QEMU that was set up before, for a migration
@@ -43,18 +61,19 @@ impl FormerSettings {
             bail!("monitor {monitor}: the destination QEMU is '{status}', not waiting: start it with -incoming defer");
         }
         refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "destination")?;
-        let mut before = match self.take(target) {
+        let socket = socket_of(monitor);
+        let mut before = match self.take(target, socket) {
             Some(before) => before,
             None => Before::with_keeper(monitor)?,
         };
         let set = like_the_source(&mut qmp, &mut before, setup);
-        self.lock().push((target.clone(), before));
+        self.lock().push(SetUp { target: target.clone(), socket, before });
         set
     }
 
     /// Restores the settings after a migration. A QEMU that has ended needs no restoring.
     pub(crate) fn put_back(&self, target: &Option<String>, monitor: &UnixAddress) {
-        let Some(before) = self.take(target) else { return };
+        let Some(before) = self.take(target, socket_of(monitor)) else { return };
         let result = match Qmp::connect(monitor.path(), MONITOR) {
             Ok(mut qmp) => before.put_back(&mut qmp),
             Err(QmpError::Missing { .. } | QmpError::Connect { .. }) => {
@@ -91,4 +110,31 @@ fn like_the_source(qmp: &mut Qmp, before: &mut Before, setup: &Setup) -> anyhow:
         parameters.insert("multifd-compression".to_owned(), json!("none"));
     }
     before.set_parameters(qmp, parameters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn another_qemu_at_the_same_path_gets_no_settings_of_the_former_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let monitor: UnixAddress = format!("unix:{}", path.display()).parse().unwrap();
+        let settings = FormerSettings::default();
+        let set_up = || {
+            let (target, before) = (None, Before::default());
+            settings.lock().push(SetUp { target, socket: socket_of(&monitor), before });
+        };
+        let first = UnixListener::bind(&path).unwrap();
+        set_up();
+        assert!(settings.take(&None, socket_of(&monitor)).is_some());
+        set_up();
+        std::fs::remove_file(&path).unwrap();
+        let _second = UnixListener::bind(&path).unwrap();
+        drop(first);
+        assert!(settings.take(&None, socket_of(&monitor)).is_none());
+        assert!(settings.lock().is_empty());
+    }
 }

@@ -1,7 +1,7 @@
 //! Changes QEMU's migration settings and restores them afterwards.
 
 use crate::save_leave::Leave;
-use crate::settings_keeper::{Former, SettingsKeeper};
+use crate::settings_keeper::{Former, Parameter, SettingsKeeper};
 use anyhow::{ensure, Context};
 use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::UnixAddress;
@@ -74,28 +74,32 @@ impl Before {
         self.set_parameters(qmp, Map::from_iter([(name.to_owned(), value)]))
     }
 
-    /// Sets parameters, all or none, and records their previous values.
+    /// Sets parameters, all or none, and records their previous values. The value that another
+    /// client has set meanwhile is the previous one.
     pub(crate) fn set_parameters(
         &mut self,
         qmp: &mut Qmp,
         wanted: Map<String, Value>,
     ) -> anyhow::Result<()> {
-        let noted = &mut self.former.parameters;
-        if wanted.keys().any(|name| !noted.contains_key(name)) {
-            let now = qmp.query_parameters()?;
-            for name in wanted.keys() {
-                let was = now.get(name).with_context(|| format!("QEMU has no parameter {name}"))?;
-                noted.entry(name.clone()).or_insert_with(|| was.clone());
+        let now = qmp.query_parameters()?;
+        let is_known = |name: &String| self.former.parameters.contains_key(name);
+        let are_known = wanted.keys().all(is_known);
+        for (name, value) in &wanted {
+            let now = now.get(name).with_context(|| format!("QEMU has no parameter {name}"))?;
+            let noted = self.former.parameters.entry(name.clone());
+            let noted = noted.or_insert_with(|| Parameter { former: now.clone(), ours: vec![] });
+            if noted.is_of_another(now) {
+                noted.former = now.clone();
             }
-            self.tell()?;
+            noted.ours = vec![now.clone(), value.clone()];
+        }
+        match &mut self.keeper {
+            // A keeper that is dead or stopped must not hold up a migration: this process restores
+            // the parameters at its end.
+            Some(keeper) if are_known => keeper.tell_if_it_reads(&self.former),
+            _ => self.tell()?,
         }
         Ok(qmp.set_parameters(Value::Object(wanted))?)
-    }
-
-    /// Records that another client has set a parameter: its value stays after the end.
-    pub(crate) fn adopt(&mut self, name: &str, value: Value) -> anyhow::Result<()> {
-        self.former.parameters.insert(name.to_owned(), value);
-        self.tell()
     }
 
     /// Tells the keeper whether QEMU's migration is a rehearsal, which it has to cancel if QEMU
@@ -159,10 +163,14 @@ mod tests {
     use serde_json::json;
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixStream;
+    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
+    /// Parameters of the made monitor.
+    type Parameters = Arc<Mutex<Map<String, Value>>>;
+
     /// Answers each command, and returns those that came.
-    fn monitor(mut stream: UnixStream) -> Vec<String> {
+    fn monitor(mut stream: UnixStream, parameters: &Parameters) -> Vec<String> {
         let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
         let greeting = json!({ "QMP": { "version": version, "capabilities": [] } });
         writeln!(stream, "{greeting}").unwrap();
@@ -177,6 +185,12 @@ mod tests {
                 "query-yank" => json!([{ "type": "migration" }]),
                 "query-migrate" => json!({ "status": "active" }),
                 "query-status" => json!({ "status": "running", "running": true }),
+                "query-migrate-parameters" => Value::Object(parameters.lock().unwrap().clone()),
+                "migrate-set-parameters" => {
+                    let wanted = command["arguments"].as_object().unwrap().clone();
+                    parameters.lock().unwrap().extend(wanted);
+                    json!({})
+                }
                 _ => json!({}),
             };
             writeln!(stream, "{}", json!({ "return": answer, "id": command["id"] })).unwrap();
@@ -189,7 +203,7 @@ mod tests {
     #[test]
     fn nothing_is_restored_while_a_migration_is_in_progress() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let monitor = std::thread::spawn(|| monitor(theirs));
+        let monitor = std::thread::spawn(|| monitor(theirs, &Parameters::default()));
         let mut qmp = Qmp::over(ours, Duration::from_secs(120)).unwrap();
         let mut settings = Before::default();
         settings.former.capabilities.push(("multifd".to_owned(), false));
@@ -203,7 +217,7 @@ mod tests {
     #[test]
     fn capabilities_that_were_never_changed_are_not_restored() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let monitor = std::thread::spawn(|| monitor(theirs));
+        let monitor = std::thread::spawn(|| monitor(theirs, &Parameters::default()));
         let mut qmp = Qmp::over(ours, Duration::from_secs(120)).unwrap();
         let mut settings = Before::default();
         let error = settings.set(&mut qmp, &[("multifd", true)]).unwrap_err();
@@ -211,5 +225,35 @@ mod tests {
         settings.put_back(&mut qmp).unwrap();
         drop(qmp);
         assert_eq!(monitor.join().unwrap().last().unwrap(), "query-status");
+    }
+    /// Another client sets a limit while platen changes it, and a bandwidth that platen changes no
+    /// more.
+    #[test]
+    fn a_parameter_that_another_client_sets_meanwhile_is_its_former_value() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let parameters = Parameters::default();
+        let of_monitor = parameters.clone();
+        let monitor = std::thread::spawn(move || monitor(theirs, &of_monitor));
+        let set = |name: &str, value: u64| {
+            parameters.lock().unwrap().insert(name.into(), json!(value));
+        };
+        let (limit, bandwidth, throttle) = ("downtime-limit", "max-bandwidth", "max-cpu-throttle");
+        set(limit, 300);
+        set(bandwidth, 1 << 27);
+        set(throttle, 99);
+        let mut qmp = Qmp::over(ours, Duration::from_secs(120)).unwrap();
+        let mut settings = Before::default();
+        for (name, value) in [(limit, 150), (bandwidth, 0), (throttle, 1), (limit, 200)] {
+            settings.set_parameter(&mut qmp, name, json!(value)).unwrap();
+        }
+        set(limit, 2000);
+        settings.set_parameter(&mut qmp, limit, json!(1000)).unwrap();
+        settings.set_parameter(&mut qmp, limit, json!(1500)).unwrap();
+        set(bandwidth, 1 << 20);
+        settings.former.restore_parameters(&mut qmp).unwrap();
+        let now = Value::Object(parameters.lock().unwrap().clone());
+        assert_eq!(now, json!({ limit: 2000, bandwidth: 1 << 20, throttle: 99 }));
+        drop(qmp);
+        monitor.join().unwrap();
     }
 }

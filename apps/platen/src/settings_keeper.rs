@@ -15,13 +15,15 @@ use anyhow::{ensure, Context};
 use clap::Args;
 use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::UnixAddress;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
+use std::collections::BTreeMap;
 use std::io::{BufRead, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Arguments of the helper's process.
 #[derive(Args, Debug)]
@@ -44,11 +46,28 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pause of a helper that has printed what it waits for.
 const LATER_PAUSE: Duration = Duration::from_secs(10);
 
+/// A migration parameter that platen has changed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Parameter {
+    /// Its value for the time afterwards.
+    pub(crate) former: Value,
+    /// The two values that platen has set last: QEMU may not have carried out the last command. Any
+    /// other value is another client's.
+    pub(crate) ours: Vec<Value>,
+}
+
+impl Parameter {
+    /// Whether another client has set the parameter to `now`.
+    pub(crate) fn is_of_another(&self, now: &Value) -> bool {
+        *now != self.former && !self.ours.contains(now)
+    }
+}
+
 /// Migration settings of a QEMU before platen changed them.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Former {
     pub(crate) capabilities: Vec<(String, bool)>,
-    pub(crate) parameters: Map<String, Value>,
+    pub(crate) parameters: BTreeMap<String, Parameter>,
     /// Whether QEMU's migration is a rehearsal.
     #[serde(default)]
     pub(crate) rehearsal: bool,
@@ -75,15 +94,16 @@ impl Former {
             commands.push(json!({ "execute": "migrate-set-capabilities", "arguments": list }));
         }
         if !self.parameters.is_empty() {
-            let list = &self.parameters;
+            let list = self.parameters.iter().map(|(name, one)| (name.clone(), one.former.clone()));
+            let list = Value::Object(list.collect());
             commands.push(json!({ "execute": "migrate-set-parameters", "arguments": list }));
         }
         let commands: Vec<_> = commands.iter().map(Value::to_string).collect();
         commands.join(" and ")
     }
 
-    /// Restores the settings, but none while a migration may use them. An error names those that
-    /// could not be restored.
+    /// Restores the settings, but none while a migration may use them, and no parameter that
+    /// another client has set meanwhile. An error names those that could not be restored.
     pub(crate) fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -96,10 +116,30 @@ impl Former {
             capabilities = qmp.set_capabilities(&list);
         }
         if !self.parameters.is_empty() {
-            qmp.set_parameters(Value::Object(self.parameters.clone()))
+            self.restore_parameters(qmp)
                 .context("QEMU's migration parameters are not as they were before")?;
         }
         capabilities.context("QEMU's migration capabilities are not as they were before")
+    }
+
+    /// The parameters alone, of a QEMU without a migration.
+    pub(crate) fn restore_parameters(&self, qmp: &mut Qmp) -> Result<(), QmpError> {
+        let now = qmp.query_parameters()?;
+        let mut changed = Map::new();
+        for (name, one) in &self.parameters {
+            if one.is_of_another(&now[name]) {
+                say(&format!(
+                    "another monitor has set {name} to {}, from {}: it stays so",
+                    now[name], one.former
+                ));
+            } else if now[name] != one.former {
+                changed.insert(name.clone(), one.former.clone());
+            }
+        }
+        if changed.is_empty() {
+            return Ok(());
+        }
+        qmp.set_parameters(Value::Object(changed))
     }
 }
 
@@ -128,6 +168,15 @@ impl SettingsKeeper {
         self.pipe.write_all(line.as_bytes()).context("the process that keeps settings has ended")
     }
 
+    /// The same, unless the helper has ended or does not read.
+    pub(crate) fn tell_if_it_reads(&mut self, former: &Former) {
+        let mut pipe = [PollFd::new(&self.pipe, PollFlags::OUT)];
+        // The pipe is ready when it takes the largest line whose write is not cut.
+        if rustix::event::poll(&mut pipe, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
+            let _ = self.tell(former);
+        }
+    }
+
     /// Ends the helper, because the settings are restored or QEMU ends.
     pub(crate) fn dismiss(mut self) {
         // If the helper has died already, nothing is left to do.
@@ -140,7 +189,7 @@ impl SettingsKeeper {
 /// Runs as the helper.
 pub(crate) fn run(args: &KeepSettingsArgs) -> anyhow::Result<()> {
     let _ = rustix::thread::set_name(c"platen");
-    let (socket, mut last) = (socket_of(args), None);
+    let (socket, mut last) = (socket_of(&args.qmp), None);
     for line in std::io::stdin().lock().lines() {
         let line = line.context("standard input")?;
         if line == DONE {
@@ -189,13 +238,13 @@ fn restore(
     args: &KeepSettingsArgs,
     former: &Former,
     died: Instant,
-    socket: Option<(u64, i64, i64)>,
+    socket: Option<SocketId>,
 ) -> anyhow::Result<Left> {
     let until = Instant::now() + Duration::from_secs(args.patience);
     let (mut pause, mut longest) = (FIRST_PAUSE, LONGEST_PAUSE);
     let mut is_missing = None;
     loop {
-        if socket_of(args) != socket {
+        if socket_of(&args.qmp) != socket {
             return Ok(Left::Gone);
         }
         let reason = match attempt(args, former, died, is_missing.take())? {
@@ -224,10 +273,13 @@ fn restore(
     }
 }
 
-/// Identity of the monitor's socket: that of another QEMU at the same path differs.
-fn socket_of(args: &KeepSettingsArgs) -> Option<(u64, i64, i64)> {
-    let found = std::fs::metadata(args.qmp.path()).ok()?;
-    Some((found.ino(), found.ctime(), found.ctime_nsec()))
+/// Identity of a monitor's socket: its device, its inode and its birth, if the file system has one.
+pub(crate) type SocketId = (u64, u64, Option<SystemTime>);
+
+/// The identity of the socket at this address. That of another QEMU at the same path differs.
+pub(crate) fn socket_of(monitor: &UnixAddress) -> Option<SocketId> {
+    let found = std::fs::metadata(monitor.path()).ok()?;
+    Some((found.dev(), found.ino(), found.created().ok()))
 }
 
 /// Whether QEMU has stopped the VM for the rehearsal in which the command died. A migration that

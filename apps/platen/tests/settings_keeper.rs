@@ -9,15 +9,17 @@ use std::time::Duration;
 
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(240);
-const FORMER: &str = r#"{"capabilities":[["multifd",true]],"parameters":{"downtime-limit":300,"multifd-channels":2}}"#;
+const FORMER: &str = concat!(
+    r#"{"capabilities":[["multifd",true]],"parameters":{"#,
+    r#""downtime-limit":{"former":300,"ours":[300,150]},"#,
+    r#""multifd-channels":{"former":2,"ours":[2,8]}}}"#
+);
 
 /// The settings before a rehearsal.
-const REHEARSAL: &str =
-    r#"{"capabilities":[],"parameters":{"downtime-limit":300},"rehearsal":true}"#;
+const REHEARSAL: &str = r#"{"capabilities":[],"parameters":{"downtime-limit":{"former":300,"ours":[1]}},"rehearsal":true}"#;
 
 /// The settings before a save by multifd channels.
-const BY_CHANNELS: &str =
-    r#"{"capabilities":[],"parameters":{"downtime-limit":300},"cancel":true}"#;
+const BY_CHANNELS: &str = r#"{"capabilities":[],"parameters":{"downtime-limit":{"former":300,"ours":[1]}},"cancel":true}"#;
 
 /// Commands that a person has to give at the monitor instead.
 const COMMANDS: &str = concat!(
@@ -122,6 +124,8 @@ fn settings_are_restored_after_the_migration_and_until_then_the_monitor_is_free(
     released(&mut client);
     let set = client.hear("migrate-set-capabilities", json!({}));
     assert_eq!(set["capabilities"], json!([{ "capability": "multifd", "state": true }]));
+    client
+        .hear("query-migrate-parameters", json!({ "downtime-limit": 150, "multifd-channels": 8 }));
     released(&mut client);
     let set = client.hear("migrate-set-parameters", json!({}));
     assert_eq!(set, json!({ "downtime-limit": 300, "multifd-channels": 2 }));
@@ -136,10 +140,12 @@ fn released(client: &mut Client) {
     client.hear("query-yank", json!([{ "type": "chardev", "id": "monitor" }]));
 }
 
-/// The helper restores the settings before a rehearsal, which has changed parameters only.
+/// The helper restores the settings before a rehearsal, which has changed a parameter only.
 fn restores_parameters(mut client: Client) {
     released(&mut client);
-    client.hear("migrate-set-parameters", json!({}));
+    client.hear("query-migrate-parameters", json!({ "downtime-limit": 1 }));
+    let set = client.hear("migrate-set-parameters", json!({}));
+    assert_eq!(set, json!({ "downtime-limit": 300 }));
     client.hangs_up();
 }
 
@@ -149,7 +155,72 @@ fn restores_all(mut client: Client) {
     client.hear("query-migrate-capabilities", json!([{ "capability": "multifd", "state": false }]));
     released(&mut client);
     client.hear("migrate-set-capabilities", json!({}));
-    restores_parameters(client);
+    client
+        .hear("query-migrate-parameters", json!({ "downtime-limit": 150, "multifd-channels": 8 }));
+    released(&mut client);
+    client.hear("migrate-set-parameters", json!({}));
+    client.hangs_up();
+}
+
+/// The command has died between its report to the helper and its command to QEMU, or behind that.
+/// Another client has set one parameter to a value of its own, and the other back.
+#[test]
+fn a_parameter_that_another_client_has_set_stays() {
+    for (downtime, set) in [(300, None), (2000, None), (150, Some(300)), (301, None)] {
+        let (_folder, monitor, listener) = made_monitor();
+        let helper = orphan(&monitor);
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", json!({ "status": "completed" }));
+        released(&mut client);
+        let known = json!([{ "capability": "multifd", "state": false }]);
+        client.hear("query-migrate-capabilities", known);
+        released(&mut client);
+        client.hear("migrate-set-capabilities", json!({}));
+        let now = json!({ "downtime-limit": downtime, "multifd-channels": 2 });
+        client.hear("query-migrate-parameters", now);
+        if let Some(downtime) = set {
+            let set = client.hear("migrate-set-parameters", json!({}));
+            assert_eq!(set, json!({ "downtime-limit": downtime }));
+        }
+        client.hangs_up();
+        let output = helper.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let of_another = format!("set downtime-limit to {downtime}, from 300: it stays so");
+        assert_eq!(said.contains(&of_another), ![300, 150].contains(&downtime), "{said}");
+        assert!(output.status.success(), "{said}");
+    }
+}
+
+/// Somebody gives a group access to the monitor meanwhile.
+#[test]
+fn a_monitor_whose_mode_changes_is_still_that_qemus() {
+    let (_folder, monitor, listener) = made_monitor();
+    let helper = orphan(&monitor);
+    let mut client = Client::accept(&listener);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o660);
+    std::fs::set_permissions(&monitor, mode).unwrap();
+    client.hear("query-migrate", json!({ "status": "active" }));
+    client.hangs_up();
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "completed" }));
+    restores_all(client);
+    assert!(helper.wait_with_output().unwrap().status.success());
+}
+
+/// It has settings of its own, which are left alone.
+#[test]
+fn another_qemu_at_the_same_path_is_not_touched() {
+    let (_folder, monitor, listener) = made_monitor();
+    let helper = orphan(&monitor);
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "active" }));
+    drop(listener);
+    std::fs::remove_file(&monitor).unwrap();
+    let listener = UnixListener::bind(&monitor).unwrap();
+    client.hangs_up();
+    assert!(helper.wait_with_output().unwrap().status.success());
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.accept().is_err(), "it has connected");
 }
 
 /// QEMU accepts another number of channels during a migration, and aborts at its end.
@@ -227,7 +298,8 @@ fn a_vm_stopped_for_an_image_that_is_missing_continues() {
         }
         let migration = json!({ "setup": 2, "normal": 5, "duplicate": 7, "passes": 3 });
         let former = json!({
-            "capabilities": [], "parameters": { "downtime-limit": 300 },
+            "capabilities": [],
+            "parameters": { "downtime-limit": { "former": 300, "ours": [1] } },
             "leave": { "image": image, "migration": migration },
         });
         let helper = orphan_with(&monitor, &former.to_string(), &[]);

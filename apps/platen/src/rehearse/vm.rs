@@ -114,7 +114,7 @@ impl Rehearsed {
             micros => format!("it stood still for {:.1} ms", micros as f64 / 1e3),
         };
         format!(
-            "rehearsed for {:.1} s; the VM is '{}' at the source, {pause}; QEMU's settings are as before",
+            "rehearsed for {:.1} s; the VM is '{}' at the source, {pause}; platen has restored QEMU's settings",
             self.seconds, self.vm
         )
     }

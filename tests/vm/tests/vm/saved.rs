@@ -440,9 +440,10 @@ fn save_killed(stage: &mut Stage, spec: &VmSpec, flags: &[&str]) -> Result<()> {
     save.process.wait(NOTICE)?;
     vm.wait_back(&["failed", "cancelled"], NOTICE)?;
     ensure!(!image.exists(), "a save that was killed left an image");
-    // `hold_migration` has changed this one, and the save has not.
-    let downtime = serde_json::json!({ "downtime-limit": before[1]["downtime-limit"] });
-    vm.monitor.execute("migrate-set-parameters", downtime)?;
+    // `hold_migration` has set these at another monitor, so they stay.
+    let held = ["downtime-limit", "max-bandwidth"].map(|name| (name, &before[1][name]));
+    let held = serde_json::to_value(std::collections::BTreeMap::from(held))?;
+    vm.monitor.execute("migrate-set-parameters", held)?;
     let deadline = Instant::now() + LIMIT;
     while settings(&mut vm)? != before {
         ensure!(Instant::now() < deadline, "the settings are not as before");
