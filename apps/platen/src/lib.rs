@@ -31,6 +31,7 @@ mod link;
 mod load;
 mod lost_writes;
 mod migrate;
+mod migrate_cancel;
 mod monitor;
 mod network;
 mod progress;

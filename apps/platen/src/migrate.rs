@@ -5,6 +5,7 @@ use crate::ending::Ending;
 use crate::ending_options::wanted_capabilities;
 use crate::interrupt;
 use crate::lost_writes::warn_of_lost_writes;
+use crate::migrate_cancel::{cancel, Cancel, Passed, Stop};
 use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress, refuse_tls};
 use crate::network::private_dir;
 use crate::progress::{Bar, Feed};
@@ -13,12 +14,12 @@ use crate::report_file::check_file;
 use crate::say::say;
 use crate::settings::Before;
 use crate::settings_keeper::{is_cancel_lost, is_of_command, wake_lost_cancel, LOST_CANCEL};
-use crate::source_end::{listen, Measure, Plan};
+use crate::source_end::{listen, Measure, Plan, UNCONFIRMED};
 use anyhow::{bail, Context};
 use converge::Postcopy;
 use nix::sys::signal::Signal;
 use qmp::{MigrationInfo, Qmp, QmpError};
-use relay::{RelayError, Source, SourceEnd, SourceHandle, UnixAddress};
+use relay::{RelayError, Source, SourceEnd, UnixAddress};
 use serde_json::json;
 use session::{SessionError, Setup};
 use std::process::ExitCode;
@@ -46,18 +47,9 @@ const HELD_BY_QEMU: &str =
      for {\"execute\":\"migrate-continue\",\"arguments\":{\"state\":\"pre-switchover\"}} at \
      another of its monitors. Or interrupt: the migration is cancelled, and the VM goes on";
 
-const UNANSWERED: &str =
-    "the source QEMU's monitor does not answer: the source may be turning to postcopy. Asking again \
-     (interrupt again to end all the same)";
-
-/// The answer of a process of `evacuate` to its first interrupt, when it is too late to cancel.
-const LEFT_TO_A_PERSON: &str =
-    "the destination may have the VM, so this migration is not cancelled. If the peer is lost, look \
-     there. Another interrupt of this process alone ends it, and the source VM may continue";
-
-const UNDER_WAY: &str =
-    "the source has turned to postcopy, and the destination does not have the VM yet: waiting until it \
-     has (interrupt again to end all the same, which leaves the VM at neither host)";
+const WITHOUT_RETURN_PATH: &str =
+    "unconfirmed: the whole stream was delivered, but another client of the monitor has switched \
+     return-path off, so nobody has heard whether the destination QEMU has loaded the VM. Look there";
 
 /// Refuses a migration that is impossible, before anything is changed.
 pub(crate) fn check(qmp: &mut Qmp, args: &MigrateArgs) -> anyhow::Result<()> {
@@ -175,6 +167,10 @@ fn migrate(
             bail!("cancelled{why}; {}", source_vm(qmp))
         }
         Err(error) => bail!("{:#} ({})", anyhow::Error::from(error), source_vm(qmp)),
+        Ok(_) if report.status == "unconfirmed" => {
+            say(WITHOUT_RETURN_PATH);
+            Ok(ExitCode::from(UNCONFIRMED))
+        }
         Ok(_) => bail!(
             "the destination confirmed, but the source QEMU ends as '{}': {}",
             report.status,
@@ -223,9 +219,7 @@ fn watch(
 ) -> Result<SourceEnd, RelayError> {
     let mut bar = Bar::new();
     let handle = source.handle();
-    let (mut passed_on, mut told_to_wait) = (0, None);
-    // The first interrupt was answered, and the relay does not know of it.
-    let mut was_left = false;
+    let mut stop = Stop::new(interrupts, feed.is_some());
     let mut told_of_hold = false;
     // Whether the monitor has answered the last command in time.
     let mut answers = true;
@@ -242,45 +236,25 @@ fn watch(
         if let Some(feed) = &feed {
             feed.tell(&handle, answers);
         }
-        let asked = interrupts.load(Ordering::Acquire);
-        if asked > passed_on {
-            match if asked > 1 { Cancel::TooLate } else { cancel(qmp, &handle) } {
-                Cancel::Told => bar.note("cancelling (interrupt again to force)"),
-                // `evacuate` interrupts all its VMs. That is no decision about one in doubt (W23).
-                Cancel::TooLate if feed.is_some() && asked == 1 => {
-                    was_left = true;
-                    bar.note(LEFT_TO_A_PERSON);
-                }
-                Cancel::TooLate => {
-                    if std::mem::take(&mut was_left) {
-                        // While its peer is there, a relay only answers its first stop.
-                        handle.stop();
-                    }
-                    handle.stop();
-                }
-                // The next turn of the loop tries again.
-                wait @ (Cancel::UnderWay | Cancel::Unanswered) => {
-                    answers = wait == Cancel::UnderWay;
-                    let why = if wait == Cancel::UnderWay { UNDER_WAY } else { UNANSWERED };
-                    if told_to_wait.replace(why) != Some(why) {
-                        bar.note(why);
-                    }
-                    continue;
-                }
+        match stop.pass_on(qmp, &handle, |text| bar.note(text)) {
+            Passed::On => {}
+            Passed::Later { has_answered } => {
+                answers = has_answered;
+                continue;
             }
-            passed_on = asked;
         }
+        let asked = stop.is_asked();
         let info = qmp.query_migrate();
         answers = !matches!(info, Err(QmpError::TimedOut { .. }));
         let info = info.ok();
         let progress = handle.progress();
         if let Some(info) = &info {
             // platen has not switched this capability on, and its user may have a reason for it.
-            if info.status() == HELD && asked == 0 && !std::mem::replace(&mut told_of_hold, true) {
+            if info.status() == HELD && !asked && !std::mem::replace(&mut told_of_hold, true) {
                 bar.note(HELD_BY_QEMU);
             }
             let is_late =
-                asked == 0 && ending.look(qmp, settings, (info, &progress), |text| bar.note(text));
+                !asked && ending.look(qmp, settings, (info, &progress), |text| bar.note(text));
             match is_late.then(|| cancel(qmp, &handle)) {
                 None | Some(Cancel::Told) => {}
                 Some(Cancel::Unanswered) => {
@@ -300,55 +274,6 @@ fn watch(
             }
         }
         bar.show(&progress, info.as_ref());
-    }
-}
-
-/// The result of an attempt to cancel.
-#[derive(PartialEq, Eq)]
-enum Cancel {
-    /// QEMU cancels, or the relay ends.
-    Told,
-    /// The source turns to postcopy, and the destination does not have the VM yet. A relay that
-    /// ended now would leave the VM at neither end.
-    UnderWay,
-    /// QEMU does not answer, as while it writes the packaged state of postcopy to a slow link. It
-    /// may be in postcopy, and no order to cancel can reach it now.
-    Unanswered,
-    /// The destination may be starting the VM, or has it; the relay decides (W23).
-    TooLate,
-}
-
-/// Makes QEMU cancel and close its socket, unless that would resume the source beside the
-/// destination.
-fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> Cancel {
-    match is_postcopy(&qmp.query_migrate()) {
-        Some(true) => return if handle.in_doubt() { Cancel::TooLate } else { Cancel::UnderWay },
-        Some(false) => {}
-        None => return Cancel::Unanswered,
-    }
-    if !handle.forbid_commit() {
-        return Cancel::TooLate;
-    }
-    match qmp.migrate_cancel() {
-        Ok(()) => {}
-        // QEMU has turned to postcopy since the query of its status.
-        Err(QmpError::Refused { .. }) if is_postcopy(&qmp.query_migrate()) != Some(false) => {
-            handle.allow_commit();
-            return Cancel::UnderWay;
-        }
-        // No bytes that start the destination's VM go out any more, so the migration cannot go on.
-        Err(_) => handle.stop(),
-    }
-    Cancel::Told
-}
-
-/// Whether the source is in postcopy, or turns to it; `None` if QEMU has not said so in time. A
-/// monitor that has ended can refuse nothing: then the relay ends.
-fn is_postcopy(answer: &Result<MigrationInfo, QmpError>) -> Option<bool> {
-    match answer {
-        Ok(info) => Some(info.status().starts_with("postcopy")),
-        Err(QmpError::TimedOut { .. }) => None,
-        Err(_) => Some(false),
     }
 }
 
@@ -409,10 +334,15 @@ fn fill(
         _ => "failed",
     };
     let status = info.map_or(without, MigrationInfo::status);
+    report.may_run_there = result.as_ref().err().map(RelayError::may_run_there);
     report.status = match (result, status) {
+        // Another client of the monitor has switched return-path off.
+        (Ok(end), "completed") if !end.return_path => "unconfirmed".into(),
         (Ok(_), status) => status.to_string(),
-        (Err(_), status @ ("cancelled" | PAUSED)) => status.into(),
-        // Any other error may leave the VM at the destination, so the user has to see it.
+        (Err(_), PAUSED) => PAUSED.into(),
+        // The user has to see the error, whatever QEMU calls its end.
+        (Err(error), _) if error.may_run_there() => "failed".into(),
+        (Err(_), "cancelled") => "cancelled".into(),
         (Err(RelayError::SourceEnded | RelayError::Session(SessionError::Local { .. })), _)
             if interrupted =>
         {
@@ -463,26 +393,28 @@ mod tests {
         assert_eq!(status(Err(RelayError::SourceEnded)), "failed");
     }
 
-    /// A QEMU that writes the packaged state of postcopy to a slow link answers nothing.
+    /// Another client cancels when the end of the stream has gone out, or has switched return-path
+    /// off.
     #[test]
-    fn a_source_that_does_not_answer_may_be_in_postcopy() {
-        let (ours, qemu) = std::os::unix::net::UnixStream::pair().unwrap();
-        let greeting = r#"{"QMP":{"version":{"qemu":{"major":10,"minor":0,"micro":2},"package":""},"capabilities":[]}}"#;
-        std::io::Write::write_all(
-            &mut &qemu,
-            format!("{greeting}\n{{\"return\":{{}},\"id\":1}}\n").as_bytes(),
-        )
-        .unwrap();
-        let mut qmp = Qmp::over(ours, Duration::from_millis(300)).unwrap();
-        assert_eq!(is_postcopy(&qmp.query_migrate()), None);
-        let says = |status: &str| {
-            Ok(MigrationInfo { status: Some(status.into()), ..MigrationInfo::default() })
+    fn a_migration_whose_vm_may_run_there_is_not_called_cancelled() {
+        let filled = |status: &str, result: Result<SourceEnd, RelayError>| {
+            let status = Some(status.to_owned());
+            let info = MigrationInfo { status, ..MigrationInfo::default() };
+            let mut report = Report::default();
+            fill(&mut report, Some(&info), &result, true);
+            (report.status, report.may_run_there)
         };
-        assert_eq!(is_postcopy(&says("active")), Some(false));
-        for status in ["postcopy-active", "postcopy-device", "postcopy-paused"] {
-            assert_eq!(is_postcopy(&says(status)), Some(true), "{status}");
+        for error in [RelayError::SourceGone, RelayError::LeftInDoubt] {
+            assert_eq!(filled("cancelled", Err(error)), ("failed".into(), Some(true)));
         }
-        drop(qemu);
-        assert_eq!(is_postcopy(&qmp.query_migrate()), Some(false), "it has ended");
+        let ended = filled("cancelled", Err(RelayError::SourceEnded));
+        assert_eq!(ended, ("cancelled".into(), Some(false)));
+        let end = SourceEnd {
+            total: Duration::from_secs(1),
+            peer_report: Vec::new(),
+            return_path: false,
+            hidden_downtime: None,
+        };
+        assert_eq!(filled("completed", Ok(end)), ("unconfirmed".into(), None));
     }
 }

@@ -69,6 +69,10 @@ pub(crate) struct Report {
     /// Why the migration failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
+    /// Whether the destination may run the VM, or have it in postcopy, after a failure. Only for
+    /// `migrate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) may_run_there: Option<bool>,
     /// Name of the receiver's target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,

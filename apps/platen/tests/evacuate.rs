@@ -53,6 +53,7 @@ fn serve(
             "query-migrate-capabilities" => json!([
                 { "capability": "events", "state": false },
                 { "capability": "return-path", "state": false },
+                { "capability": "postcopy-ram", "state": false },
             ]),
             "query-yank" | "query-qmp-schema" => json!([]),
             _ => json!({}),

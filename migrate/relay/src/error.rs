@@ -158,6 +158,37 @@ pub enum RelayError {
 }
 
 impl RelayError {
+    /// Whether the destination may run the VM after this end, or have it in postcopy.
+    pub fn may_run_there(&self) -> bool {
+        match self {
+            Self::SourceGone
+            | Self::Truncated
+            | Self::InDoubt { .. }
+            | Self::TurnInDoubt { .. }
+            | Self::EndInDoubt { .. }
+            | Self::LeftInDoubt
+            | Self::Unheard { .. }
+            | Self::Paused { .. } => true,
+            Self::NotASocket { .. }
+            | Self::InTheWay { .. }
+            | Self::Listen { .. }
+            | Self::Displaced { .. }
+            | Self::Deliver { .. }
+            | Self::Session(_)
+            | Self::Ended(_)
+            | Self::Unread
+            | Self::SourceEnded
+            | Self::DestinationEnded
+            | Self::DestinationRefused { .. }
+            | Self::PostcopyRefused { .. }
+            | Self::NeverCommitted
+            | Self::Stranded { .. }
+            | Self::Unsupported { .. }
+            | Self::Accelerator { .. }
+            | Self::Resource { .. } => false,
+        }
+    }
+
     /// Whether the destination QEMU did not listen or accept, which may change.
     pub(crate) fn is_absence(&self) -> bool {
         use io::ErrorKind::{ConnectionRefused, NotFound, TimedOut, WouldBlock};

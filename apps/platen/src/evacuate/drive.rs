@@ -268,6 +268,11 @@ impl Drive<'_> {
                     return;
                 }
                 let cause = self.cause(vm, status, &report["error"]);
+                // A source that runs its VM proves nothing then: there may be two.
+                if report["may-run-there"] == true {
+                    self.end(vm, Outcome::InDoubt, Some(format!("{cause}. {LOOK}")));
+                    return;
+                }
                 self.turns[vm].report.error = Some(cause);
                 self.ask(vm);
                 State::Judged
@@ -375,33 +380,65 @@ impl Drive<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
+    use std::process::{Child, Command};
+
+    fn turn(of: &str) -> Turn {
+        let name = format!("a domain of test {} {of}", std::process::id());
+        let entry = Entry::domain(&name).unwrap();
+        let found = Found::made(&entry);
+        Turn { entry, found, words: Vec::new(), report: VmReport::new(&name, "there") }
+    }
+
+    /// The drive of one VM, whose process runs, and of which nobody listens.
+    fn drive<'a>(
+        turns: &'a mut [Turn],
+        folder: &'a Path,
+        process: Child,
+        file: &Path,
+    ) -> Drive<'a> {
+        Drive {
+            states: vec![State::Running(Migration::made(process, file.into()))],
+            said: vec![String::new()],
+            heard_all: vec![true],
+            schedule: Schedule::new(2, AtOnce::Fixed(1)),
+            patience: Patience::new(1),
+            turns,
+            folder,
+            begun: Instant::now(),
+            tell: mpsc::channel().0,
+            verdicts: mpsc::channel().0,
+            is_interrupted: false,
+        }
+    }
+
+    /// Its source QEMU runs the VM, and so may the destination.
+    #[test]
+    fn a_vm_that_may_run_at_the_destination_is_in_doubt_whatever_its_source_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("report");
+        let failed = r#"{"status":"failed","error":"look at both","may-run-there":true}"#;
+        std::fs::write(&file, failed).unwrap();
+        let mut turns = [turn("that may run twice")];
+        let process = Command::new("false").spawn().unwrap();
+        let mut drive = drive(&mut turns, folder.path(), process, &file);
+        assert_eq!(drive.schedule.next(Duration::ZERO), Some(0));
+        drive.patience.started(0);
+        while !matches!(drive.states[0], State::Done | State::Judged) {
+            drive.look(0);
+        }
+        assert_eq!(turns[0].report.outcome, Outcome::InDoubt);
+        let error = turns[0].report.error.as_deref().unwrap();
+        assert!(error.starts_with("look at both. Look at both hosts"), "{error}");
+    }
 
     /// It asks its source QEMU nothing, for longer than a source QEMU may be silent.
     #[test]
     fn a_vm_whose_process_writes_a_seed_has_moved_and_keeps_no_other_from_its_turn() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("report");
-        let name = format!("a domain of test {} that writes a seed", std::process::id());
-        let entry = Entry::domain(&name).unwrap();
-        let found = Found::made(&entry);
-        let report = VmReport::new(&name, "there");
-        let mut turns = [Turn { entry, found, words: Vec::new(), report }];
+        let mut turns = [turn("that writes a seed")];
         let process = Command::new("sleep").arg("600").spawn().unwrap();
-        let ((tell, _told), (verdicts, _judged)) = (mpsc::channel(), mpsc::channel());
-        let mut drive = Drive {
-            states: vec![State::Running(Migration::made(process, file.clone()))],
-            said: vec![String::new()],
-            heard_all: vec![true],
-            schedule: Schedule::new(2, AtOnce::Fixed(1)),
-            patience: Patience::new(1),
-            turns: &mut turns,
-            folder: folder.path(),
-            begun: Instant::now(),
-            tell,
-            verdicts,
-            is_interrupted: false,
-        };
+        let mut drive = drive(&mut turns, folder.path(), process, &file);
         assert_eq!(drive.schedule.next(Duration::ZERO), Some(0));
         drive.patience.started(0);
         drive.look(0);

@@ -95,6 +95,35 @@ fn an_interrupt_leaves_a_silent_source_in_doubt_and_forces_nothing() {
     wait_for_end(ids[0]);
 }
 
+/// A user who gets no answer repeats the interrupt, and `timeout` sends its signal twice. Neither
+/// forces the end of a migration that may be turning to postcopy.
+#[test]
+fn interrupts_that_were_not_answered_yet_force_nothing() {
+    let rig = Rig::new();
+    let mute = Mute::at(&rig.at("mute"));
+    let (_receiver, address) = receiver(&rig, "mute");
+    let log = rig.at("log");
+    let child = Command::new(env!("CARGO_BIN_EXE_platen"))
+        .args(["migrate", "--insecure", "--postcopy", "when-needed", "--name", "mute"])
+        .args(["--peer", &address, "--qmp", &format!("unix:{}", rig.at("mute").display())])
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let mut migrate = Evacuate { child, log };
+    assert!(mute.migrates.recv_timeout(WATCHDOG).is_ok(), "{}", migrate.said());
+    for signal in [Signal::INT, Signal::TERM] {
+        migrate.signal(signal);
+    }
+    migrate.says("does not answer: the source may be turning to postcopy");
+    assert!(migrate.child.try_wait().unwrap().is_none(), "{}", migrate.said());
+    assert!(mute.cancels.try_recv().is_err());
+    drop(mute.silence);
+    mute.cancels.recv_timeout(WATCHDOG).unwrap();
+    assert_eq!(migrate.ends(), Some(1), "{}", migrate.said());
+    assert!(migrate.said().contains("cancelled; "), "{}", migrate.said());
+}
+
 /// Nobody interrupts: the VM is reported as in doubt, and the others take their turns.
 #[test]
 fn a_source_that_does_not_answer_keeps_no_other_vm_from_its_turn() {
