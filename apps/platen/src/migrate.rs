@@ -127,6 +127,7 @@ fn migrate(
     let version = qmp.version();
     let monitor = || format!("monitor {}", args.qmp);
     let mut ending = set_up(qmp, settings, args).with_context(monitor)?;
+    settings.cancel_held_at_death(true)?;
     let dir = private_dir()?;
     let address = UnixAddress::from(dir.path().join("migrate.sock"));
     let listening = listen(&address)?;
@@ -143,7 +144,7 @@ fn migrate(
     }
     ending.begin();
     if let Err(error) = qmp.migrate(&address.to_string()) {
-        source.handle().end(&format!("the source QEMU refused to migrate: {error}"));
+        source.handle().end(&format!("the source QEMU has not begun to migrate: {error}"));
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
         return Err(error).with_context(monitor);
     }

@@ -102,10 +102,10 @@ impl Before {
         Ok(qmp.set_parameters(Value::Object(wanted))?)
     }
 
-    /// Tells the keeper whether QEMU's migration is a rehearsal, which it has to cancel if QEMU
-    /// waits to hand the VM over.
-    pub(crate) fn rehearse(&mut self, rehearsal: bool) -> anyhow::Result<()> {
-        self.former.rehearsal = rehearsal;
+    /// Tells the keeper whether it has to cancel QEMU's migration if this process dies and QEMU
+    /// waits to hand the VM over (`pre-switchover`). QEMU does not notice that death.
+    pub(crate) fn cancel_held_at_death(&mut self, cancel: bool) -> anyhow::Result<()> {
+        self.former.cancel_held = cancel;
         self.tell()
     }
 

@@ -1,5 +1,5 @@
 //! The helper process of `save`, `migrate` and `rehearse` that restores QEMU's migration settings
-//! if the command is killed. It also cancels a rehearsal whose VM waits to be handed over, and a
+//! if the command is killed. It also cancels a migration whose VM waits to be handed over, and a
 //! save by multifd, whose connections another helper keeps open. It lets a VM continue that was
 //! stopped for an image that has no name.
 //!
@@ -68,9 +68,10 @@ impl Parameter {
 pub(crate) struct Former {
     pub(crate) capabilities: Vec<(String, bool)>,
     pub(crate) parameters: BTreeMap<String, Parameter>,
-    /// Whether QEMU's migration is a rehearsal.
+    /// Whether QEMU's migration is cancelled if it waits to hand the VM over: nobody else can
+    /// complete it.
     #[serde(default)]
-    pub(crate) rehearsal: bool,
+    pub(crate) cancel_held: bool,
     /// Whether QEMU does not notice the death of the command, so that its migration is cancelled.
     #[serde(default)]
     pub(crate) cancel: bool,
@@ -282,9 +283,9 @@ pub(crate) fn socket_of(monitor: &UnixAddress) -> Option<SocketId> {
     Some((found.dev(), found.ino(), found.created().ok()))
 }
 
-/// Whether QEMU has stopped the VM for the rehearsal in which the command died. A migration that
+/// Whether QEMU has stopped the VM for the migration in which the command died. A migration that
 /// began after its death is another client's.
-fn waits_for_rehearsal(info: &MigrationInfo, died: Instant) -> bool {
+fn waits_for_command(info: &MigrationInfo, died: Instant) -> bool {
     let age = info.total_time.map(Duration::from_millis);
     info.status() == "pre-switchover" && age.is_some_and(|age| age >= died.elapsed())
 }
@@ -338,21 +339,24 @@ fn attempt(
         status != "postcopy-paused",
         "its migration is paused in postcopy, and accepts no settings before it is over"
     );
-    if former.rehearsal && waits_for_rehearsal(&info, died) {
+    if former.cancel_held && waits_for_command(&info, died) {
         // QEMU does not notice the end of a socket that it does not use, and would wait for ever.
         let cancelled = qmp.migrate_cancel();
         // After the command: the disk of the log may hang, and the VM is stopped.
-        say(&format!("monitor {}: platen has died in a rehearsal: cancelling it", args.qmp));
+        say(&format!(
+            "monitor {}: platen has died, and QEMU waits to hand the VM over: cancelling its migration",
+            args.qmp
+        ));
         return Ok(Left::Later(match cancelled {
-            Ok(()) => "QEMU's rehearsal is being cancelled".into(),
+            Ok(()) => "QEMU's migration is being cancelled".into(),
             Err(error) => error.to_string(),
         }));
     }
-    if former.rehearsal && status == "cancelling" && died.elapsed() >= LOST_CANCEL {
+    if former.cancel_held && status == "cancelling" && died.elapsed() >= LOST_CANCEL {
         let vm = qmp.query_status().map(|vm| vm.status).unwrap_or_default();
         if is_cancel_lost(&info, &vm) {
             let woken = wake_lost_cancel(&mut qmp);
-            say(&format!("monitor {}: QEMU has lost the rehearsal's cancel: waking it", args.qmp));
+            say(&format!("monitor {}: QEMU has lost the cancel: waking it", args.qmp));
             if let Err(error) = woken {
                 return later(error);
             }

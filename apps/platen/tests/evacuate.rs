@@ -33,6 +33,22 @@ fn monitor(path: &Path, migration: &'static str, dirty: u64) {
     });
 }
 
+/// A monitor of a QEMU that hands no VM over by itself.
+fn monitor_that_holds(path: &Path) {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let _ = serve(client, 0, |command| match command {
+                "query-migrate" => Some(json!({ "status": "none" })),
+                "query-migrate-capabilities" => {
+                    Some(json!([{ "capability": "pause-before-switchover", "state": true }]))
+                }
+                _ => None,
+            });
+        }
+    });
+}
+
 /// Answers a client's commands; `migration` answers those of a migration.
 fn serve(
     mut client: UnixStream,
@@ -204,21 +220,23 @@ fn the_failure_of_one_stops_no_other_and_the_exit_status_counts_them() {
     monitor(&rig.at("busy"), "active", 0);
     monitor(&rig.at("loaded"), "none", 90);
     monitor(&rig.at("calm"), "none", 1);
-    let vms = ["gone", "busy", "loaded", "calm"].map(|name| rig.vm(name));
+    monitor_that_holds(&rig.at("held"));
+    let vms = ["gone", "busy", "held", "loaded", "calm"].map(|name| rig.vm(name));
     let vms: Vec<&str> = vms.iter().map(String::as_str).collect();
     let json = rig.json();
     let mut evacuate = rig.start("log", &[&vms[..], &[&json, "--connect-timeout=0"]].concat());
-    assert_eq!(evacuate.ends(), Some(4), "{}", evacuate.said());
+    assert_eq!(evacuate.ends(), Some(5), "{}", evacuate.said());
     let found = rig.outcomes();
     let shape: Vec<_> = found.iter().map(|(name, outcome, _)| (&name[..], &outcome[..])).collect();
-    let expected =
-        [("calm", "stayed"), ("loaded", "stayed"), ("gone", "refused"), ("busy", "refused")];
-    assert_eq!(shape, expected, "{found:?}");
+    let stayed = ["calm", "loaded"].map(|name| (name, "stayed"));
+    let refused = ["gone", "busy", "held"].map(|name| (name, "refused"));
+    assert_eq!(shape, [&stayed[..], &refused].concat(), "{found:?}");
     for ((.., error), words) in found.iter().zip([
         "cannot connect to",
         "cannot connect to",
         "No such file",
         "has a migration in progress ('active')",
+        "its capability pause-before-switchover is on",
     ]) {
         assert!(error.contains(words), "{found:?}");
     }

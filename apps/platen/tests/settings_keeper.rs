@@ -15,8 +15,8 @@ const FORMER: &str = concat!(
     r#""multifd-channels":{"former":2,"ours":[2,8]}}}"#
 );
 
-/// The settings before a rehearsal.
-const REHEARSAL: &str = r#"{"capabilities":[],"parameters":{"downtime-limit":{"former":300,"ours":[1]}},"rehearsal":true}"#;
+/// The settings before a migration or a rehearsal that QEMU may hold.
+const HELD: &str = r#"{"capabilities":[],"parameters":{"downtime-limit":{"former":300,"ours":[1]}},"cancel_held":true}"#;
 
 /// The settings before a save by multifd channels.
 const BY_CHANNELS: &str = r#"{"capabilities":[],"parameters":{"downtime-limit":{"former":300,"ours":[1]}},"cancel":true}"#;
@@ -242,9 +242,9 @@ fn a_migration_that_begins_meanwhile_keeps_its_settings_and_they_are_restored_be
 
 /// QEMU would wait for ever: nothing shows it that the other end of its socket has gone.
 #[test]
-fn a_rehearsal_that_waits_to_hand_the_vm_over_is_cancelled() {
+fn a_migration_that_waits_to_hand_the_vm_over_is_cancelled() {
     let (_folder, monitor, listener) = made_monitor();
-    let helper = orphan_with(&monitor, REHEARSAL, &[]);
+    let helper = orphan_with(&monitor, HELD, &[]);
     let mut client = Client::accept(&listener);
     client.hear("query-migrate", json!({ "status": "pre-switchover", "total-time": 3_600_000 }));
     client.hear("migrate_cancel", json!({}));
@@ -336,7 +336,7 @@ fn a_vm_stopped_for_an_image_that_is_missing_continues() {
 #[test]
 fn a_qemu_that_has_lost_the_cancel_of_a_rehearsal_is_woken() {
     let (_folder, monitor, listener) = made_monitor();
-    let helper = orphan_with(&monitor, REHEARSAL, &[]);
+    let helper = orphan_with(&monitor, HELD, &[]);
     // A cancel takes a moment: the helper does not ask at once.
     loop {
         let mut client = Client::accept(&listener);
@@ -360,8 +360,8 @@ fn a_qemu_that_has_lost_the_cancel_of_a_rehearsal_is_woken() {
     assert!(helper.wait_with_output().unwrap().status.success());
 }
 
-/// The rehearsal is over, and another client migrates in earnest. A command that did not rehearse
-/// leaves a migration to those who continue it.
+/// The migration of the command is over, and another client migrates. A save leaves a migration to
+/// those who continue it.
 #[test]
 fn no_other_migration_is_cancelled() {
     let waits = |former: &str, age: u64| {
@@ -374,7 +374,7 @@ fn no_other_migration_is_cancelled() {
         helper.wait().unwrap();
     };
     waits(FORMER, 3_600_000);
-    waits(REHEARSAL, 0);
+    waits(HELD, 0);
 }
 
 #[test]

@@ -56,6 +56,9 @@ pub struct Qmp {
 /// The most messages for a former client that a connection skips.
 const STALE_MESSAGES: u32 = 256;
 
+/// The most messages that are read for a reply after its deadline.
+const LATE_LINES: usize = 1024;
+
 /// Whether a line is a QMP reply or event.
 fn is_message(line: &[u8]) -> bool {
     let message: Option<serde_json::Map<String, Value>> = serde_json::from_slice(line).ok();
@@ -266,6 +269,7 @@ impl Qmp {
 
     /// Reads up to the reply to the command `id`.
     fn reply_to(&mut self, id: u64, deadline: Instant) -> Result<Reply, ReadFailure> {
+        let mut late = 0;
         loop {
             let reply = self.receive(deadline)?;
             // QEMU answers a line that it could not parse with an error without an id. That line
@@ -275,9 +279,12 @@ impl Qmp {
             };
             match reply.filter(ours) {
                 Some(reply) => return Ok(reply),
-                // A flood of events must not delay the return beyond the deadline.
-                None if Instant::now() >= deadline => return Err(ReadFailure::TimedOut),
-                None => {}
+                // The reply may wait behind events if this process has stood still meanwhile. A
+                // flood of events must not delay the return.
+                None if Instant::now() >= deadline && late == LATE_LINES => {
+                    return Err(ReadFailure::TimedOut);
+                }
+                None => late += usize::from(Instant::now() >= deadline),
             }
         }
     }
@@ -302,5 +309,29 @@ impl Qmp {
         reply.value = returned;
         self.late.retain(|late| Some(*late) != reply.id);
         Ok(Some(reply))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    /// This process has stood still after it had sent its command.
+    #[test]
+    fn a_reply_that_waits_behind_events_at_the_deadline_is_read() {
+        let (ours, mut qemu) = UnixStream::pair().unwrap();
+        let version = json!({ "qemu": { "major": 10, "minor": 0, "micro": 2 } });
+        writeln!(qemu, "{}", json!({ "QMP": { "version": version, "capabilities": [] } })).unwrap();
+        writeln!(qemu, "{}", json!({ "return": {}, "id": 1 })).unwrap();
+        let mut qmp = Qmp::over(ours, Duration::from_secs(120)).unwrap();
+        let mut waits = |events: usize, id: u64| {
+            let reply = json!({ "return": {}, "id": id });
+            writeln!(qemu, "{}{reply}", "{\"event\":\"STOP\"}\n".repeat(events)).unwrap();
+        };
+        waits(LATE_LINES, 7);
+        assert_eq!(qmp.reply_to(7, Instant::now()).unwrap().id, Some(7));
+        waits(LATE_LINES + 1, 8);
+        assert!(matches!(qmp.reply_to(8, Instant::now()), Err(ReadFailure::TimedOut)));
     }
 }

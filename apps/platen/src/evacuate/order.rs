@@ -5,6 +5,7 @@ use super::entry::{Claim, Entry, Way};
 use crate::args::MigrateArgs;
 use crate::migrate;
 use crate::monitor::open_monitor;
+use crate::settings::capabilities;
 use advise::vm::{dirtying, Vm};
 use anyhow::{bail, Context};
 use std::cmp::Ordering;
@@ -37,6 +38,9 @@ impl Found {
     }
 }
 
+/// The capability of a QEMU that hands no VM over by itself.
+const HOLDS: &str = "pause-before-switchover";
+
 /// Examines one VM, for some seconds if it runs. Changes nothing.
 ///
 /// # Errors
@@ -57,6 +61,13 @@ pub(super) fn look(
     let mut qmp = open_monitor(monitor)?;
     let named = || format!("monitor {monitor}");
     migrate::check(&mut qmp, args).with_context(named)?;
+    if capabilities(&mut qmp).with_context(named)?.get(HOLDS) == Some(&true) {
+        bail!(
+            "monitor {monitor}: its capability {HOLDS} is on: QEMU would stop the VM and wait for a \
+             migrate-continue, and the other VMs would wait with it. Switch it off, or move this VM \
+             by platen migrate"
+        );
+    }
     let vm = Vm::look(&mut qmp).with_context(named)?;
     if NOT_HERE.contains(&vm.state.as_str()) {
         bail!("monitor {monitor}: the VM does not run here (it is '{:.64}')", vm.state);

@@ -192,13 +192,13 @@ pub(super) fn rehearse(
     // Earlier events mean nothing here.
     while qmp.poll_event(Duration::ZERO)?.is_some() {}
     // From here on the helper cancels a migration that waits to hand the VM over.
-    settings.rehearse(true)?;
+    settings.cancel_held_at_death(true)?;
     let load = Load::now();
     let mut course = Course::new(length);
     if let Err(error) = begin(qmp, &discard) {
         if !is_silent(&error) {
             // Another client's migration may be in progress, which platen must not cancel.
-            settings.rehearse(false)?;
+            settings.cancel_held_at_death(false)?;
         }
         return Err(error);
     }
@@ -212,7 +212,7 @@ pub(super) fn rehearse(
     let (free_cores, vm) = (load.free_cores(), qmp.query_status());
     // Another client's migration is not the helper's to cancel either.
     if ended.is_ok() || course.over {
-        settings.rehearse(false)?;
+        settings.cancel_held_at_death(false)?;
     }
     match (watched, ended) {
         (Ok(()), ended) => ended?,

@@ -33,7 +33,7 @@ fn serve(mut client: UnixStream, status: &mut &'static str, deaf: &mut u32) -> s
                 *deaf = deaf.saturating_sub(1);
                 json!({})
             }
-            "query-migrate" => json!({ "status": *status }),
+            "query-migrate" => json!({ "status": *status, "total-time": 3_600_000 }),
             "query-status" => {
                 let running = *status != "pre-switchover";
                 let state = if running { "running" } else { "finish-migrate" };
@@ -91,4 +91,21 @@ fn a_source_that_waits_goes_on_when_its_relay_is_forced_to_end() {
     let (status, said) = migrate.ends();
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("the source QEMU's VM is 'running'"), "{said}");
+}
+
+/// QEMU notices no death of a relay to which it writes nothing, and its VM stands still.
+#[test]
+fn a_source_that_waits_goes_on_when_migrate_is_killed() {
+    let rig = Rig::new("");
+    monitor(&rig.at("qmp"), 0);
+    let qmp = unix(&rig.at("qmp"));
+    let mut migrate = Platen::start(
+        "",
+        &["migrate", "--insecure", "--peer", &rig.address, "--qmp", &qmp, "--codec", "none"],
+    );
+    migrate.says("the VM is stopped");
+    kill_process(Pid::from_child(&migrate.child), Signal::KILL).unwrap();
+    // The helper writes to the same terminal.
+    migrate.says("QEMU waits to hand the VM over: cancelling its migration");
+    migrate.says("QEMU's migration settings are as they were before");
 }
