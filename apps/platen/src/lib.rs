@@ -76,6 +76,7 @@ mod say;
 mod seed;
 mod serve_images;
 mod settings;
+mod settings_claim;
 mod settings_keeper;
 mod size;
 mod source_end;

@@ -95,10 +95,10 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     let setup = Setup { channels, postcopy, ..Setup::with_return_path() };
     let plan = Plan::new(&args.source, &args.connect, Some(setup))?;
     let monitor = || format!("monitor {}", args.qmp);
+    let mut settings = Before::with_keeper(&args.qmp)?;
     let mut qmp = open_monitor(&args.qmp)?;
     check(&mut qmp, args).with_context(monitor)?;
     warn_of_lost_writes(&mut qmp);
-    let mut settings = Before::with_keeper(&args.qmp)?;
     let name = qmp.query_name().with_context(monitor)?;
     let result = migrate(args, &plan, &mut qmp, &mut settings);
     // A migration that is not over yet keeps its settings; the helper restores them later.

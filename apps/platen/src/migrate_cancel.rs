@@ -67,7 +67,11 @@ impl<'a> Stop<'a> {
             return Passed::On;
         }
         let is_forced = self.told_at.is_some_and(|told_at| asked > told_at);
-        match if is_forced { Cancel::TooLate } else { cancel(qmp, handle) } {
+        let cancel = if is_forced { Cancel::TooLate } else { cancel(qmp, handle) };
+        // Before the message: a user who has read it may interrupt at once.
+        let so_far = self.count();
+        self.told_at.get_or_insert(so_far);
+        match cancel {
             Cancel::Told => note("cancelling (interrupt again to force)"),
             // `evacuate` interrupts all its VMs. That is no decision about one in doubt (W23).
             Cancel::TooLate if self.is_fed && !is_forced => {
@@ -87,12 +91,10 @@ impl<'a> Stop<'a> {
                 if self.told_to_wait.replace(why) != Some(why) {
                     note(why);
                 }
-                self.told_at.get_or_insert(self.count());
                 return Passed::Later { has_answered };
             }
         }
-        self.passed_on = self.count();
-        self.told_at.get_or_insert(self.passed_on);
+        self.passed_on = so_far;
         Passed::On
     }
 }

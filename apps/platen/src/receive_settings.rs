@@ -3,7 +3,7 @@
 use crate::monitor::{open_monitor, refuse_colo};
 use crate::say::say;
 use crate::settings::Before;
-use crate::settings_keeper::{socket_of, SocketId};
+use crate::settings_claim::{socket_of, SocketId};
 use anyhow::bail;
 use qmp::{Qmp, QmpError};
 use relay::UnixAddress;
@@ -55,20 +55,29 @@ impl FormerSettings {
         monitor: &UnixAddress,
         setup: &Setup,
     ) -> anyhow::Result<()> {
+        let socket = socket_of(monitor);
+        let mut before = match self.take(target, socket) {
+            Some(before) => before,
+            None => Before::with_keeper(monitor)?,
+        };
+        let set = Self::set_up_as(monitor, &mut before, setup);
+        if set.is_err() && before.is_unchanged() {
+            // This QEMU may run a VM, which another command is to migrate.
+            before.discard();
+            return set;
+        }
+        self.lock().push(SetUp { target: target.clone(), socket, before });
+        set
+    }
+
+    fn set_up_as(monitor: &UnixAddress, before: &mut Before, setup: &Setup) -> anyhow::Result<()> {
         let mut qmp = open_monitor(monitor)?;
         let status = qmp.query_status()?.status;
         if status != "inmigrate" {
             bail!("monitor {monitor}: the destination QEMU is '{status}', not waiting: start it with -incoming defer");
         }
         refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "destination")?;
-        let socket = socket_of(monitor);
-        let mut before = match self.take(target, socket) {
-            Some(before) => before,
-            None => Before::with_keeper(monitor)?,
-        };
-        let set = like_the_source(&mut qmp, &mut before, setup);
-        self.lock().push(SetUp { target: target.clone(), socket, before });
-        set
+        like_the_source(&mut qmp, before, setup)
     }
 
     /// Restores the settings after a migration. A QEMU that has ended needs no restoring.

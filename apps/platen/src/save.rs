@@ -95,6 +95,7 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
         "--json {}: this is the image: name another file",
         args.image.display()
     );
+    let mut settings = Before::with_keeper(&args.qmp)?;
     let mut qmp = open_monitor(&args.qmp)?;
     let monitor = || format!("monitor {}", args.qmp);
     let before = save_check::vm(&mut qmp).with_context(monitor)?;
@@ -108,7 +109,6 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let writer = begin_image(&args.image, options, Some(&uuid))?;
     let accelerators = writer.accelerators().to_vec();
     let interrupted = interrupt::noticed()?;
-    let mut settings = Before::with_keeper(&args.qmp)?;
     let begin = Instant::now();
     let was_running = before.running;
     let (stopped, is_linked) = (None, false);

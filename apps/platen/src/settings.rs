@@ -37,7 +37,8 @@ pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, boo
 }
 
 impl Before {
-    /// Starts the process that restores the settings if this one is killed.
+    /// Claims the settings, and starts the process that restores them if this one is killed. Call
+    /// this before the monitor is opened.
     pub(crate) fn with_keeper(qmp: &UnixAddress) -> anyhow::Result<Self> {
         Ok(Self { keeper: Some(SettingsKeeper::start(qmp)?), ..Self::default() })
     }
@@ -129,6 +130,11 @@ impl Before {
     /// Sends the keeper the former settings. It has to have them before they change.
     fn tell(&mut self) -> anyhow::Result<()> {
         self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.tell(&self.former))
+    }
+
+    /// Whether nothing was changed, or is to be restored.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        self.former.is_empty()
     }
 
     /// Restores all settings. If that fails, the keeper tries it again once this process has ended.

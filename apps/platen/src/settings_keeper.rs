@@ -11,6 +11,7 @@
 
 use crate::save_leave::Leave;
 use crate::say::say;
+use crate::settings_claim::{socket_of, SettingsClaim, SocketId};
 use anyhow::{ensure, Context};
 use clap::Args;
 use qmp::{MigrationInfo, Qmp, QmpError};
@@ -20,10 +21,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
 use std::io::{BufRead, ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Arguments of the helper's process.
 #[derive(Args, Debug)]
@@ -149,18 +149,23 @@ impl Former {
 pub(crate) struct SettingsKeeper {
     child: Child,
     pipe: ChildStdin,
+    _claim: Option<SettingsClaim>,
 }
 
 impl SettingsKeeper {
-    /// Starts the helper from this executable.
+    /// Starts the helper from this executable. It waits for the helper of a command that was
+    /// killed, which may need the monitor: this process must not be connected to it.
     pub(crate) fn start(qmp: &UnixAddress) -> anyhow::Result<Self> {
+        let claim = SettingsClaim::new(qmp)?;
+        let output = claim.as_ref().map_or_else(|| Ok(Stdio::null()), SettingsClaim::as_output);
+        let output = output.context("cannot start the process that keeps settings")?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("platen").arg("keep-settings").arg(qmp.to_string());
         // A signal to the terminal's processes, or to the command's group, is not for the helper.
-        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null());
+        command.process_group(0).stdin(Stdio::piped()).stdout(output);
         let mut child = command.spawn().context("cannot start the process that keeps settings")?;
         let pipe = child.stdin.take().context("it has no standard input")?;
-        Ok(Self { child, pipe })
+        Ok(Self { child, pipe, _claim: claim })
     }
 
     /// Sends the helper the former settings, which replace those sent before.
@@ -272,15 +277,6 @@ fn restore(
         std::thread::sleep(pause);
         pause = (2 * pause).min(longest);
     }
-}
-
-/// Identity of a monitor's socket: its device, its inode and its birth, if the file system has one.
-pub(crate) type SocketId = (u64, u64, Option<SystemTime>);
-
-/// The identity of the socket at this address. That of another QEMU at the same path differs.
-pub(crate) fn socket_of(monitor: &UnixAddress) -> Option<SocketId> {
-    let found = std::fs::metadata(monitor.path()).ok()?;
-    Some((found.dev(), found.ino(), found.created().ok()))
 }
 
 /// Whether QEMU has stopped the VM for the migration in which the command died. A migration that

@@ -78,6 +78,7 @@ pub(crate) struct RehearseArgs {
 pub(crate) fn run(args: &RehearseArgs) -> anyhow::Result<ExitCode> {
     check_file(args.json.as_deref())?;
     let what_if: Vec<Over> = args.what_if.iter().flat_map(WhatIf::links).collect();
+    let mut settings = Before::with_keeper(&args.qmp)?;
     let mut qmp = open_monitor(&args.qmp)?;
     let monitor = || format!("monitor {}", args.qmp);
     let before = vm::check(&mut qmp, args.max_downtime).with_context(monitor)?;
@@ -89,7 +90,6 @@ pub(crate) fn run(args: &RehearseArgs) -> anyhow::Result<ExitCode> {
     let measured =
         peer.map(|peer| measure(peer, &args.tls, args.peer_name.as_deref())).transpose()?;
     ensure!(!interrupted.load(Ordering::Acquire), "interrupted");
-    let mut settings = Before::with_keeper(&args.qmp)?;
     let length = Duration::from_secs(args.seconds);
     let rehearsed = vm::rehearse(&mut qmp, &mut settings, length, &interrupted);
     if let Some(error) = rehearsed.as_ref().err().filter(|error| vm::is_silent(error)) {

@@ -2,21 +2,27 @@
 
 use super::*;
 use serde_json::{json, Value};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
-/// A made monitor of a source QEMU with pause-before-switchover on, which converges at once. Its
-/// first `deaf` orders to cancel have no effect.
-fn monitor(path: &Path, mut deaf: u32) {
+/// A made monitor of a source QEMU with pause-before-switchover on, which converges at once.
+/// While it is `deaf`, an order to cancel has no effect.
+fn monitor(path: &Path, deaf: Arc<AtomicBool>) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
         let mut status = "none";
         for client in listener.incoming().map_while(Result::ok) {
             // It goes away at any time.
-            let _ = serve(client, &mut status, &mut deaf);
+            let _ = serve(client, &mut status, &deaf);
         }
     });
 }
 
-fn serve(mut client: UnixStream, status: &mut &'static str, deaf: &mut u32) -> std::io::Result<()> {
+fn serve(
+    mut client: UnixStream,
+    status: &mut &'static str,
+    deaf: &AtomicBool,
+) -> std::io::Result<()> {
     let version = json!({ "qemu": { "major": 10, "minor": 0, "micro": 2 } });
     writeln!(client, "{}", json!({ "QMP": { "version": version, "capabilities": [] } }))?;
     for line in BufReader::new(client.try_clone()?).lines() {
@@ -27,10 +33,9 @@ fn serve(mut client: UnixStream, status: &mut &'static str, deaf: &mut u32) -> s
                 json!({})
             }
             "migrate_cancel" => {
-                if *deaf == 0 {
+                if !deaf.load(Ordering::Acquire) {
                     *status = "cancelled";
                 }
-                *deaf = deaf.saturating_sub(1);
                 json!({})
             }
             "query-migrate" => json!({ "status": *status, "total-time": 3_600_000 }),
@@ -57,7 +62,7 @@ fn serve(mut client: UnixStream, status: &mut &'static str, deaf: &mut u32) -> s
 #[test]
 fn a_source_that_waits_for_leave_to_hand_its_vm_over_is_reported() {
     let rig = Rig::new("");
-    monitor(&rig.at("qmp"), 0);
+    monitor(&rig.at("qmp"), Arc::default());
     let qmp = unix(&rig.at("qmp"));
     let mut migrate = Platen::start(
         "",
@@ -77,7 +82,8 @@ fn a_source_that_waits_for_leave_to_hand_its_vm_over_is_reported() {
 #[test]
 fn a_source_that_waits_goes_on_when_its_relay_is_forced_to_end() {
     let rig = Rig::new("");
-    monitor(&rig.at("qmp"), 1);
+    let deaf = Arc::new(AtomicBool::new(true));
+    monitor(&rig.at("qmp"), deaf.clone());
     let qmp = unix(&rig.at("qmp"));
     let mut migrate = Platen::start(
         "",
@@ -87,25 +93,33 @@ fn a_source_that_waits_goes_on_when_its_relay_is_forced_to_end() {
     let id = Pid::from_child(&migrate.child);
     kill_process(id, Signal::INT).unwrap();
     migrate.says("cancelling (interrupt again to force)");
+    deaf.store(false, Ordering::Release);
     kill_process(id, Signal::TERM).unwrap();
     let (status, said) = migrate.ends();
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("the source QEMU's VM is 'running'"), "{said}");
 }
 
-/// QEMU notices no death of a relay to which it writes nothing, and its VM stands still.
+/// QEMU notices no death of a relay to which it writes nothing, and its VM stands still. A second
+/// migration must not take the settings of the first one for its user's.
 #[test]
 fn a_source_that_waits_goes_on_when_migrate_is_killed() {
     let rig = Rig::new("");
-    monitor(&rig.at("qmp"), 0);
+    let deaf = Arc::new(AtomicBool::new(true));
+    monitor(&rig.at("qmp"), deaf.clone());
     let qmp = unix(&rig.at("qmp"));
-    let mut migrate = Platen::start(
-        "",
-        &["migrate", "--insecure", "--peer", &rig.address, "--qmp", &qmp, "--codec", "none"],
-    );
-    migrate.says("the VM is stopped");
-    kill_process(Pid::from_child(&migrate.child), Signal::KILL).unwrap();
+    let start = || {
+        let peer = ["migrate", "--insecure", "--peer", &rig.address];
+        Platen::start("", &[&peer[..], &["--qmp", &qmp, "--codec", "none"]].concat())
+    };
+    let mut first = start();
+    first.says("the VM is stopped");
+    kill_process(Pid::from_child(&first.child), Signal::KILL).unwrap();
     // The helper writes to the same terminal.
-    migrate.says("QEMU waits to hand the VM over: cancelling its migration");
-    migrate.says("QEMU's migration settings are as they were before");
+    first.says("QEMU waits to hand the VM over: cancelling its migration");
+    let (status, said) = start().ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("still restores QEMU's settings"), "{said}");
+    deaf.store(false, Ordering::Release);
+    first.says("QEMU's migration settings are as they were before");
 }

@@ -88,6 +88,15 @@ fn a_save_killed_before_its_image_has_a_name_lets_the_vm_continue() {
     }
 }
 
+/// A save that has looked at its VM, and waits before it tells QEMU to migrate: QEMU is told when
+/// there is a socket for it. An earlier one claims QEMU's settings.
+fn save_held_before_it_begins(source: &Qemu, image: &Path, how: &[&str]) -> (Child, Hung) {
+    let (save, hung) = save_held_at(&rules(&[libc::SYS_bind]), source, image, how);
+    hung.pass();
+    assert!(hung.wait(), "{how:?} makes no socket for QEMU");
+    (save, hung)
+}
+
 /// Another client stops the VM once the save has begun.
 #[test]
 fn a_vm_that_is_paused_while_it_is_saved_is_paused_after_its_restore() {
@@ -95,9 +104,7 @@ fn a_vm_that_is_paused_while_it_is_saved_is_paused_after_its_restore() {
     let folder = dir.path();
     let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
     let image = folder.join("image");
-    // QEMU is not told to migrate before there is a socket for it.
-    let calls = rules(&[libc::SYS_bind]);
-    let (mut save, hung) = save_held_at(&calls, &source, &image, &["--then", "quit"]);
+    let (mut save, hung) = save_held_before_it_begins(&source, &image, &["--then", "quit"]);
     let mut monitor = Qmp::connect(&second_monitor(&source.socket), LONG).unwrap();
     monitor.execute("stop", None).unwrap();
     hung.pass();
@@ -115,7 +122,7 @@ fn a_vm_that_is_paused_while_it_is_saved_stays_paused_beside_its_image() {
     let folder = dir.path();
     let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
     let image = folder.join("image");
-    let (mut save, hung) = save_held_at(&rules(&[libc::SYS_bind]), &source, &image, &[]);
+    let (mut save, hung) = save_held_before_it_begins(&source, &image, &[]);
     let mut monitor = Qmp::connect(&second_monitor(&source.socket), LONG).unwrap();
     monitor.execute("stop", None).unwrap();
     hung.pass();
