@@ -175,6 +175,22 @@ fn each_command_has_a_manual_page_with_its_options_and_a_completion() {
     }
 }
 
+/// systemd sets the mode of these folders for each command that it starts, `ExecStartPost` too. The
+/// mode that the service has set is then gone, and QEMU's users have to pass to the sockets.
+#[test]
+fn the_unit_s_folders_let_qemu_pass_to_its_sockets() {
+    let unit = root().join("packaging/systemd/platen.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
+    let values = |key: &str| {
+        let of_key = |line: &'_ str| Some(line.strip_prefix(key)?.strip_prefix('=')?.to_owned());
+        unit.lines().filter_map(of_key).collect::<Vec<_>>()
+    };
+    assert_eq!(values("RuntimeDirectory"), ["platen/host platen/doors"]);
+    assert_eq!(values("RuntimeDirectoryMode"), ["0711"]);
+    // Files of the service for which it sets no mode are its own.
+    assert_eq!(values("UMask"), ["0077"]);
+}
+
 /// Runs a script of a package with made commands only, which log their calls. `getent` knows what
 /// `known` lists, such as "group platen".
 fn calls_of(script: &str, arguments: &[&str], known: &[&str]) -> String {

@@ -160,6 +160,16 @@ fn unix_sockets(folder: &Path) -> Finding {
         let found = format!("there is no {shown}, in which QEMU would listen");
         return Finding::warn(CHECK, found, "systemctl restart platen: the service makes it");
     };
+    // The service manager may have set a mode of its own since the service opened the folder.
+    let shut = folder.ancestors().skip(1).find_map(|above| {
+        let mode = fs::metadata(above).ok()?.mode() & 0o777;
+        (mode & 0o001 == 0).then_some((above.display(), mode))
+    });
+    if let Some((above, mode)) = shut {
+        let found = format!("QEMU cannot pass through {above} to {shown} (mode {mode:o})");
+        let advice = format!("chmod o+x {above}; RuntimeDirectoryMode=0711 in a unit of your own");
+        return Finding::fail(CHECK, found, &advice);
+    }
     // The group's place in the mode is the mask of the access control list.
     if found.mode() & 0o070 != 0o070 {
         let found =

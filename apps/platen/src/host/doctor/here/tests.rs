@@ -112,7 +112,16 @@ fn users_keys_and_folders_are_looked_at() {
     fs::set_permissions(&sockets, PermissionsExt::from_mode(0o700)).unwrap();
     assert_eq!(unix_sockets(&sockets).verdict, Verdict::Fail);
     host::make_own_folder(&sockets, &host::AllowedUsers(vec![64055])).unwrap();
-    assert_eq!(unix_sockets(&sockets).verdict, Verdict::Ok);
+    let judged = |mode| {
+        fs::set_permissions(folder.path(), PermissionsExt::from_mode(mode)).unwrap();
+        unix_sockets(&sockets)
+    };
+    assert_eq!(judged(0o711).verdict, Verdict::Ok);
+    // The folder above, as systemd may set it after the service has opened it.
+    let shut = judged(0o700);
+    assert_eq!(shut.verdict, Verdict::Fail);
+    let above = folder.path().display().to_string();
+    assert!(shut.found.contains(&format!("through {above} ")), "{shut:?}");
 }
 
 #[test]
