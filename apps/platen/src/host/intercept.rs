@@ -4,6 +4,8 @@
 //! The service learns the original destination of a connection from the kernel. The service's own
 //! connections are not redirected: its user is in no rule, and as root it marks them.
 
+mod rules;
+
 use super::settings::Settings;
 use super::status::{self, HostStatus};
 use super::ServiceArgs;
@@ -11,35 +13,21 @@ use crate::device::control::Silent;
 use crate::say::show;
 use anyhow::{bail, Context};
 use clap::{Args, ValueEnum};
-use host::{HostEntry, Policy, MARK};
+use host::HostEntry;
+use rules::{is_led, Rules};
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 /// Possible paths of nftables' program. PATH is not used, since root runs the program.
 const PROGRAMS: [&str; 4] = ["/usr/sbin/nft", "/usr/bin/nft", "/sbin/nft", "/usr/local/sbin/nft"];
-/// Creates the table and its chains if they are missing, and removes all rules: the beginning of
-/// each transaction. The table is never deleted. With the last chain of type nat the kernel removes
-/// its hooks, and then translates no packet of running connections: a VM whose source has sent
-/// everything, and waits for no answer, would be lost.
-const EMPTY: &str = "add table ip platen\n\
-    add chain ip platen intercept { type nat hook output priority -100; policy accept; }\n\
-    add chain ip platen when_stopped\n\
-    flush table ip platen\n";
-/// Redirects no connection, and lets the kernel track the running ones.
-const HOLD: &str = "add rule ip platen intercept ct state new accept\n";
-/// From now on only the rules of `when_stopped` are in force. Without the service any process may
-/// listen at the ports to which the other rules redirect.
-const STOP: &str = "flush chain ip platen intercept\n\
-    add chain ip platen stopped { type filter hook output priority 0; policy accept; }\n\
-    flush chain ip platen stopped\n\
-    add rule ip platen stopped jump when_stopped\n";
 /// How long a service that has just started may take to open its doors.
 const OPENS: Duration = Duration::from_secs(10);
 /// How long a service that gets no CPU is asked again.
 const ANSWERS: Duration = Duration::from_secs(60);
+const REFUSED: &str =
+    "intercept_stopped = \"refuse\": migrations fail at once until the service runs again";
 /// Pause before the service is asked again.
 const ASK: Duration = Duration::from_millis(100);
 
@@ -68,7 +56,7 @@ pub(super) fn run(args: &InterceptArgs) -> anyhow::Result<ExitCode> {
     let said = match args.what {
         What::On => on(&args.service)?,
         What::Off => off()?,
-        What::Stopped => stopped()?,
+        What::Stopped => stopped(&args.service)?,
     };
     show(&said)?;
     Ok(ExitCode::SUCCESS)
@@ -76,15 +64,43 @@ pub(super) fn run(args: &InterceptArgs) -> anyhow::Result<ExitCode> {
 
 fn on(service: &ServiceArgs) -> anyhow::Result<String> {
     let settings = Settings::new(service)?;
-    let Some(rules) = rules(&settings)? else {
+    if settings.intercepted().next().is_none() {
         wait_for_adoption(service, &settings)?;
         off()?;
         return Ok("no other [[host]] has `intercept`: nothing is intercepted\n".into());
-    };
-    opened(service, &settings)?;
-    nft(&["-f", "-"], &format!("{EMPTY}{rules}{HOLD}"))?;
-    let names: Vec<_> = settings.intercepted().map(|(host, _)| host.name.as_str()).collect();
-    Ok(format!("migrations to {} are intercepted\n", names.join(", ")))
+    }
+    let rules = Rules::new(&settings, rules::addresses);
+    lead(service, &settings, &rules).map_err(|error| refuse_instead(&rules, error))?;
+    let names: Vec<_> = rules.known.iter().map(String::as_str).collect();
+    let said = format!("migrations to {} are intercepted\n", names.join(", "));
+    if let Some(why) = rules.why_not_all() {
+        show(&said)?;
+        bail!(why);
+    }
+    Ok(said)
+}
+
+/// Installs the rules.
+fn lead(service: &ServiceArgs, settings: &Settings, rules: &Rules) -> anyhow::Result<()> {
+    opened(service, settings)?;
+    if let Some(why) = rules.would_lose(&table()?.unwrap_or_default()) {
+        bail!(why);
+    }
+    nft(&["-f", "-"], &rules.on()).map(drop)
+}
+
+/// Refuses migrations, where `intercept_stopped` says so and no rule is in force: the unit runs
+/// `on` once, and without a rule they would go in the clear.
+fn refuse_instead(rules: &Rules, error: anyhow::Error) -> anyhow::Error {
+    let refused = table().and_then(|listed| match rules.instead_of_on(listed.as_deref()) {
+        Some(text) => nft(&["-f", "-"], &text).map(|_| true),
+        None => Ok(false),
+    });
+    match refused {
+        Ok(false) => error,
+        Ok(true) => error.context(REFUSED),
+        Err(other) => error.context(format!("migrations go in the clear: {other:#}")),
+    }
 }
 
 /// Refuses a configuration that differs from the one that the service has adopted.
@@ -147,21 +163,26 @@ fn opened(service: &ServiceArgs, settings: &Settings) -> anyhow::Result<()> {
 
 fn off() -> anyhow::Result<String> {
     if table()?.is_some() {
-        nft(&["-f", "-"], &format!("{EMPTY}{HOLD}"))?;
+        nft(&["-f", "-"], &rules::off())?;
     }
     Ok("no migration is intercepted\n".into())
 }
 
-/// Applies the value of `intercept_stopped` that `on` has left in the table, whatever the
-/// configuration says by now.
-fn stopped() -> anyhow::Result<String> {
-    if !table()?.is_some_and(|listed| listed.contains("reject")) {
-        return off();
-    }
-    nft(&["-f", "-"], &format!("{STOP}{HOLD}"))?;
-    Ok("intercept_stopped = \"refuse\": migrations fail at once until the service runs again; \
-        `platen host intercept off` lets them go the old way\n"
-        .into())
+/// Applies the value of `intercept_stopped` that `on` has left in the table. After a boot there is
+/// none, and the configuration says what a service that cannot start would have left.
+fn stopped(service: &ServiceArgs) -> anyhow::Result<String> {
+    let listed = table()?;
+    let configured = match listed.as_deref().is_some_and(rules::refuses) {
+        true => Ok(Rules::default()),
+        false => Settings::new(service).map(|settings| Rules::new(&settings, rules::addresses)),
+    };
+    let Some(text) = rules::stopped(listed.as_deref(), configured.as_ref().ok()) else {
+        off()?;
+        configured.context("nothing is refused, whatever intercept_stopped says")?;
+        return Ok("no migration is intercepted\n".into());
+    };
+    nft(&["-f", "-"], &text)?;
+    Ok(format!("{REFUSED}; `platen host intercept off` lets them go the old way\n"))
 }
 
 /// The table as nft lists it; `None` if there is no table or no nft.
@@ -174,60 +195,6 @@ fn table() -> anyhow::Result<Option<String>> {
         true => nft(&["-n", "list", "table", "ip", "platen"], "").map(Some),
         false => Ok(None),
     }
-}
-
-/// The rules in nft's syntax; `None` if the configuration intercepts nothing.
-fn rules(settings: &Settings) -> anyhow::Result<Option<String>> {
-    let users = settings.qemu_users();
-    let users: Vec<_> = users.iter().map(u32::to_string).collect();
-    let mut rules = String::new();
-    for (host, ports) in settings.intercepted() {
-        let addresses: Vec<_> = addresses(host)?.iter().map(Ipv4Addr::to_string).collect();
-        let doors = ports.0.clone().zip(host.ports.0.clone());
-        let doors: Vec<_> = doors.map(|(port, door)| format!("{port} : {door}")).collect();
-        let these = format!(
-            "meta mark != {MARK:#x} meta skuid {{ {} }} ip daddr {{ {} }} tcp dport {}-{}",
-            users.join(", "),
-            addresses.join(", "),
-            ports.0.start(),
-            ports.0.end()
-        );
-        rules.push_str(&format!(
-            "add rule ip platen intercept {these} counter dnat to {} : tcp dport map {{ {} }}\n",
-            host.door,
-            doors.join(", ")
-        ));
-        if settings.config.intercept_stopped == Policy::Refuse {
-            rules.push_str(&format!(
-                "add rule ip platen when_stopped {these} ct state new counter reject with tcp reset\n"
-            ));
-        }
-    }
-    Ok((!rules.is_empty()).then_some(rules))
-}
-
-/// The IPv4 addresses of a host.
-fn addresses(host: &HostEntry) -> anyhow::Result<Vec<Ipv4Addr>> {
-    let name = host.address();
-    let found = (name, 0).to_socket_addrs().with_context(|| {
-        format!("the address '{name}' of host '{}' cannot be looked up", host.name)
-    })?;
-    let mut found: Vec<_> = found
-        .filter_map(|address| match address {
-            SocketAddr::V4(address) => Some(*address.ip()),
-            SocketAddr::V6(_) => None,
-        })
-        .collect();
-    found.sort_unstable();
-    found.dedup();
-    if found.is_empty() {
-        bail!(
-            "'{name}' of host '{}' has no IPv4 address, and no other connection can be led to a \
-             door: take `intercept` out, or give an `address`",
-            host.name
-        );
-    }
-    Ok(found)
 }
 
 fn program() -> Option<&'static Path> {
@@ -267,49 +234,26 @@ pub(super) fn missing(settings: &Settings) -> Option<anyhow::Result<Vec<String>>
         None => Err(anyhow::anyhow!("there is no nft here: install the package nftables")),
     };
     Some(listed.map(|listed| {
-        let leads = |host: &HostEntry| {
-            let door = host.door.to_string();
-            listed.split([' ', ':']).any(|word| word == door)
-        };
-        wanted.iter().filter(|(host, _)| !leads(host)).map(|(host, _)| host.name.clone()).collect()
+        let led = |host: &HostEntry| is_led(&listed, host);
+        wanted.iter().filter(|(host, _)| !led(host)).map(|(host, _)| host.name.clone()).collect()
     }))
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::device::control;
+    use host::Policy;
     use relay::UnixAddress;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    fn settings(of_b: &str) -> Settings {
+    pub(super) fn settings(of_b: &str) -> Settings {
         let text = format!(
             "allow_users = [\"64055\"]\n[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\n\
              ports = \"100-109\"\nintercept = \"60000-60001\"\n[[host]]\nname = \"b\"\naddress = \"10.0.0.2\"\n\
              door = \"127.80.0.2\"\nports = \"110-119\"\n{of_b}"
         );
         Settings::given(host::Config::parse(&text).unwrap(), "a".into()).unwrap()
-    }
-
-    #[test]
-    fn the_rules_lead_each_port_of_the_other_hosts_to_its_own_door() {
-        let text = rules(&settings("intercept = \"60000-60001\"\n")).unwrap().unwrap();
-        let rule = "meta mark != 0x706c6174 meta skuid { 0, 64055 } ip daddr { 10.0.0.2 } \
-                    tcp dport 60000-60001 counter dnat to 127.80.0.2 : tcp dport map \
-                    { 60000 : 110, 60001 : 111 }";
-        assert!(text.contains(rule), "{text}");
-        assert!(!text.contains("reject"), "{text}");
-        let mut settings_of_refuse = settings("intercept = \"60000-60001\"\n");
-        settings_of_refuse.config.intercept_stopped = Policy::Refuse;
-        let refusing = rules(&settings_of_refuse).unwrap().unwrap();
-        let rule =
-            "when_stopped meta mark != 0x706c6174 meta skuid { 0, 64055 } ip daddr { 10.0.0.2 } \
-                    tcp dport 60000-60001 ct state new counter reject with tcp reset";
-        assert!(refusing.contains(rule), "{refusing}");
-        // The ports of this host itself are its QEMUs'.
-        assert!(!text.contains("127.80.0.1"), "{text}");
-        assert_eq!(rules(&settings("")).unwrap(), None);
-        assert!(missing(&settings("")).is_none());
     }
 
     #[test]
@@ -347,13 +291,5 @@ mod tests {
         drop((service, listening));
         // Nothing is waited for where no service runs.
         wait_for_adoption(&args, &old).unwrap();
-    }
-
-    #[test]
-    fn a_host_without_an_ipv4_address_is_named() {
-        let text = "name = \"b\"\naddress = \"::1\"\ndoor = \"127.80.0.2\"\nports = \"1-9\"\n";
-        let config = host::Config::parse(&format!("[[host]]\n{text}")).unwrap();
-        let error = addresses(&config.host[0]).unwrap_err().to_string();
-        assert!(error.contains("'b'") && error.contains("no IPv4"), "{error}");
     }
 }
