@@ -2,8 +2,9 @@
 
 use crate::relay_options::TlsOptions;
 use anyhow::{bail, Context};
-use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use socket2::{Domain, Socket, Type};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use tls::{Acceptor, Connector, Credentials, TlsError};
 
 fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
@@ -67,10 +68,43 @@ pub(crate) fn private_dir() -> anyhow::Result<tempfile::TempDir> {
     dir.context("cannot make a private directory")
 }
 
+/// Connections that wait until they are accepted, as in the standard library.
+const BACKLOG: i32 = 128;
+
+/// All addresses of this host, for [`bind`]. A kernel without IPv6 takes the second.
+pub(crate) fn all_at(port: u16) -> [SocketAddr; 2] {
+    let all = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
+    all.map(|address| SocketAddr::new(address, port))
+}
+
+/// Listens at the first of these addresses that can be had.
+pub(crate) fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let mut failed = io::Error::from(ErrorKind::InvalidInput);
+    for address in addresses {
+        let socket = Socket::new(Domain::for_address(*address), Type::STREAM, None);
+        match socket.and_then(|socket| listening(socket, *address)) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+fn listening(socket: Socket, address: SocketAddr) -> io::Result<TcpListener> {
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        // Also where net.ipv6.bindv6only is 1.
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
 /// Listens for links.
 pub(crate) fn listen(address: &str) -> anyhow::Result<TcpListener> {
     let found = resolve(address)?;
-    TcpListener::bind(&found[..]).map_err(|error| {
+    bind(&found).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::AddrInUse => {
                 " (another process listens there, which ss -ltnp shows: end it, or choose another port)"
@@ -85,7 +119,28 @@ pub(crate) fn listen(address: &str) -> anyhow::Result<TcpListener> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpStream;
     use tls::Authority;
+
+    #[test]
+    fn all_addresses_are_those_of_ipv4_too_whatever_the_kernel_s_default_is() {
+        let at = all_at(0)[0];
+        let socket = Socket::new(Domain::for_address(at), Type::STREAM, None).unwrap();
+        // As each socket is where net.ipv6.bindv6only is 1.
+        socket.set_only_v6(true).unwrap();
+        let listener = listening(socket, at).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        // One address of IPv6 stays one.
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
+        socket.set_only_v6(true).unwrap();
+        let listener = listening(socket, (Ipv6Addr::LOCALHOST, 0).into()).unwrap();
+        assert!(socket2::SockRef::from(&listener).only_v6().unwrap());
+        let taken = bind(&[listener.local_addr().unwrap()]).unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+        let second = [listener.local_addr().unwrap(), (Ipv4Addr::LOCALHOST, 0).into()];
+        assert!(bind(&second).unwrap().local_addr().unwrap().is_ipv4());
+    }
 
     fn options(dir: &std::path::Path, insecure: bool) -> TlsOptions {
         TlsOptions { tls_dir: dir.into(), tls_ca: None, tls_cert: None, tls_key: None, insecure }

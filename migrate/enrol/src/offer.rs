@@ -64,18 +64,17 @@ pub(crate) enum End {
 }
 
 impl Offer {
-    /// Prepares an offer of a certificate for `names`, good for `days`, with this configuration.
-    /// The token is valid from now on for `valid`.
+    /// Prepares an offer of a certificate for `names`, good for `days`, with this configuration, to
+    /// a host that connects to `listener`. The token is valid from now on for `valid`.
     ///
     /// # Errors
-    /// The CA cannot be used, the configuration is too long for a message, or the address cannot be
-    /// listened on.
+    /// The CA or the listener cannot be used, or the configuration is too long for a message.
     pub fn new(
         authority: Authority,
         names: Vec<String>,
         days: u32,
         configuration: Option<String>,
-        listen: &[SocketAddr],
+        listener: TcpListener,
         valid: Duration,
     ) -> Result<Self, EnrolError> {
         let authority_pem = authority.certificate()?;
@@ -96,8 +95,8 @@ impl Offer {
             .with_no_client_auth()
             .with_single_cert(vec![own, authority_der], key)
             .map_err(EnrolError::certificate)?;
-        let listener = TcpListener::bind(listen)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        listener
+            .set_nonblocking(true)
             .map_err(EnrolError::connection("cannot listen for the new host"))?;
         let offer = Self {
             listener,

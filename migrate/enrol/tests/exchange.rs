@@ -2,7 +2,7 @@
 
 use enrol::{EnrolError, Joined, Offer, Token, AT_A_TIME};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,6 +12,10 @@ use tls::{Authority, Credentials};
 const ANY: &str = "127.80.76.7:0";
 /// An offer that ends by itself is not waited for as long.
 const LONG: Duration = Duration::from_secs(1200);
+
+fn any() -> TcpListener {
+    TcpListener::bind(ANY).unwrap()
+}
 
 /// A new host that writes its files, of which there are none here.
 fn join(address: &str, token: &Token) -> Result<Joined, EnrolError> {
@@ -32,9 +36,8 @@ fn offer(dir: &Path) -> (Offer, String, Token) {
 
 fn offer_for(dir: &Path, valid: Duration) -> (Offer, String, Token) {
     let names = vec!["hostb".to_owned(), "10.0.0.2".to_owned()];
-    let address: SocketAddr = ANY.parse().unwrap();
     let configuration = Some("# the configuration\n".to_owned());
-    let offer = Offer::new(authority(dir), names, 9, configuration, &[address], valid).unwrap();
+    let offer = Offer::new(authority(dir), names, 9, configuration, any(), valid).unwrap();
     let (address, token) = (offer.address().unwrap().to_string(), offer.token().clone());
     (offer, address, token)
 }
@@ -233,7 +236,7 @@ fn a_configuration_too_long_for_a_message_is_refused_before_anybody_comes() {
     authority(folder.path());
     let of = |bytes: usize| {
         let (names, text) = (vec!["hostb".to_owned()], Some("#".repeat(bytes)));
-        Offer::new(Authority::at(folder.path()), names, 9, text, &[ANY.parse().unwrap()], LONG)
+        Offer::new(Authority::at(folder.path()), names, 9, text, any(), LONG)
     };
     let said = of(65_000).unwrap_err().to_string();
     assert!(said.contains("65000 bytes") && said.contains("limit 65536"), "{said}");
@@ -259,10 +262,9 @@ fn an_offer_expires() {
 #[test]
 fn names_that_no_certificate_can_have_are_refused_before_anybody_comes() {
     let folder = tempfile::tempdir().unwrap();
-    let address = ANY.parse().unwrap();
     let of = |names: &[&str]| {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        Offer::new(Authority::at(folder.path()), names, 9, None, &[address], LONG)
+        Offer::new(Authority::at(folder.path()), names, 9, None, any(), LONG)
             .unwrap_err()
             .to_string()
     };

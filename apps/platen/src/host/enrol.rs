@@ -2,6 +2,7 @@
 //! configuration.
 
 use super::settings;
+use crate::network;
 use crate::say::{printable, say, show};
 use ::enrol::{Joined, Offer, Token};
 use anyhow::{anyhow, bail, ensure, Context};
@@ -10,7 +11,7 @@ use host::{Config, HostError, DEFAULT_CONFIG};
 use nix::unistd::{chown, User};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{BufRead, IsTerminal, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::Ipv6Addr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -92,11 +93,11 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
     let mut names = vec![host.name.clone()];
     names.extend(host.address.clone().filter(|address| *address != host.name));
     let text = fs::read_to_string(&args.config)?;
-    let all = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
-    // A kernel without IPv6 takes the second.
-    let listen = all.map(|address| SocketAddr::new(address, args.port));
+    let listener = network::bind(&network::all_at(args.port))
+        .with_context(|| format!("cannot listen on port {} for the new host", args.port))?;
     let valid = Duration::from_secs(60 * args.minutes);
-    let offer = Offer::new(Authority::at(&args.dir), names, args.days, Some(text), &listen, valid)?;
+    let authority = Authority::at(&args.dir);
+    let offer = Offer::new(authority, names, args.days, Some(text), listener, valid)?;
     let own = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let address = args.address.clone().unwrap_or_else(own);
     let address = match address.parse::<Ipv6Addr>() {

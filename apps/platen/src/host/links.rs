@@ -2,12 +2,13 @@
 
 use super::settings::Settings;
 use super::switchboard::Carriers;
+use crate::network;
 use crate::relay_options::{delta_cache_default, history_grant};
 use crate::say::say;
 use anyhow::Context;
 use relay::{Front, FrontConfig};
 use session::Grants;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -37,13 +38,11 @@ impl Links {
     /// Listens at this host's address.
     pub(super) fn listen(settings: &Settings, carriers: Arc<Carriers>) -> anyhow::Result<Self> {
         let port = settings.config.port;
-        let all = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
-        // A kernel without IPv6 takes the second.
-        let addresses: Vec<_> = match settings.me().listen {
+        let addresses = match settings.me().listen {
             Some(address) => vec![SocketAddr::new(address, port)],
-            None => all.map(|address| SocketAddr::new(address, port)).into(),
+            None => network::all_at(port).into(),
         };
-        let listener = TcpListener::bind(&addresses[..])
+        let listener = network::bind(&addresses)
             .with_context(|| format!("cannot listen on port {port} for other hosts"))?;
         Ok(Self {
             address: listener.local_addr()?,
