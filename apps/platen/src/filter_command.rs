@@ -87,10 +87,11 @@ pub(crate) fn as_program() -> Option<anyhow::Result<ExitCode>> {
 fn parse(format: Name, words: &[OsString]) -> Option<FilterArgs> {
     // Both programs write to a file by default, and refuse terminals.
     let mut args = FilterArgs { format, decompress: false, level: 1, threads: None };
-    let mut to_stdout = false;
+    let (mut to_stdout, mut force) = (false, false);
     for word in words {
         match word.to_str()? {
-            "-" | "--quiet" | "--keep" | "--force" => {}
+            "-" | "--quiet" | "--keep" => {}
+            "--force" => force = true,
             "--decompress" => args.decompress = true,
             "--stdout" | "--to-stdout" => to_stdout = true,
             "--fast" | "--best" | "--help" | "--version" => return None,
@@ -101,7 +102,8 @@ fn parse(format: Name, words: &[OsString]) -> Option<FilterArgs> {
                     match letter {
                         'c' => to_stdout = true,
                         'd' => args.decompress = true,
-                        'q' | 'k' | 'f' => {}
+                        'q' | 'k' => {}
+                        'f' => force = true,
                         'T' if letters == "0" => letters = "",
                         'T' => {
                             args.threads = Some(letters.parse().ok()?);
@@ -119,7 +121,9 @@ fn parse(format: Name, words: &[OsString]) -> Option<FilterArgs> {
             }
         }
     }
-    to_stdout.then_some(args)
+    // Then both programs pass on what is not compressed.
+    let passes_on = args.decompress && force;
+    (to_stdout && !passes_on).then_some(args)
 }
 
 /// How many folders of which PATH have been searched, for a program of this name that is a copy of
@@ -172,12 +176,23 @@ mod tests {
             ("-19c -T0", (false, 19, None)),
             ("-T4 -c", (false, 1, Some(4))),
             ("--decompress --stdout", (true, 1, None)),
+            ("-cf", (false, 1, None)),
         ] {
             assert_eq!(parsed(line), Some(expected), "{line}");
         }
-        for line in
-            ["", "-d", "-c file", "-l -c", "--rm -c", "-c --long=31", "-T4x -c", "-V", "-c -b"]
-        {
+        for line in [
+            "-cdf",
+            "-dc --force",
+            "",
+            "-d",
+            "-c file",
+            "-l -c",
+            "--rm -c",
+            "-c --long=31",
+            "-T4x -c",
+            "-V",
+            "-c -b",
+        ] {
             assert_eq!(parsed(line), None, "{line}");
         }
     }

@@ -83,6 +83,21 @@ fn other_uses_run_the_usual_program() {
     }
 }
 
+/// Under force both programs pass such bytes on.
+#[test]
+fn other_uses_pass_on_what_is_not_compressed() {
+    let folder = links();
+    let file = folder.path().join("plain");
+    std::fs::write(&file, "no compressed text").unwrap();
+    for name in NAMES {
+        let path = format!("{}:/usr/bin", folder.path().display());
+        let mut command = Command::new(folder.path().join(name));
+        command.arg("-cdf").env("PATH", path).stdin(File::open(&file).unwrap());
+        let usual = command.output().unwrap();
+        assert!(usual.status.success() && usual.stdout == b"no compressed text", "{usual:?}");
+    }
+}
+
 /// Each copy is another file, and runs the next program of its name.
 #[test]
 fn two_copies_in_path_do_not_run_each_other_for_ever() {
