@@ -24,6 +24,9 @@ pub(crate) const BACKLOG: i32 = 512;
 pub(crate) const BUFFER: usize = 256 << 10;
 /// Mode of a folder that other users may pass through, but not list.
 const PASS: u32 = 0o711;
+/// Mode of a folder in which each user may remove only his own files. The group's place is the mask
+/// of the access control list.
+const OWN_FILES: u32 = 0o1770;
 
 /// The address of a door.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -196,7 +199,8 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Makes the folder in which this host's own QEMUs listen. `allowed` may make sockets there, and
-/// the service may connect to them.
+/// the service may connect to them. A QEMU cannot replace a link of root, which leads to another
+/// QEMU.
 ///
 /// # Errors
 /// The folder cannot be made, or belongs to another user.
@@ -204,6 +208,7 @@ pub fn make_own_folder(folder: &Path, allowed: &AllowedUsers) -> io::Result<()> 
     make_folder(folder)?;
     let me = rustix::process::geteuid().as_raw();
     acl::grant(folder, acl::List::Own, &allowed.0, acl::ALL)?;
+    chmod(folder, OWN_FILES.into())?;
     acl::grant(folder, acl::List::OfNewFiles, &[me], acl::ALL)
 }
 
@@ -236,6 +241,34 @@ mod tests {
             // Until the next service has it, its path leads to nobody.
             assert!(path.exists());
         }
+    }
+
+    #[test]
+    fn a_qemu_makes_sockets_in_the_folder_of_its_host_and_replaces_no_link_of_root() {
+        let folder = tempfile::tempdir().unwrap();
+        chmod(folder.path(), PASS.into()).unwrap();
+        let own = folder.path().join("a");
+        let qemu = 64055;
+        for _ in 0..2 {
+            make_own_folder(&own, &AllowedUsers(vec![0, qemu])).unwrap();
+            assert_eq!(own.metadata().unwrap().mode() & 0o7777, 0o1770);
+        }
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can act as another user");
+        }
+        let (link, socket) = (own.join("1"), own.join("2"));
+        std::os::unix::fs::symlink("/nonexistent", &link).unwrap();
+        let as_qemu = || {
+            let user = rustix::thread::Uid::from_raw(qemu);
+            // Of this thread only.
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            let replaced = std::fs::remove_file(&link).map_err(|error| error.kind());
+            drop(UnixListener::bind(&socket).unwrap());
+            (replaced, std::fs::remove_file(&socket))
+        };
+        let (replaced, removed) = std::thread::scope(|scope| scope.spawn(as_qemu).join().unwrap());
+        assert_eq!(replaced, Err(io::ErrorKind::PermissionDenied));
+        removed.unwrap();
     }
 
     #[test]
