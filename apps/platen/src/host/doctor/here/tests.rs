@@ -134,9 +134,13 @@ fn taken_ports_and_shut_doors_are_failures() {
         |findings: Vec<Finding>| findings.into_iter().map(|it| it.verdict).collect::<Vec<_>>();
     assert_eq!(judged(free_ports(&settings)), [Verdict::Ok, Verdict::Ok]);
     let taken = SocketAddr::from(([127, 81, 7, 2], ports.first + 3));
+    // At all addresses, too: such a process gets the migrations to the door while no service runs.
+    for at in [SocketAddr::from((Ipv4Addr::UNSPECIFIED, taken.port())), taken] {
+        let _door = TcpListener::bind(at).unwrap();
+        let findings = free_ports(&settings);
+        assert!(findings[1].found.contains(&taken.to_string()), "{at}: {findings:?}");
+    }
     let _door = TcpListener::bind(taken).unwrap();
-    let findings = free_ports(&settings);
-    assert!(findings[1].found.contains(&taken.to_string()), "{findings:?}");
     let _port = TcpListener::bind(("127.81.7.1", port)).unwrap();
     assert_eq!(judged(free_ports(&settings)), [Verdict::Fail, Verdict::Fail]);
 
