@@ -1,5 +1,8 @@
 //! The Debian and the RPM package: what is in them. `make packages` installs them.
 
+#[path = "package/removal.rs"]
+mod removal;
+
 use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

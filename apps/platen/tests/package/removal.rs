@@ -1,0 +1,93 @@
+//! The messages of the packages when they are removed.
+
+use super::root;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The parts of the packages that run when they are removed, with the arguments of that.
+fn removals() -> [(String, &'static str); 4] {
+    let text = |path: &str| std::fs::read_to_string(root().join("packaging").join(path)).unwrap();
+    let spec = text("rpm/platen.spec");
+    let part = |begin: &str, end: &str| {
+        spec.split_once(begin).unwrap().1.split_once(end).unwrap().0.to_owned()
+    };
+    [
+        (text("debian/prerm"), "remove"),
+        (part("\n%preun\n", "\n%postun\n"), "0"),
+        (text("debian/postrm"), "purge"),
+        (part("\n%postun\n", "\n%files\n"), "0"),
+    ]
+}
+
+/// The messages of a script that has `grep` and `rmdir` as its only commands: it changes nothing
+/// outside of `folder`.
+fn said_by(script: &str, argument: &str, folder: &Path) -> String {
+    let commands = folder.join("bin");
+    if !commands.exists() {
+        std::fs::create_dir(&commands).unwrap();
+        for name in ["grep", "rmdir"] {
+            std::os::unix::fs::symlink(Path::new("/bin").join(name), commands.join(name)).unwrap();
+        }
+        for name in ["rm", "stat"] {
+            std::fs::write(commands.join(name), "#!/bin/sh\n").unwrap();
+            std::fs::set_permissions(commands.join(name), Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+    let path = folder.join("script");
+    let at = |path: &str| folder.join(path).display().to_string();
+    let script = script
+        .replace("/etc/libvirt/qemu.conf", &at("qemu.conf"))
+        .replace("/var/lib/platen", &at("state"))
+        .replace("/etc/platen", &at("etc"))
+        .replace("/run/", &at("run/"));
+    std::fs::write(&path, script).unwrap();
+    let mut command = Command::new("/bin/sh");
+    let out = command.arg(&path).arg(argument).env("PATH", &commands).output().unwrap();
+    assert!(out.status.success(), "{out:?}");
+    String::from_utf8(out.stderr).unwrap()
+}
+
+#[test]
+fn a_package_that_is_removed_names_what_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (conf, state) = (folder.path().join("qemu.conf"), folder.path().join("state"));
+    let [prerm, preun, postrm, postun] = removals();
+    let said = |(script, argument): &(String, &str)| said_by(script, argument, folder.path());
+    for script in [&prerm, &preun] {
+        std::fs::write(&conf, "user = \"root\"\n").unwrap();
+        assert!(!said(script).contains("qemu.conf"), "{}", said(script));
+        // As the program writes them.
+        let platen = Command::new(env!("CARGO_BIN_EXE_platen"))
+            .args(["host", "doors", "on", "--name", "a", "--qemu-conf"])
+            .arg(&conf)
+            .arg("--config")
+            .arg(configuration(folder.path()))
+            .output()
+            .unwrap();
+        assert!(platen.status.success(), "{platen:?}");
+        let told = said(script);
+        assert!(told.contains("qemu.conf still has the lines"), "{told}");
+        // An upgrade keeps them.
+        let kept = said_by(&script.0, if script.1 == "0" { "1" } else { "upgrade" }, folder.path());
+        assert!(!kept.contains("qemu.conf"), "{kept}");
+    }
+    for script in [&postrm, &postun] {
+        assert_eq!(said(script).matches("state").count(), 0);
+        std::fs::create_dir_all(state.join("seed")).unwrap();
+        assert!(said(script).contains("state stays. Its seeds have the memory of guests"));
+        assert!(state.join("seed").exists());
+        std::fs::remove_dir(state.join("seed")).unwrap();
+        assert_eq!(said(script).matches("state").count(), 0);
+        assert!(!state.exists());
+    }
+}
+
+/// A configuration of one host, `a`.
+fn configuration(folder: &Path) -> PathBuf {
+    let path = folder.join("platen.toml");
+    std::fs::write(&path, "[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\nports = \"100-109\"\n")
+        .unwrap();
+    path
+}
