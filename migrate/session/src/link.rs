@@ -110,6 +110,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{Shutdown, TcpListener};
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{OnceLock, Weak};
     use std::time::Instant;
 
     /// A server's sink that counts reports.
@@ -153,6 +154,45 @@ mod tests {
         assert_eq!(reports.0.load(Ordering::Relaxed), 1);
         session.fail(SessionError::Local { reason: "the test is over".into() });
         session.join();
+    }
+
+    /// A sink that ends its session with the first frame.
+    #[derive(Default)]
+    struct Ends {
+        session: OnceLock<Weak<Session>>,
+        frames: AtomicUsize,
+    }
+
+    impl Sink for Ends {
+        fn frame(&self, _: Incoming) -> Result<(), SessionError> {
+            self.frames.fetch_add(1, Ordering::Relaxed);
+            let session = self.session.get().and_then(Weak::upgrade).expect("a link runs");
+            session.fail(SessionError::Local { reason: "the test is over".into() });
+            Ok(())
+        }
+
+        fn finish(&self, _: &[u8]) {}
+
+        fn closed(&self, _: &Arc<SessionError>) {}
+    }
+
+    #[test]
+    fn frames_behind_the_end_are_read_and_dropped() {
+        let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
+        let sink = Arc::new(Ends::default());
+        let session =
+            Session::new("x".into(), grants, 8, (1, Duration::ZERO), sink.clone()).unwrap();
+        sink.session.set(Arc::downgrade(&session)).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        let open = |stream| Header { stream, ..Header::free(FrameType::Open, 0) }.to_bytes();
+        // Both are there before the link is: its reader waits for neither.
+        theirs.write_all(&[open(0), open(1)].concat()).unwrap();
+        session.add_link(0, Link::from(ours)).unwrap();
+        session.join();
+        assert_eq!(session.bytes_in.load(Ordering::Relaxed), 2 * HEADER_BYTES as u64);
+        assert_eq!(sink.frames.load(Ordering::Relaxed), 1);
     }
 
     #[test]

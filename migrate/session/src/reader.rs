@@ -77,7 +77,11 @@ fn read_frames(
             // another from delivering that frame.
             if session.inbound.arrived(&header) {
                 progress = true;
-                session.sink.frame(Incoming { header, unit })?;
+                // After the end the frames are only read: a link that is closed with unread bytes
+                // may lose the ABORT.
+                if !session.has_failed() {
+                    session.sink.frame(Incoming { header, unit })?;
+                }
             }
             continue;
         }

@@ -16,7 +16,7 @@ use crate::sockets::LAST_EOF;
 use pipeline::Pool;
 use ring::EventCount;
 use session::{Grants, Histories, Session, SessionError, Sink, MAX_STREAMS};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -235,6 +235,8 @@ impl Destination {
             shared.session.revoke_commit();
         }
         shared.wake();
+        // Pairs with the fence where a stream gets its queue.
+        fence(Ordering::SeqCst);
         for results in shared.streams.iter().filter_map(OnceLock::get) {
             results.close();
         }
@@ -392,3 +394,6 @@ impl Destination {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ use crate::threads::spawn;
 use codec::{Codec, PartHeader};
 use pipeline::Results;
 use session::{Incoming, SessionError, Sink, FLAG_HISTORY, FLAG_PACKED};
+use std::sync::atomic::{fence, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -111,6 +112,13 @@ fn stream(shared: &Arc<Shared>, id: u16) -> Result<Arc<Results<Arrived>>, Sessio
     let fresh = inbox::queue();
     let results = cell.get_or_init(|| fresh.clone());
     if Arc::ptr_eq(results, &fresh) {
+        // `Destination::run` sets `over` first and then closes the queues, with a fence in between.
+        // So either it finds this queue, or `over` shows here. An open queue would keep its thread
+        // for ever.
+        fence(Ordering::SeqCst);
+        if shared.over.load(Ordering::Relaxed) {
+            fresh.close();
+        }
         let (shared, inbox) = (shared.clone(), fresh.clone());
         let run = if shared.is_disk { disk::run } else { deliver::run };
         spawn("deliver", move || run(&shared, id, &inbox))

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
 use session::{FrameType, SessionError, MAX_STREAMS};
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::Kind;
@@ -141,6 +141,12 @@ fn open(shared: &Arc<Shared>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
     if kind.is_main() {
         let queue = inbox::queue();
         let _ = stream.results.set(queue.clone());
+        // `Source::end` sets `over` first and then closes the queues, with a fence in between. So
+        // either it finds this queue, or `over` shows here.
+        fence(Ordering::SeqCst);
+        if shared.over.load(Ordering::Relaxed) {
+            queue.close();
+        }
         let (shared, stream) = (shared.clone(), stream.clone());
         shared.return_paths.fetch_add(1, Ordering::Relaxed);
         let body = move || {
@@ -216,3 +222,6 @@ fn close_late(shared: &Shared, connection: &Connection, wrote: &str, hint: &str)
     ));
     None
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use rustix::net::{recv, RecvFlags};
 use session::MAX_STREAMS;
 use std::io::{self, ErrorKind};
 use std::net::Shutdown;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{fence, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 use stream::Kind;
@@ -203,6 +203,8 @@ impl Shared {
 
     /// Lets the threads that write return paths end.
     pub(in crate::source) fn close_return_paths(&self) {
+        // Pairs with the fence where a main stream gets its queue.
+        fence(Ordering::SeqCst);
         for stream in self.streams() {
             if let Some(results) = stream.results.get() {
                 results.close();
