@@ -5,13 +5,13 @@
 //! ```
 //!
 //! The pages are on a disk, which may hang. Threads of the session read them, and the stream's
-//! writer waits for a chunk until none was read for [`READS`]. No codec thread waits: other
+//! writer waits for a chunk until no page was read for [`READS`]. No codec thread waits: other
 //! sessions share them, and a VM of theirs may be stopped.
 
 use crate::error::RelayError;
 use crate::inbox::Filling;
 use crate::threads::spawn;
-use delta::SeedPages;
+use delta::{PageReader, SeedPages};
 use pages::Slot;
 use session::{Header, SessionError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,8 +19,8 @@ use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// How long a chunk is waited for while the disk gives no chunk at all: many chunks of other
-/// streams may be in front of it.
+/// How long a chunk is waited for while the disk gives no page at all: many chunks of other streams
+/// may be in front of it, and each page of a chunk may be in another place of the disk.
 const READS: Duration = Duration::from_secs(10);
 /// Threads that read pages. One keeps up with a link of some Gbit/s.
 const READERS: usize = 4;
@@ -50,8 +50,8 @@ pub(crate) struct SessionSeed {
     pages: OnceLock<Arc<dyn SeedPages>>,
     /// To the reader threads, which start with the first chunk. The credits bound the queue.
     requests: Mutex<Option<Sender<Request>>>,
-    /// Chunks that were read.
-    done: Arc<AtomicU64>,
+    /// Pages that the disk has given, or refused.
+    reads: Arc<AtomicU64>,
     /// A reader has not answered in time.
     hangs: AtomicBool,
 }
@@ -60,7 +60,7 @@ impl SessionSeed {
     /// Creates a seed without pages. The first page has slot `base`.
     pub(crate) fn new(base: u32, page_size: usize) -> Self {
         let (pages, requests, hangs) = (OnceLock::new(), Mutex::default(), AtomicBool::new(false));
-        Self { base, page_size, pages, requests, done: Arc::default(), hangs }
+        Self { base, page_size, pages, requests, reads: Arc::default(), hangs }
     }
 
     /// Sets the pages, once.
@@ -115,19 +115,23 @@ impl SessionSeed {
     /// Waits for a chunk.
     ///
     /// # Errors
-    /// The table is invalid; a page is damaged or cannot be read; no chunk is read for [`READS`].
+    /// The table is invalid; a page is damaged or cannot be read; no page is read for [`READS`].
     pub(super) fn wait(&self, filling: &Filling) -> Result<Slot, SessionError> {
-        self.wait_within(filling, READS)
+        self.wait_by(|| filling.recv_timeout(READS))
     }
 
-    fn wait_within(&self, filling: &Filling, limit: Duration) -> Result<Slot, SessionError> {
+    /// Waits by `wait` as long as the disk gives a page in each of its waits.
+    fn wait_by(
+        &self,
+        mut wait: impl FnMut() -> Result<Result<Slot, SessionError>, RecvTimeoutError>,
+    ) -> Result<Slot, SessionError> {
         loop {
             // Relaxed: only whether the number changes counts.
-            let before = self.done.load(Ordering::Relaxed);
-            match filling.recv_timeout(limit) {
+            let before = self.reads.load(Ordering::Relaxed);
+            match wait() {
                 Ok(filled) => return filled,
                 // The disk is slow, and answers.
-                Err(RecvTimeoutError::Timeout) if self.done.load(Ordering::Relaxed) != before => {}
+                Err(RecvTimeoutError::Timeout) if self.reads.load(Ordering::Relaxed) != before => {}
                 Err(_) => {
                     self.hangs.store(true, Ordering::Release);
                     return Err(hangs());
@@ -141,18 +145,17 @@ impl SessionSeed {
         let (requests, inbox) = channel::<Request>();
         let inbox = Arc::new(Mutex::new(inbox));
         for _ in 0..READERS {
-            let (pages, inbox, done) = (pages.clone(), inbox.clone(), self.done.clone());
+            let (pages, inbox, reads) = (pages.clone(), inbox.clone(), self.reads.clone());
             let (page_size, base) = (self.page_size, self.base);
             spawn("seed-read", move || {
-                let mut reader = pages.reader();
+                let mut reader = Counting { reader: pages.reader(), reads };
                 let slots = (base, pages.pages());
                 loop {
                     let next = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok(Request { mut chunk, len, table_len, answer }) = next else { return };
                     let (plain, table) = chunk.split_at_mut(len);
                     let table = &table[..table_len];
-                    let filled = delta::fill(plain, table, page_size, slots, &mut *reader);
-                    done.fetch_add(1, Ordering::Relaxed);
+                    let filled = delta::fill(plain, table, page_size, slots, &mut reader);
                     // The session may have ended.
                     let _ =
                         answer.send(filled.map(|_| chunk).map_err(|error| bad(&error.to_string())));
@@ -160,6 +163,20 @@ impl SessionSeed {
             })?;
         }
         Ok(requests)
+    }
+}
+
+/// Counts the answers of the disk.
+struct Counting {
+    reader: Box<dyn PageReader>,
+    reads: Arc<AtomicU64>,
+}
+
+impl PageReader for Counting {
+    fn read(&mut self, number: u32) -> Result<&[u8], String> {
+        let page = self.reader.read(number);
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        page
     }
 }
 
@@ -173,100 +190,4 @@ fn hangs() -> SessionError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use delta::{Known, PageHash, PageReader, SeedKey, Sender as DeltaSender, TABLE_ROOM};
-    use pages::Arena;
-    use session::FrameType;
-    use std::sync::mpsc::Receiver;
-
-    const PAGE: usize = 64;
-
-    /// One page, on a disk that answers when the other end of the channel is dropped.
-    #[derive(Debug)]
-    struct Slow(Arc<Mutex<Receiver<()>>>);
-
-    impl SeedPages for Slow {
-        fn key(&self) -> &SeedKey {
-            &[0; 32]
-        }
-
-        fn pages(&self) -> u32 {
-            1
-        }
-
-        fn offer(&self, _: u32, _: &mut dyn FnMut(u32, &[PageHash]) -> bool) {}
-
-        fn reader(&self) -> Box<dyn PageReader> {
-            Box::new(Slow(self.0.clone()))
-        }
-    }
-
-    impl PageReader for Slow {
-        fn read(&mut self, _: u32) -> Result<&[u8], String> {
-            let _ = self.0.lock().unwrap().recv();
-            Ok(&[7; PAGE])
-        }
-    }
-
-    /// A seed, and 16 chunks that the readers have.
-    fn begun(answers: Receiver<()>) -> (SessionSeed, Vec<Filling>) {
-        let seed = SessionSeed::new(0, PAGE);
-        seed.open(Arc::new(Slow(Arc::new(Mutex::new(answers)))));
-        let mut known = Known::default();
-        let hash = delta::page_hash(&[0; 32], &[7; PAGE]);
-        known.learn(&delta::offer(0, &[0; 32], &[hash])).unwrap();
-        let arena = Arena::new(16, 1 << 16).unwrap();
-        let mut header = Header::free(FrameType::Data, 0);
-        let begun = (0..16)
-            .map(|_| {
-                let mut chunk = arena.take().unwrap();
-                chunk[..PAGE].fill(7);
-                let mut sender = DeltaSender::without_cache(0, PAGE);
-                let mut pass = sender.begin(&mut chunk[..PAGE + TABLE_ROOM], PAGE, Some(&known));
-                pass.bodies(0, 1);
-                let (table_len, _) = pass.finish();
-                (header.plain_len, header.table_len) = (64, u32::try_from(table_len).unwrap());
-                match seed.begin(&header, chunk).unwrap() {
-                    Filled::Later(filling) => filling,
-                    Filled::Already(_) => panic!("the chunk refers to the seed"),
-                }
-            })
-            .collect();
-        (seed, begun)
-    }
-
-    /// Codec threads, which other sessions share, call `begin`.
-    #[test]
-    fn chunks_are_begun_while_the_disk_does_not_answer() {
-        let (disk, answers) = channel();
-        let (seed, begun) = begun(answers);
-        drop(disk);
-        for filling in begun {
-            assert!(seed.wait(&filling).unwrap()[..PAGE] == [7; PAGE]);
-        }
-    }
-
-    /// The last chunk waits behind 15 others, which may be those of other streams.
-    #[test]
-    fn a_disk_that_is_slow_and_answers_is_waited_for() {
-        let limit = Duration::from_secs(5);
-        let (disk, answers) = channel();
-        let (seed, begun) = begun(answers);
-        let slow = std::thread::spawn(move || {
-            for _ in 0..16 {
-                std::thread::sleep(limit / 12);
-                disk.send(()).unwrap();
-            }
-            disk
-        });
-        let last = begun.last().unwrap();
-        assert!(seed.wait_within(last, limit).unwrap()[..PAGE] == [7; PAGE]);
-        drop(slow.join().unwrap());
-        // A disk that answers nothing is not waited for.
-        let (disk, answers) = channel();
-        let (seed, begun) = self::begun(answers);
-        assert!(seed.wait_within(&begun[15], limit / 50).is_err());
-        drop(disk);
-    }
-}
+mod tests;
