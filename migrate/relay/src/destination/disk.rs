@@ -93,7 +93,9 @@ fn open(shared: &Arc<Shared>, stream: u16) -> Result<Option<Arc<QemuSocket>>, Se
     if !shared.beginning.begin() {
         return Ok(None);
     }
-    shared.host_listens().map_err(local)?;
+    if !shared.host_listens().map_err(local)? {
+        return Ok(None);
+    }
     // An NBD server speaks first.
     let server = shared.connect(PATIENCE, true, &[]).map_err(|error| local(error_chain(&error)))?;
     let Some(server) = server else { return Ok(None) };

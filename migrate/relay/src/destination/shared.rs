@@ -206,9 +206,15 @@ impl Shared {
         self.main_event.notify_all();
     }
 
-    /// Makes QEMU listen, if this program controls QEMU.
-    pub(super) fn host_listens(&self) -> Result<(), String> {
-        (self.listen)()
+    /// Makes QEMU listen, if this program controls QEMU; false when the migration has ended. Then
+    /// the host restores QEMU's settings, and QEMU must not listen any more.
+    pub(super) fn host_listens(&self) -> Result<bool, String> {
+        // As in `connect`: either the end shows here, or `close_sockets` waits for this call.
+        let _sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.has_ended() {
+            return Ok(false);
+        }
+        (self.listen)().map(|()| true)
     }
 
     /// Connects to QEMU, which may take `patience` to listen; `None` when the migration has ended.
@@ -256,6 +262,7 @@ impl Shared {
     }
 
     /// Ends QEMU's connections, main first: then a QEMU that waits for channels notices the end.
+    /// Waits for a call that makes QEMU listen.
     pub(super) fn close_sockets(&self) {
         for socket in self.sockets.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let _ = socket.shutdown(Shutdown::Both);

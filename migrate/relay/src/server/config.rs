@@ -49,6 +49,7 @@ pub trait Host: Send + Sync + 'static {
     /// A message for the peer's user.
     fn prepare(&self, target: &Option<String>, hello: &Hello) -> Result<(), String>;
     /// Makes QEMU listen if it does not yet. Called when the migration's first bytes have arrived.
+    /// Such a call has ended when [`Destination::run`] returns, and none comes after that.
     ///
     /// # Errors
     /// A message for the peer's user.

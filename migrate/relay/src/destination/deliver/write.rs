@@ -120,8 +120,8 @@ impl Delivery<'_> {
         if !is_main && !self.shared.wait_for_main() {
             return Err(Stop::Over);
         }
-        if is_main {
-            self.shared.host_listens().map_err(Stop::Qemu)?;
+        if is_main && !self.shared.host_listens().map_err(Stop::Qemu)? {
+            return Err(Stop::Over);
         }
         let greeting = &bytes[..bytes.len().min(GREETING)];
         let socket = self.shared.connect(PATIENCE, is_main, greeting);

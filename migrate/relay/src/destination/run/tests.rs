@@ -2,13 +2,21 @@
 
 use super::*;
 use crate::destination::decode::DecodeContext;
+use crate::stream_kind;
 use crate::unix::UnixAddress;
+use codec::{Codec, UnitHeader};
+use delta::{Known, PageHash, PageReader, SeedKey, SeedPages, TABLE_ROOM};
 use pipeline::PoolConfig;
-use session::{FrameType, Header, Incoming};
+use session::{FrameType, Header, Incoming, RunningHash};
+use std::sync::mpsc::{channel, Sender};
+use stream::Kind;
 
 const PAGE: usize = 4096;
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(300);
+
+/// How long an event that must not happen is waited for.
+const A_WHILE: Duration = Duration::from_millis(150);
 
 /// A destination without links, whose QEMU does not listen.
 fn destination(listen: Listen, seed: Option<Offered>) -> Arc<Destination> {
@@ -51,5 +59,127 @@ fn a_stream_that_begins_after_the_end_leaves_no_thread() {
     let header = Header { stream: 5, seq: 1, ..Header::free(FrameType::StillOpen, 0) };
     destination.sink.frame(Incoming { header, unit: None }).unwrap();
     assert!(destination.shared.streams[5].get().is_some(), "the stream has begun");
+    until_alone(&destination.shared);
+}
+
+/// One page, on a disk that says when it is asked, and answers once the other end of the second
+/// channel is dropped.
+#[derive(Debug, Clone)]
+struct Disk(Sender<()>, Arc<Mutex<Receiver<()>>>);
+
+impl SeedPages for Disk {
+    fn key(&self) -> &SeedKey {
+        &[0; 32]
+    }
+
+    fn pages(&self) -> u32 {
+        1
+    }
+
+    fn offer(&self, _: u32, _: &mut dyn FnMut(u32, &[PageHash]) -> bool) {}
+
+    fn reader(&self) -> Box<dyn PageReader> {
+        Box::new(self.clone())
+    }
+}
+
+impl PageReader for Disk {
+    fn read(&mut self, _: u32) -> Result<&[u8], String> {
+        let _ = self.0.send(());
+        let _ = self.1.lock().unwrap().recv();
+        Ok(&[7; PAGE])
+    }
+}
+
+/// Gives the destination the first two frames of a main stream: OPEN, and a page of the seed.
+fn begin(destination: &Destination) {
+    let mut known = Known::default();
+    let hash = delta::page_hash(&[0; 32], &[7; PAGE]);
+    known.learn(&delta::offer(0, &[0; 32], &[hash])).unwrap();
+    let mut chunk = destination.session().plain().take().unwrap();
+    chunk[..PAGE].fill(7);
+    let mut running = RunningHash::default();
+    running.add(codec::checksum(&chunk[..PAGE]));
+    let mut sender = delta::Sender::without_cache(0, PAGE);
+    let mut pass = sender.begin(&mut chunk[..PAGE + TABLE_ROOM], PAGE, Some(&known));
+    pass.bodies(0, 1);
+    let (table_len, counts) = pass.finish();
+    assert_eq!(counts.seeded, 1);
+    let plain_len = u32::try_from(PAGE).unwrap();
+    let open =
+        Header { flags: stream_kind::to_flags(Kind::Main), ..Header::free(FrameType::Open, 0) };
+    let data = Header {
+        seq: 1,
+        plain_len,
+        table_len: u32::try_from(table_len).unwrap(),
+        hash: running.value(),
+        ..Header::free(FrameType::Data, 0)
+    };
+    let unit = UnitHeader { codec: Codec::Raw, plain_len, payload_len: plain_len, checksum: 0 };
+    destination.sink.frame(Incoming { header: open, unit: None }).unwrap();
+    destination.sink.frame(Incoming { header: data, unit: Some((unit, chunk)) }).unwrap();
+}
+
+/// Runs the destination on a thread, which returns once `run` has failed.
+fn fails(destination: &Arc<Destination>) -> Receiver<()> {
+    let (failed, ended) = channel();
+    let running = destination.clone();
+    std::thread::spawn(move || {
+        running.run(Vec::new).unwrap_err();
+        let _ = failed.send(());
+    });
+    ended
+}
+
+/// The host restores QEMU's settings once `run` has returned.
+#[test]
+fn a_stream_that_waits_for_the_seed_makes_no_qemu_listen_after_the_end() {
+    for ends in [false, true] {
+        let ((asked, asks), (release, answers)) = (channel(), channel());
+        let (listens, listened) = channel();
+        let listen = move || {
+            let _ = listens.send(());
+            Ok(())
+        };
+        let destination = destination(Box::new(listen), None);
+        destination.shared.seed.open(Arc::new(Disk(asked, Arc::new(Mutex::new(answers)))));
+        begin(&destination);
+        asks.recv_timeout(LIMIT).expect("the stream waits for the disk");
+        if ends {
+            cancel(&destination);
+        }
+        drop(release);
+        if !ends {
+            listened.recv_timeout(LIMIT).expect("QEMU gets the page");
+            cancel(&destination);
+        }
+        until_alone(&destination.shared);
+        destination.run(Vec::new).unwrap_err();
+        assert!(listened.try_recv().is_err(), "QEMU was told to listen, after the end: {ends}");
+    }
+}
+
+#[test]
+fn the_end_waits_for_a_call_that_makes_qemu_listen() {
+    let ((begins, begun), (release, hook)) = (channel(), channel::<()>());
+    let hook = Mutex::new(hook);
+    let (listens, listened) = channel();
+    let listen = move || {
+        let _ = begins.send(());
+        let _ = hook.lock().unwrap().recv();
+        let _ = listens.send(());
+        Ok(())
+    };
+    let destination = destination(Box::new(listen), None);
+    let (asked, answers) = (channel().0, channel().1);
+    destination.shared.seed.open(Arc::new(Disk(asked, Arc::new(Mutex::new(answers)))));
+    let ended = fails(&destination);
+    begin(&destination);
+    begun.recv_timeout(LIMIT).expect("QEMU is told to listen");
+    cancel(&destination);
+    assert!(ended.recv_timeout(A_WHILE).is_err(), "it has ended before that call");
+    drop(release);
+    ended.recv_timeout(LIMIT).unwrap();
+    listened.try_recv().expect("the call has ended");
     until_alone(&destination.shared);
 }
