@@ -161,6 +161,9 @@ pub enum Damage {
         /// Number of the unit, through all packs of the save.
         unit: u64,
     },
+    /// The page of a seed is another save's, which shares a pack with the seed's save.
+    #[error("it is a page of another save, and was not offered")]
+    OfAnotherSave,
     /// A page that is stored as a difference does not have its checksum.
     #[error(
         "page {nth} of unit {unit}, a difference from another page, is not the page that was saved"

@@ -167,9 +167,13 @@ impl SeedReader {
     ///
     /// # Errors
     ///
-    /// [`Damage`] names the unit; there is no such page.
+    /// [`Damage`] names the unit; there is no such page, or of a save it is none of its own.
     pub fn read(&mut self, number: u32) -> Result<&[u8], Damage> {
         let packs = &self.packs;
+        // The peer of a migration chooses the number.
+        if packs.own.as_ref().is_some_and(|own| own.get(number as usize) == Some(&false)) {
+            return Err(Damage::OfAnotherSave);
+        }
         let behind = packs.firsts.partition_point(|first| *first <= number);
         if behind == packs.firsts.len() {
             return Err(Damage::Place { unit: packs.packs.index().units.len() as u64 });

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use codec::{Codec, Settings};
-use image::{Options, RamBlock, SeedPacks, SeedReader, State, Store, Writer};
+use image::{Damage, Options, RamBlock, SeedPacks, SeedReader, State, Store, Writer};
 
 const PAGE: usize = 4096;
 const MOST: u32 = 1 << 20;
@@ -100,7 +100,7 @@ fn every_page_of_a_store_is_offered_and_read() {
 
 /// Two guests of one system have pages in common, so that a save names packs of the other.
 #[test]
-fn of_a_save_no_page_of_another_one_is_offered() {
+fn of_a_save_no_page_of_another_one_is_offered_or_read() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::create(folder.path()).unwrap();
     let other: Vec<_> = (0..64).map(page).collect();
@@ -114,6 +114,18 @@ fn of_a_save_no_page_of_another_one_is_offered() {
     assert_eq!(found(&path, &other), 3, "pages of another guest");
     assert_eq!(found(&folder.path().join("other"), &ram), 3);
     assert_eq!(found(folder.path(), &other), 64);
+    // Nor is any read by its number.
+    let seed = Arc::new(SeedPacks::open(&path, PAGE, MOST).unwrap());
+    let (pages, _) = offered(&seed);
+    let mut reader = SeedReader::new(seed.clone());
+    let (own, others): (Vec<u32>, Vec<u32>) =
+        (0..seed.pages()).partition(|number| pages.values().any(|offered| offered == number));
+    assert_eq!((own.len(), others.len()), (23, 61));
+    assert!(own.into_iter().all(|number| reader.read(number).is_ok()));
+    for number in others {
+        let damage = reader.read(number).unwrap_err();
+        assert_eq!(damage, Damage::OfAnotherSave, "page {number}");
+    }
 }
 
 #[test]
