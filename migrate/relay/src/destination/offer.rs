@@ -4,7 +4,7 @@ use super::shared::Shared;
 use super::sink::DestinationSink;
 use crate::threads::spawn;
 use delta::{PageHash, Seed, SeedPages, MAX_OFFER, MAX_SEED};
-use session::{FrameType, Outgoing, Session, Sink};
+use session::{FrameType, Outgoing, Sink};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,19 +20,26 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Starts the thread that opens the seed and offers at most `most` of its pages. The migration goes
 /// on without a seed if there is none.
+///
+/// The disk may never answer. So the thread has the session only while it sends.
 pub(super) fn start(shared: &Arc<Shared>, sink: &Arc<DestinationSink>, (place, most): Offered) {
-    let (weak, session) = (Arc::downgrade(shared), shared.session.clone());
-    let (seed, notices) = (shared.seed.clone(), sink.clone());
-    let started = spawn("seed", move || match place.open(seed.page_size()) {
-        Ok(pages) => {
-            // The source may refer to a page as soon as it is offered.
-            seed.open(pages.clone());
-            offer(&*pages, most.min(MAX_SEED), &session, &weak);
-        }
-        Err(reason) => {
-            notices.notice(&format!("no seed, all pages will be sent: {reason}"));
-            // The source may wait for the last offer.
-            session.send(Outgoing::Free(FrameType::Seed, delta::offer(0, &[0; 32], &[])));
+    let (weak, notices, page_size) = (Arc::downgrade(shared), sink.clone(), shared.page_size);
+    let started = spawn("seed", move || {
+        let opened = place.open(page_size);
+        let Some(shared) = weak.upgrade() else { return };
+        match opened {
+            Ok(pages) => {
+                // The source may refer to a page as soon as it is offered.
+                shared.seed.open(pages.clone());
+                drop(shared);
+                offer(&*pages, most.min(MAX_SEED), &weak);
+            }
+            Err(reason) => {
+                notices.notice(&format!("no seed, all pages will be sent: {reason}"));
+                // The source may wait for the last offer.
+                let last = delta::offer(0, &[0; 32], &[]);
+                shared.session.send(Outgoing::Free(FrameType::Seed, last));
+            }
         }
     });
     if let Err(error) = started {
@@ -41,22 +48,22 @@ pub(super) fn start(shared: &Arc<Shared>, sink: &Arc<DestinationSink>, (place, m
 }
 
 /// Sends the hashes of the pages.
-fn offer(pages: &dyn SeedPages, most: u32, session: &Session, shared: &Weak<Shared>) {
+fn offer(pages: &dyn SeedPages, most: u32, shared: &Weak<Shared>) {
     let mut next = (0, Vec::<PageHash>::with_capacity(MAX_OFFER));
-    let send = |(first, hashes): &mut (u32, Vec<PageHash>)| {
-        let goes_on = || shared.upgrade().is_some_and(|shared| !shared.has_ended());
-        if let Some(shared) = shared.upgrade() {
+    let send = |(first, hashes): &mut (u32, Vec<PageHash>)| loop {
+        let shared = shared.upgrade().filter(|shared| !shared.has_ended());
+        let Some(shared) = shared else { return false };
+        let session = &shared.session;
+        if session.outbox().len() < WAITING && !session.has_unsent() {
             let offered = &shared.counters.seed_offered;
             offered.fetch_add(hashes.len() as u64, Ordering::Relaxed);
+            let offer = delta::offer(*first, pages.key(), hashes);
+            hashes.clear();
+            session.send(Outgoing::Free(FrameType::Seed, offer));
+            return true;
         }
-        let waits = || session.outbox().len() >= WAITING || session.has_unsent();
-        while goes_on() && waits() {
-            std::thread::sleep(LOOK);
-        }
-        let offer = delta::offer(*first, pages.key(), hashes);
-        hashes.clear();
-        session.send(Outgoing::Free(FrameType::Seed, offer));
-        goes_on()
+        drop(shared);
+        std::thread::sleep(LOOK);
     };
     pages.offer(most, &mut |first, hashes| {
         for (from, part) in (first..).step_by(MAX_OFFER).zip(hashes.chunks(MAX_OFFER)) {

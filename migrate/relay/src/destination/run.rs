@@ -240,6 +240,7 @@ impl Destination {
         for results in shared.streams.iter().filter_map(OnceLock::get) {
             results.close();
         }
+        shared.seed.close();
         let session = &shared.session;
         session.join();
         shared.histories.close();

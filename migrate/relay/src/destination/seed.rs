@@ -6,7 +6,12 @@
 //!
 //! The pages are on a disk, which may hang. Threads of the session read them, and the stream's
 //! writer waits for a chunk until no page was read for [`READS`]. No codec thread waits: other
-//! sessions share them, and a VM of theirs may be stopped.
+//! sessions share them, and a VM of theirs may be stopped. A read that never returns keeps its
+//! thread, and no memory of the session.
+
+mod requests;
+
+use requests::{Request, Requests};
 
 use crate::error::RelayError;
 use crate::inbox::Filling;
@@ -15,8 +20,8 @@ use delta::{PageReader, SeedPages};
 use pages::Slot;
 use session::{Header, SessionError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How long a chunk is waited for while the disk gives no page at all: many chunks of other streams
@@ -24,14 +29,6 @@ use std::time::Duration;
 const READS: Duration = Duration::from_secs(10);
 /// Threads that read pages. One keeps up with a link of some Gbit/s.
 const READERS: usize = 4;
-
-/// A chunk to fill: the lengths of its bytes and its table, and the place for the result.
-struct Request {
-    chunk: Slot,
-    len: usize,
-    table_len: usize,
-    answer: Sender<Result<Slot, SessionError>>,
-}
 
 /// A chunk with the pages of the seed.
 pub(super) enum Filled {
@@ -48,8 +45,8 @@ pub(crate) struct SessionSeed {
     page_size: usize,
     /// Set once the seed is open.
     pages: OnceLock<Arc<dyn SeedPages>>,
-    /// To the reader threads, which start with the first chunk. The credits bound the queue.
-    requests: Mutex<Option<Sender<Request>>>,
+    /// To the reader threads, which start with the first chunk.
+    requests: Arc<Requests>,
     /// Pages that the disk has given, or refused.
     reads: Arc<AtomicU64>,
     /// A reader has not answered in time.
@@ -59,18 +56,14 @@ pub(crate) struct SessionSeed {
 impl SessionSeed {
     /// Creates a seed without pages. The first page has slot `base`.
     pub(crate) fn new(base: u32, page_size: usize) -> Self {
-        let (pages, requests, hangs) = (OnceLock::new(), Mutex::default(), AtomicBool::new(false));
-        Self { base, page_size, pages, requests, reads: Arc::default(), hangs }
+        let (requests, reads) = Default::default();
+        let (pages, hangs) = (OnceLock::new(), AtomicBool::new(false));
+        Self { base, page_size, pages, requests, reads, hangs }
     }
 
     /// Sets the pages, once.
     pub(super) fn open(&self, pages: Arc<dyn SeedPages>) {
         let _ = self.pages.set(pages);
-    }
-
-    /// Bytes of a page.
-    pub(super) fn page_size(&self) -> usize {
-        self.page_size
     }
 
     /// The slot of the first page.
@@ -102,13 +95,9 @@ impl SessionSeed {
         }
         // One for each chunk with pages of the seed, which costs less than one of its pages.
         let (answer, filling) = channel();
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        let sender = match &*requests {
-            Some(sender) => sender,
-            None => requests.insert(self.readers(pages).map_err(|error| bad(&error.to_string()))?),
-        };
-        // A reader that has panicked ends the process.
-        let _ = sender.send(Request { chunk, len, table_len, answer });
+        let request = Request { chunk, len, table_len, answer };
+        let pushed = self.requests.push(request, READERS, |number| self.read(number, pages));
+        pushed.map_err(|error| bad(&error.to_string()))?;
         Ok(Filled::Later(filling))
     }
 
@@ -140,29 +129,36 @@ impl SessionSeed {
         }
     }
 
-    /// Starts the threads that read. They end with the session.
-    fn readers(&self, pages: &Arc<dyn SeedPages>) -> Result<Sender<Request>, RelayError> {
-        let (requests, inbox) = channel::<Request>();
-        let inbox = Arc::new(Mutex::new(inbox));
-        for _ in 0..READERS {
-            let (pages, inbox, reads) = (pages.clone(), inbox.clone(), self.reads.clone());
-            let (page_size, base) = (self.page_size, self.base);
-            spawn("seed-read", move || {
-                let mut reader = Counting { reader: pages.reader(), reads };
-                let slots = (base, pages.pages());
-                loop {
-                    let next = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(Request { mut chunk, len, table_len, answer }) = next else { return };
-                    let (plain, table) = chunk.split_at_mut(len);
-                    let table = &table[..table_len];
-                    let filled = delta::fill(plain, table, page_size, slots, &mut reader);
-                    // The session may have ended.
-                    let _ =
-                        answer.send(filled.map(|_| chunk).map_err(|error| bad(&error.to_string())));
-                }
-            })?;
-        }
-        Ok(requests)
+    /// Starts reader `number`. It ends with the session, or when the disk answers after that.
+    fn read(&self, number: usize, pages: &Arc<dyn SeedPages>) -> Result<(), RelayError> {
+        let (pages, requests, reads) = (pages.clone(), self.requests.clone(), self.reads.clone());
+        let (page_size, base) = (self.page_size, self.base);
+        spawn("seed-read", move || {
+            let mut reader = Counting { reader: pages.reader(), reads };
+            let slots = (base, pages.pages());
+            let (mut table, mut of_seed) = (Vec::new(), Vec::new());
+            while let Some(len) = requests.begin(number, &mut table) {
+                // The pages, and zeros elsewhere.
+                of_seed.clear();
+                of_seed.resize(len, 0);
+                let filled = delta::fill(&mut of_seed, &table, page_size, slots, &mut reader);
+                let Some(Request { mut chunk, answer, .. }) = requests.end(number) else { return };
+                chunk.iter_mut().zip(&of_seed).for_each(|(byte, of_seed)| *byte ^= of_seed);
+                // The stream may have ended.
+                let _ = answer.send(filled.map(|_| chunk).map_err(|error| bad(&error.to_string())));
+            }
+        })
+    }
+
+    /// Ends the session: its chunks are freed, also where a read never returns.
+    pub(super) fn close(&self) {
+        self.requests.close();
+    }
+}
+
+impl Drop for SessionSeed {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

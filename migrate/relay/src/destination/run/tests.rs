@@ -5,7 +5,7 @@ use crate::destination::decode::DecodeContext;
 use crate::stream_kind;
 use crate::unix::UnixAddress;
 use codec::{Codec, UnitHeader};
-use delta::{Known, PageHash, PageReader, SeedKey, SeedPages, TABLE_ROOM};
+use delta::{Known, PageHash, PageReader, Seed, SeedKey, SeedPages, TABLE_ROOM};
 use pipeline::PoolConfig;
 use session::{FrameType, Header, Incoming, RunningHash};
 use std::sync::mpsc::{channel, Sender};
@@ -66,6 +66,13 @@ fn a_stream_that_begins_after_the_end_leaves_no_thread() {
 /// channel is dropped.
 #[derive(Debug, Clone)]
 struct Disk(Sender<()>, Arc<Mutex<Receiver<()>>>);
+
+impl Seed for Disk {
+    fn open(&self, _: usize) -> Result<Arc<dyn SeedPages>, String> {
+        let _ = self.clone().read(0);
+        Ok(Arc::new(self.clone()))
+    }
+}
 
 impl SeedPages for Disk {
     fn key(&self) -> &SeedKey {
@@ -182,4 +189,43 @@ fn the_end_waits_for_a_call_that_makes_qemu_listen() {
     ended.recv_timeout(LIMIT).unwrap();
     listened.try_recv().expect("the call has ended");
     until_alone(&destination.shared);
+}
+
+/// Waits until nothing keeps the session and its buffers.
+fn until_gone(destination: Arc<Destination>) {
+    let shared = Arc::downgrade(&destination.shared);
+    let session = Arc::downgrade(destination.session());
+    let buffers = Arc::downgrade(destination.session().plain());
+    drop(destination);
+    let until = Instant::now() + LIMIT;
+    while shared.strong_count() + session.strong_count() + buffers.strong_count() > 0 {
+        assert!(Instant::now() < until, "a disk that hangs keeps the session");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// As on a server of NFS that has gone.
+#[test]
+fn a_seed_that_never_opens_keeps_no_session() {
+    let ((asked, asks), (release, answers)) = (channel(), channel::<()>());
+    let seed = Arc::new(Disk(asked, Arc::new(Mutex::new(answers))));
+    let destination = destination(Box::new(|| Ok(())), Some((seed, 1)));
+    asks.recv_timeout(LIMIT).expect("the seed is opened");
+    cancel(&destination);
+    destination.run(Vec::new).unwrap_err();
+    until_gone(destination);
+    drop(release);
+}
+
+#[test]
+fn a_page_that_is_never_read_keeps_no_session() {
+    let ((asked, asks), (release, answers)) = (channel(), channel::<()>());
+    let destination = destination(Box::new(|| Ok(())), None);
+    destination.shared.seed.open(Arc::new(Disk(asked, Arc::new(Mutex::new(answers)))));
+    begin(&destination);
+    asks.recv_timeout(LIMIT).expect("the stream waits for the disk");
+    cancel(&destination);
+    destination.run(Vec::new).unwrap_err();
+    until_gone(destination);
+    drop(release);
 }

@@ -4,7 +4,8 @@ use super::*;
 use delta::{Known, PageHash, SeedKey, Sender as DeltaSender, TABLE_ROOM};
 use pages::Arena;
 use session::FrameType;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::Mutex;
 
 const PAGE: usize = 64;
 
