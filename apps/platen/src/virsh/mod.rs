@@ -8,6 +8,8 @@
 mod daemon;
 mod fit;
 mod folder;
+#[cfg(test)]
+mod made;
 mod outcome;
 mod supervisor;
 

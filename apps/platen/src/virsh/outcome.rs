@@ -2,7 +2,7 @@
 
 use super::daemon::Daemon;
 use anyhow::bail;
-use libvirt::{Connection, Domain, Handover, State, Why};
+use libvirt::{Connection, Domain, Handover, LibvirtError, State, Why};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,11 +23,23 @@ pub(super) enum Without {
 /// Refuses to continue a VM that does not wait for a player.
 pub(super) fn refuse_unless_it_waits(daemon: &Daemon, domain: &Domain) -> anyhow::Result<()> {
     let name = domain.name();
-    match daemon.state(domain)?.map(State::why) {
-        // libvirt itself refuses if a player is at work; so does the image's lock, before.
-        Some(Some(Why::PostcopyFailed | Why::Postcopy)) => Ok(()),
-        Some(Some(_)) => bail!("domain {name} has all of its RAM: there is nothing to recover"),
+    match daemon.state(domain)? {
+        // libvirt itself refuses if a player is at work, or if the VM has all of its RAM; so does
+        // the image's lock, before, in the first case.
+        Some(state) if may_lack_pages(state) => Ok(()),
+        Some(State::Running(_)) => {
+            bail!("domain {name} has all of its RAM: there is nothing to recover")
+        }
         _ => bail!("domain {name} does not run: restore it without --recover"),
+    }
+}
+
+/// Whether a VM in this state may lack pages. libvirt keeps the reason of a pause that precedes the
+/// death of a player, for example an error of the guest's disk.
+fn may_lack_pages(state: State) -> bool {
+    match state {
+        State::Paused(_) => true,
+        state => matches!(state.why(), Some(Why::Postcopy | Why::PostcopyFailed)),
     }
 }
 
@@ -55,21 +67,28 @@ pub(super) fn cancelled(
     }
 }
 
-/// Asks libvirt about a VM whose player has gone. `said` is libvirt's error message. A daemon that
-/// was restarted may not report that the load has failed; it accepts the next player nevertheless.
+/// Asks libvirt about a VM whose player has gone. `said` is libvirt's error when it was to take the
+/// VM over. A daemon that was restarted may not report that the load has failed; it accepts the
+/// next player nevertheless.
 pub(super) fn after_death(
     daemon: &Daemon,
     domain: &Domain,
     why: &str,
-    said: &str,
+    said: Option<&LibvirtError>,
 ) -> anyhow::Result<Without> {
-    match daemon.state(domain)?.and_then(State::why) {
-        Some(Why::PostcopyFailed | Why::Postcopy) => Ok(Without::Waits),
-        Some(_) => Ok(Without::Completed),
-        None => bail!(
-            "{why}: the domain has ended{said}. The image is as good as before, but the VM may have run: its disks \
-             are not those of the image any more"
-        ),
+    // The daemon denies that the VM has all of its RAM. A lost connection tells nothing about it.
+    let is_denied = said.is_some_and(|error| !error.is_lost());
+    match daemon.state(domain)? {
+        Some(state) if may_lack_pages(state) => Ok(Without::Waits),
+        Some(State::Running(_)) if is_denied => Ok(Without::Waits),
+        Some(State::Running(_)) => Ok(Without::Completed),
+        _ => {
+            let said = said.map(|error| format!(" ({error})")).unwrap_or_default();
+            bail!(
+                "{why}: the domain has ended{said}. The image is as good as before, but the VM may have run: its disks \
+                 are not those of the image any more"
+            )
+        }
     }
 }
 
@@ -88,6 +107,68 @@ pub(super) fn after_load(daemon: &Daemon, domain: &Domain) -> anyhow::Result<&'s
                     Some(State::Paused(_)) => "paused",
                     _ => "ended",
                 })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made::made;
+    use super::*;
+
+    /// States and reasons by libvirt's numbers.
+    const RUNS: [u32; 2] = [1, 1];
+    const RUNS_IN_POSTCOPY: [u32; 2] = [1, 10];
+    const STOPPED_AT_AN_ERROR: [u32; 2] = [3, 5];
+    const WAITS: [u32; 2] = [3, 12];
+
+    fn refused() -> LibvirtError {
+        LibvirtError::Said { code: 9, message: "migration failed".into() }
+    }
+
+    /// The guest has stopped at an error of its disk, and its player has died: libvirt still gives
+    /// the first reason.
+    #[test]
+    fn a_vm_whose_player_died_is_complete_only_if_nothing_denies_it() {
+        use Without::{Completed, Waits};
+        for (state, said, expected) in [
+            (STOPPED_AT_AN_ERROR, Some(refused()), Waits),
+            (STOPPED_AT_AN_ERROR, Some(LibvirtError::Closed), Waits),
+            (STOPPED_AT_AN_ERROR, None, Waits),
+            (WAITS, Some(refused()), Waits),
+            (RUNS_IN_POSTCOPY, None, Waits),
+            (RUNS, Some(refused()), Waits),
+            (RUNS, Some(LibvirtError::Closed), Completed),
+            (RUNS, None, Completed),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let (daemon, domain) = made(folder.path(), Some(state));
+            let without = after_death(&daemon, &domain, "why", said.as_ref()).unwrap();
+            assert_eq!(without, expected, "{state:?} {said:?}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (daemon, domain) = made(folder.path(), None);
+        let error = after_death(&daemon, &domain, "why", Some(&refused())).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("has ended (libvirt says: migration failed)"), "{text}");
+    }
+
+    #[test]
+    fn a_vm_that_stopped_at_an_error_can_be_recovered_and_one_that_runs_cannot() {
+        for (state, refusal) in [
+            (Some(STOPPED_AT_AN_ERROR), None),
+            (Some(WAITS), None),
+            (Some(RUNS), Some("all of its RAM")),
+            (None, Some("does not run")),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let (daemon, domain) = made(folder.path(), state);
+            let refused = refuse_unless_it_waits(&daemon, &domain).map_err(|e| e.to_string());
+            match (refusal, refused) {
+                (None, Ok(())) => {}
+                (Some(words), Err(text)) => assert!(text.contains(words), "{text}"),
+                other => panic!("{state:?}: {other:?}"),
             }
         }
     }

@@ -231,12 +231,11 @@ impl<'a> Supervisor<'a> {
     fn without(&mut self, why: &str) -> anyhow::Result<Without> {
         // Without this connection libvirt accepts another one's attempt to continue.
         self.connection = None;
-        let said = match self.answer() {
-            Some(Ok(())) => return Ok(Without::Completed),
-            Some(Err(error)) => format!(" ({error})"),
-            None => String::new(),
-        };
-        after_death(self.daemon, self.domain, why, &said)
+        match self.answer() {
+            Some(Ok(())) => Ok(Without::Completed),
+            Some(Err(error)) => after_death(self.daemon, self.domain, why, Some(&error)),
+            None => after_death(self.daemon, self.domain, why, None),
+        }
     }
 
     /// libvirt's answer to the call to finish, if it was called and answers in time.
