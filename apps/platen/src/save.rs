@@ -15,7 +15,7 @@ use crate::settings::Before;
 use crate::store_command::{begin_image, say_shared};
 use anyhow::{ensure, Context};
 use clap::{Args, ValueEnum};
-use image::{State, Summary, Writer};
+use image::{State, Summary, WriteError, Writer};
 use qmp::{Qmp, QmpError};
 use recorder::Recorded;
 use relay::UnixAddress;
@@ -137,7 +137,7 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     write_json(args.json.as_deref(), &report);
     let (summary, vm) = result.map_err(|error| {
         let vm = qmp.query_status().map_or("unknown".into(), |vm| vm.status);
-        let image = if is_linked { "the image is complete" } else { "no image was made" };
+        let image = image_left(&error, is_linked);
         error.context(format!("{image}; the VM is '{vm}'"))
     })?;
     say(&format!(
@@ -158,6 +158,17 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     say_shared(&summary);
     put_back?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The image of a save that has failed.
+fn image_left(error: &anyhow::Error, is_linked: bool) -> String {
+    match error.downcast_ref() {
+        Some(WriteError::Stays { path, .. }) => {
+            format!("the image {} stays, and is out of date: remove it", path.display())
+        }
+        _ if is_linked => "the image is complete".into(),
+        _ => "no image was made".into(),
+    }
 }
 
 fn millis(time: Duration) -> u64 {
@@ -293,5 +304,23 @@ impl Saving<'_> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_save_names_the_image_that_stays() {
+        let stays = || WriteError::Stays {
+            path: "/srv/vm".into(),
+            source: std::io::Error::other("the disk fails"),
+        };
+        let error = anyhow::Error::new(stays()).context("QEMU stays").context("monitor");
+        assert!(image_left(&error, false).starts_with("the image /srv/vm stays"));
+        let other = || anyhow::anyhow!("other").context("monitor");
+        assert_eq!(image_left(&other(), false), "no image was made");
+        assert_eq!(image_left(&other(), true), "the image is complete");
     }
 }

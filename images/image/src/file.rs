@@ -24,6 +24,23 @@ pub(crate) struct NewFile {
     partial: Option<PathBuf>,
 }
 
+/// The reason why a file has not got its name durably.
+#[derive(Debug)]
+pub(crate) enum LinkError {
+    /// The file has no name.
+    Nameless(io::Error),
+    /// The file has its name, which could not be made durable, and could not be removed either.
+    Stays(io::Error),
+}
+
+impl From<LinkError> for io::Error {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Nameless(source) | LinkError::Stays(source) => source,
+        }
+    }
+}
+
 /// Part of the temporary name of an incomplete file, after a dot and its later name.
 pub(crate) const PARTIAL: &str = ".partial-";
 
@@ -95,10 +112,30 @@ impl NewFile {
     }
 
     /// Gives the file, which is durable, the name `path` in its folder, durably. Fails if the name
-    /// exists. After an error the file has no name.
-    pub(crate) fn link(mut self, path: &Path) -> io::Result<()> {
+    /// exists.
+    pub(crate) fn link(self, path: &Path) -> Result<(), LinkError> {
+        let folder = self.folder.clone();
+        self.name(path).map_err(LinkError::Nameless)?;
+        disk::sync_folder(&folder).map_err(|source| match disk::unlink(path) {
+            // The caller lets the VM run on: an image at this name would be out of date.
+            Ok(()) => LinkError::Nameless(source),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => LinkError::Nameless(source),
+            Err(_) => LinkError::Stays(source),
+        })
+    }
+
+    /// As [`link`](Self::link), for a file that others use as soon as it has its name. After an
+    /// error the file may have its name.
+    pub(crate) fn link_shared(self, path: &Path) -> io::Result<()> {
+        let folder = self.folder.clone();
+        self.name(path)?;
+        disk::sync_folder(&folder)
+    }
+
+    /// Gives the file the name `path`. Fails if the name exists.
+    fn name(mut self, path: &Path) -> io::Result<()> {
         match self.partial.take() {
-            None => self.link_open(path)?,
+            None => self.link_open(path),
             Some(partial) => {
                 let named = renameat_with(CWD, &partial, CWD, path, RenameFlags::NOREPLACE)
                     .map_err(io::Error::from)
@@ -115,13 +152,9 @@ impl NewFile {
                     // then.
                     .or_else(|error| if is_at(&self.file, path) { Ok(()) } else { Err(error) });
                 let _ = std::fs::remove_file(&partial);
-                named?;
+                named
             }
         }
-        disk::sync_folder(&self.folder).inspect_err(|_| {
-            // The caller lets the VM run on: an image at this name would be out of date.
-            let _ = disk::unlink(path);
-        })
     }
 
     /// Gives the file, which is durable, the name `path` in its folder, durably, in the place of
@@ -333,14 +366,15 @@ mod tests {
         std::fs::hard_link(&partial, &path).unwrap();
         first.link(&path).unwrap();
         assert!(path.exists() && !partial.exists());
-        let error = new().link(&path).unwrap_err();
+        let error = io::Error::from(new().link(&path).unwrap_err());
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert!(path.exists() && !partial.exists());
         // As it answers a rename: the former name is not there any more.
         let (renamed, path) = (new(), folder.path().join("renamed"));
         std::fs::rename(&partial, &path).unwrap();
         renamed.link(&path).unwrap();
-        let error = new_without(&partial).link(&folder.path().join("none")).unwrap_err();
+        let none = folder.path().join("none");
+        let error = io::Error::from(new_without(&partial).link(&none).unwrap_err());
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use aws_lc_rs::rand;
 
-use crate::file::NewFile;
+use crate::file::{LinkError, NewFile};
 use crate::layout::{Form, MAX_INDEX};
 use crate::map::PageMap;
 use crate::pack::{pack_path, Base, PackIndex, PackRef, PageHash};
@@ -196,12 +196,27 @@ impl Finished {
     ///
     /// # Errors
     ///
-    /// The file system fails, or a file has appeared at the path meanwhile.
-    pub fn link(self) -> Result<Summary, WriteError> {
-        for (new, path) in self.files {
-            new.link(&path).map_err(|source| name(&path, source))?;
+    /// The file system fails, or a file has appeared at the path meanwhile. There is no image then,
+    /// except after [`WriteError::Stays`].
+    pub fn link(mut self) -> Result<Summary, WriteError> {
+        let save = self.files.pop();
+        self.link_packs()?;
+        if let Some((new, path)) = save {
+            new.link(&path).map_err(|error| match error {
+                LinkError::Nameless(source) => name(&path, source),
+                LinkError::Stays(source) => WriteError::Stays { path: path.clone(), source },
+            })?;
         }
         Ok(self.summary)
+    }
+
+    /// Links the packs. Another save may share one as soon as it has its name, so each keeps it
+    /// after an error. A collection removes those that no save names.
+    fn link_packs(&mut self) -> Result<(), WriteError> {
+        for (new, path) in self.files.drain(..) {
+            new.link_shared(&path).map_err(|source| name(&path, source))?;
+        }
+        Ok(())
     }
 
     /// Gives all files the owner and mode of the file that the save will replace.
@@ -212,9 +227,7 @@ impl Finished {
     /// Puts the save in the place of the file that has its name, and makes that durable.
     pub(crate) fn replace(mut self) -> Result<Summary, WriteError> {
         let save = self.files.pop();
-        for (new, path) in self.files {
-            new.link(&path).map_err(|source| name(&path, source))?;
-        }
+        self.link_packs()?;
         if let Some((new, path)) = save {
             new.replace(&path).map_err(|source| name(&path, source))?;
         }

@@ -49,6 +49,14 @@ pub enum WriteError {
         /// The kernel's error.
         source: io::Error,
     },
+    /// The image has its name, which could not be made durable, and could not be removed either.
+    #[error("cannot make the name {path} durable, and cannot remove it: remove this file", path = path.display())]
+    Stays {
+        /// Path of the image.
+        path: PathBuf,
+        /// The kernel's error when the name was to be made durable.
+        source: io::Error,
+    },
     /// Memory or threads could not be allocated.
     #[error("cannot set up compression")]
     SetUp(#[source] io::Error),

@@ -96,7 +96,7 @@ impl Store {
         bytes.extend(key);
         bytes.extend(checksum(&bytes).to_be_bytes());
         new.write(&bytes).and_then(|()| new.sync()).map_err(error)?;
-        new.link(&path).map_err(error)?;
+        new.link(&path).map_err(|failed| error(failed.into()))?;
         Ok(Self { folder: folder.to_owned(), key })
     }
 

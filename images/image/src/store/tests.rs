@@ -2,6 +2,7 @@
 
 mod forged;
 mod hosts;
+mod links;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::fs::PermissionsExt;
