@@ -37,14 +37,18 @@ pub(crate) fn recover(qmp: &mut Qmp, uri: &str, patience: Duration) -> anyhow::R
         let refused = match qmp.execute_out_of_band("migrate-recover", Some(json!({ "uri": uri })))
         {
             Ok(_) => return Ok(Without::Listens),
-            Err(error @ QmpError::Refused { .. }) => error,
+            // A QEMU that gets no CPU answers late. It accepts the command again while it is paused.
+            Err(error @ (QmpError::Refused { .. } | QmpError::TimedOut { .. })) => error,
             Err(error) => return Err(error.into()),
         };
         if begin.elapsed() > COMPLETES && has_completed(qmp) {
             return Ok(Without::Completed);
         }
         if begin.elapsed() > patience {
-            let text = format!("QEMU does not come to {PAUSED}: is a player at work still?");
+            let text = match refused {
+                QmpError::TimedOut { .. } => "QEMU does not answer its monitor".into(),
+                _ => format!("QEMU does not come to {PAUSED}: is a player at work still?"),
+            };
             return Err(refused).context(text);
         }
         thread::sleep(AGAIN);
@@ -66,6 +70,8 @@ mod tests {
     use serde_json::Value;
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::Arc;
 
     /// Recovers a made QEMU whose migration has these statuses, one after the other, and stays in
     /// the last. It answers the first questions so late that they count as unanswered.
@@ -129,5 +135,47 @@ mod tests {
         let late = ["postcopy-active"; UNANSWERED];
         let statuses = [&late[..], &["completed"]].concat().leak();
         assert_eq!(recovered(statuses, UNANSWERED).unwrap(), Without::Completed);
+    }
+
+    /// A QEMU that answers no command out of band until the next one has come, so that the first
+    /// one times out.
+    #[test]
+    fn a_command_out_of_band_that_is_answered_late_is_given_again() {
+        const LIMIT: Duration = Duration::from_secs(1);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        // It ends with the test.
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
+                let greeting = json!({ "QMP": { "version": version, "capabilities": ["oob"] } });
+                writeln!(stream, "{greeting}").unwrap();
+                let mut kept = None;
+                for line in
+                    BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok)
+                {
+                    let command: Value = serde_json::from_str(&line).unwrap();
+                    let answer = json!({ "return": {}, "id": command["id"] });
+                    if command["exec-oob"] == "migrate-recover" {
+                        count.fetch_add(1, Ordering::SeqCst);
+                        let Some(former) = kept.replace(answer.clone()) else { continue };
+                        writeln!(stream, "{former}").unwrap();
+                    }
+                    writeln!(stream, "{answer}").unwrap();
+                }
+            }
+        });
+        // On a slow machine the greeting may take longer than the limit.
+        let mut qmp = loop {
+            if let Ok(qmp) = Qmp::connect_out_of_band(&path, LIMIT) {
+                break qmp;
+            }
+        };
+        let without = recover(&mut qmp, "unix:/none", Duration::from_secs(300)).unwrap();
+        assert_eq!(without, Without::Listens);
+        assert!(asked.load(Ordering::SeqCst) > 1);
     }
 }
