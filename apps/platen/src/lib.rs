@@ -71,6 +71,7 @@ mod save_check;
 mod save_ending;
 mod save_intake;
 mod save_leave;
+mod save_limit;
 mod saved_vm;
 mod say;
 mod seed;

@@ -9,6 +9,7 @@ use crate::report::summary as summary_of;
 use crate::report_file::check_file;
 use crate::save_check;
 use crate::save_intake::{Intake, Kind};
+use crate::save_limit::LiveLimit;
 use crate::saved_vm::{bytes, write_json};
 use crate::say::say;
 use crate::settings::Before;
@@ -262,27 +263,25 @@ impl Saving<'_> {
 
     /// Waits until the whole stream is recorded.
     fn watch(&mut self, intake: &mut Intake, settings: &mut Before) -> anyhow::Result<Recorded> {
-        let limit = Instant::now() + Duration::from_secs(self.args.live_limit);
-        let mut limited = !self.args.stop && !self.args.snapshot;
+        let is_limited = !self.args.stop && !self.args.snapshot;
+        let at = Instant::now() + Duration::from_secs(self.args.live_limit);
+        let mut limit = LiveLimit::new(is_limited.then_some(at));
         loop {
             if let Some(recorded) = intake.recorded(ASK)? {
                 return Ok(recorded);
             }
             ensure!(!self.interrupted.load(Ordering::Acquire), "interrupted");
-            if limited && Instant::now() >= limit {
-                limited = false;
-                // During the switchover QEMU answers nothing, and needs no larger limit.
-                let value = json!(STOP_NOW);
-                let pushed = settings.set_parameter(self.qmp, "downtime-limit", value);
-                if pushed.is_ok() {
-                    say(&format!(
-                        "the VM writes faster than it is saved: stopped after {} s",
-                        self.args.live_limit
-                    ));
-                }
+            let stop = || settings.set_parameter(self.qmp, "downtime-limit", json!(STOP_NOW));
+            if limit.look(Instant::now(), stop)? {
+                say(&format!(
+                    "the VM writes faster than it is saved: stopped after {} s",
+                    self.args.live_limit
+                ));
             }
+            let info = self.qmp.query_migrate();
+            limit.heard(info.is_ok());
             // QEMU ended the migration: a device cannot migrate, or somebody called migrate_cancel.
-            match self.qmp.query_migrate() {
+            match info {
                 // The bytes of a QEMU that has ended may still have to be recorded.
                 Err(gone @ QmpError::Closed { .. }) if !intake.is_connected() => {
                     if let Some(recorded) = intake.recorded(CONNECTED)? {
