@@ -126,7 +126,11 @@ pub(crate) mod steps {
     /// A step, the inode that it changes, and the name that it sets or removes.
     pub(crate) type Entry = (Step, u64, Option<PathBuf>);
 
+    /// Work at a step that gives or removes a name.
+    type Work = Box<dyn FnMut(Step, &Path)>;
+
     thread_local! {
+        static WORK: RefCell<Option<Work>> = const { RefCell::new(None) };
         static LOG: RefCell<Option<(usize, Vec<Entry>)>> = const { RefCell::new(None) };
         static FAILS_ONCE: Cell<bool> = const { Cell::new(false) };
         static KNOWN: RefCell<Option<Known>> = const { RefCell::new(None) };
@@ -174,6 +178,11 @@ pub(crate) mod steps {
         });
     }
 
+    /// Calls `work` at each of this thread's steps with a name, before it, until it is replaced.
+    pub(crate) fn at_names(work: Option<Work>) {
+        WORK.set(work);
+    }
+
     /// Logs this thread's steps from now on. From step `dies` on, each of them fails.
     pub(crate) fn begin(dies: usize) {
         LOG.with(|log| *log.borrow_mut() = Some((dies, Vec::new())));
@@ -197,6 +206,9 @@ pub(crate) mod steps {
     }
 
     pub(super) fn step(kind: Step, inode: u64, path: Option<&Path>) -> io::Result<()> {
+        if let Some(path) = path {
+            WORK.with_borrow_mut(|work| work.as_mut().map(|work| work(kind, path)));
+        }
         LOG.with(|log| {
             let mut log = log.borrow_mut();
             let Some((left, entries)) = &mut *log else { return Ok(()) };

@@ -199,9 +199,8 @@ impl Finished {
     /// The file system fails, or a file has appeared at the path meanwhile. There is no image then,
     /// except after [`WriteError::Stays`].
     pub fn link(mut self) -> Result<Summary, WriteError> {
-        let save = self.files.pop();
         self.link_packs()?;
-        if let Some((new, path)) = save {
+        if let Some((new, path)) = self.files.pop() {
             new.link(&path).map_err(|error| match error {
                 LinkError::Nameless(source) => name(&path, source),
                 LinkError::Stays(source) => WriteError::Stays { path: path.clone(), source },
@@ -212,8 +211,9 @@ impl Finished {
 
     /// Links the packs. Another save may share one as soon as it has its name, so each keeps it
     /// after an error. A collection removes those that no save names.
-    fn link_packs(&mut self) -> Result<(), WriteError> {
-        for (new, path) in self.files.drain(..) {
+    pub(crate) fn link_packs(&mut self) -> Result<(), WriteError> {
+        let packs = self.files.len().saturating_sub(1);
+        for (new, path) in self.files.drain(..packs) {
             new.link_shared(&path).map_err(|source| name(&path, source))?;
         }
         Ok(())
@@ -226,9 +226,8 @@ impl Finished {
 
     /// Puts the save in the place of the file that has its name, and makes that durable.
     pub(crate) fn replace(mut self) -> Result<Summary, WriteError> {
-        let save = self.files.pop();
         self.link_packs()?;
-        if let Some((new, path)) = save {
+        if let Some((new, path)) = self.files.pop() {
             new.replace(&path).map_err(|source| name(&path, source))?;
         }
         Ok(self.summary)

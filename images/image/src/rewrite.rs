@@ -56,11 +56,14 @@ impl Store {
             Err(WriteError::Save { source, .. }) => return Ok(Rewrite::Left(source.chain())),
             copied => copied?,
         }
-        let finished = writer.finish(image.state())?;
+        let mut finished = writer.finish(image.state())?;
         // The owner of the save may have changed meanwhile.
         if let Some(left) = cannot_keep(finished.take_access(&file)).map_err(io)? {
             return Ok(left);
         }
+        // Before the lock: a slow disk must not keep a restore from the save meanwhile. The next
+        // removal of unused packs removes these if the save stays.
+        finished.link_packs()?;
         // A restore may have begun, or another process has removed or replaced the save.
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
             return Ok(Rewrite::InUse);

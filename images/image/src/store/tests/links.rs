@@ -1,5 +1,10 @@
 //! Names that a disk does not make durable.
 
+use std::fs::File;
+use std::sync::mpsc::channel;
+
+use rustix::fs::{flock, FlockOperation};
+
 use super::*;
 
 /// The disk fails at the folder, and then at the removal too.
@@ -42,4 +47,53 @@ fn a_pack_whose_name_cannot_be_made_durable_stays_until_a_collection() {
     store.remove("b").unwrap();
     store.collect(options()).unwrap();
     assert_eq!(packs(&store), 0);
+}
+
+/// A store with save `b`, which a collection writes again, and the pages of `b`.
+fn sparse_store(folder: &Path) -> (Store, Ram) {
+    let store = Store::create(&folder.join("store")).unwrap();
+    let first: Ram = (0..40).map(page).collect();
+    let second: Ram = (0..40).map(|at| page(if at < 5 { at } else { at + 1000 })).collect();
+    run(&store, &Op::Save("a", None, first)).unwrap();
+    run(&store, &Op::Save("b", Some("a"), second.clone())).unwrap();
+    store.remove("a").unwrap();
+    (store, second)
+}
+
+/// Each link of a pack waits for the disk.
+#[test]
+fn a_restore_can_begin_while_a_collection_links_packs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ram) = sparse_store(folder.path());
+    let (save, packs_of) = (store.path("b").unwrap(), store.folder().join("packs"));
+    let (sender, tried) = channel();
+    steps::at_names(Some(Box::new(move |kind, path| {
+        if kind == Step::Link && path.parent() == Some(&packs_of) {
+            let file = File::open(&save).unwrap();
+            sender.send(flock(&file, FlockOperation::NonBlockingLockShared)).unwrap();
+        }
+    })));
+    let done = store.collect(options());
+    steps::at_names(None);
+    assert_eq!(done.unwrap().rewritten, ["b"]);
+    let tried: Vec<_> = tried.iter().collect();
+    assert!(!tried.is_empty() && tried.iter().all(Result::is_ok), "{tried:?}");
+    is_whole(&store, "b", &ram);
+}
+
+#[test]
+fn a_save_that_is_removed_while_a_collection_links_packs_stays_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, _) = sparse_store(folder.path());
+    let (save, packs_of) = (store.path("b").unwrap(), store.folder().join("packs"));
+    steps::at_names(Some(Box::new(move |kind, path| {
+        if kind == Step::Link && path.parent() == Some(&packs_of) && save.exists() {
+            std::fs::remove_file(&save).unwrap();
+        }
+    })));
+    let done = store.collect(options());
+    steps::at_names(None);
+    let done = done.unwrap();
+    assert!(done.in_use == ["b"] && done.rewritten.is_empty(), "{done:?}");
+    assert!(store.names().unwrap().is_empty() && packs(&store) == 0, "{done:?}");
 }
