@@ -12,6 +12,8 @@ const PAUSED: &str = "postcopy-paused";
 pub(crate) const PAUSES: Duration = Duration::from_secs(60);
 /// Time for QEMU to reach [`PAUSED`] before it is asked whether it has completed instead.
 const COMPLETES: Duration = Duration::from_millis(100);
+/// Time limit for a QEMU to end that is told to.
+pub(crate) const ENDS: Duration = Duration::from_secs(10);
 /// Time between two attempts.
 const AGAIN: Duration = Duration::from_millis(20);
 /// Time limit for one question about the VM's state. A vCPU that waits for a page may keep QEMU
@@ -52,6 +54,27 @@ pub(crate) fn recover(qmp: &mut Qmp, uri: &str, patience: Duration) -> anyhow::R
             return Err(refused).context(text);
         }
         thread::sleep(AGAIN);
+    }
+}
+
+/// Ends a QEMU that may have been sent everything before the run of the VM; whether the VM has not
+/// run, and will not. QEMU sends RESUME before the guest's CPUs run, and all events before the end
+/// of the connection.
+pub(crate) fn ends_unrun(qmp: &mut Qmp, limit: Duration) -> bool {
+    let until = Instant::now() + limit;
+    // A QEMU that gets no CPU reads it later.
+    let _ = qmp.execute_within("quit", None, limit);
+    let mut has_run = false;
+    loop {
+        match qmp.poll_event(until.saturating_duration_since(Instant::now())) {
+            Ok(Some(event)) => has_run |= event.name == "RESUME",
+            // RESUME may be among those that were dropped.
+            Err(_) => return !has_run && qmp.events_dropped() == 0,
+            Ok(None) => return false,
+        }
+        if Instant::now() > until {
+            return false;
+        }
     }
 }
 
@@ -177,5 +200,51 @@ mod tests {
         let without = recover(&mut qmp, "unix:/none", Duration::from_secs(300)).unwrap();
         assert_eq!(without, Without::Listens);
         assert!(asked.load(Ordering::SeqCst) > 1);
+    }
+
+    /// A QEMU that is told to end runs its VM before, ends at once, or does not read its monitor.
+    #[test]
+    fn a_vm_has_not_run_only_if_its_qemu_has_ended_without_resume() {
+        const LONG: Duration = Duration::from_secs(300);
+        let resume = json!({ "event": "RESUME", "timestamp": { "seconds": 1, "microseconds": 0 } });
+        for (answers, event, limit, expected) in [
+            (true, None, LONG, true),
+            (true, Some(&resume), LONG, false),
+            (false, None, Duration::from_millis(100), false),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("qmp");
+            let listener = UnixListener::bind(&path).unwrap();
+            let qemu = thread::spawn({
+                let event = event.cloned();
+                move || {
+                    let mut stream = listener.accept().unwrap().0;
+                    let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
+                    let greeting =
+                        json!({ "QMP": { "version": version, "capabilities": ["oob"] } });
+                    writeln!(stream, "{greeting}").unwrap();
+                    for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                        let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                        let quits = command["execute"] == "quit";
+                        if quits && !answers {
+                            continue;
+                        }
+                        if let (true, Some(event)) = (quits, &event) {
+                            writeln!(stream, "{event}").unwrap();
+                        }
+                        writeln!(stream, "{}", json!({ "return": {}, "id": command["id"] }))
+                            .unwrap();
+                        if quits {
+                            break;
+                        }
+                    }
+                }
+            });
+            let mut qmp = Qmp::connect_out_of_band(&path, LONG).unwrap();
+            let ended = ends_unrun(&mut qmp, limit);
+            drop(qmp);
+            qemu.join().unwrap();
+            assert_eq!(ended, expected, "answers: {answers}, {event:?}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use crate::restore_fit::{socket_name, why_paused};
 use crate::restore_player::{connect, Serve};
 use crate::restore_players::{Players, Service};
-use crate::restore_recovery::{recover, Without, ANSWERS, PAUSES, UNANSWERED};
+use crate::restore_recovery::{ends_unrun, recover, Without, ANSWERS, ENDS, PAUSES, UNANSWERED};
 use crate::restore_service::{complete, Copies, End, AGAIN, ATTEMPTS};
 use crate::restore_vm::Vm;
 use crate::saved_vm::wait_started;
@@ -118,6 +118,7 @@ impl<'a> Supervisor<'a> {
             }
             let serve = Serve { vm: self.vm.number, socket: self.socket.clone(), resume };
             let service = self.copies.serve(&serve, recovery.as_ref())?;
+            let mut has_connected = false;
             let (why, failed) = match self.follow(&service, resume, &mut recovery) {
                 End::Done(report) => return self.done(report),
                 End::Failed(event) => {
@@ -125,6 +126,7 @@ impl<'a> Supervisor<'a> {
                 }
                 End::Died { connecting } => {
                     attempts += 1;
+                    has_connected = connecting;
                     // The player has sent QEMU nothing, for example because it died between the end
                     // of one VM and the beginning of the next.
                     if !connecting && attempts < ATTEMPTS {
@@ -134,8 +136,11 @@ impl<'a> Supervisor<'a> {
                 }
             };
             let started = self.running_ms.is_some() || resume;
-            let is_untouched = failed.as_ref().is_some_and(|event| event["untouched"] == true);
-            if !started && is_untouched && self.copies.next() {
+            let is_untouched = match &failed {
+                Some(event) => event["untouched"] == true,
+                None => !has_connected,
+            };
+            if !started && failed.is_some() && is_untouched && self.copies.next() {
                 self.vm.say(&format!("{why}; another begins from {}", self.copies.path()));
                 continue;
             }
@@ -146,6 +151,13 @@ impl<'a> Supervisor<'a> {
             let patience = if started { PAUSES } else { NOTICED };
             let replaced = self.replace(&why, failed.as_ref(), patience);
             if !started && !self.has_run && replaced.is_err() {
+                // QEMU may have been sent all that it needs to run the VM, and be slow.
+                if !is_untouched && !ends_unrun(self.qmp, ENDS) {
+                    bail!(
+                        "{why}, and QEMU was slow: the VM may have run, or may run yet. Look before you start it again: \
+                         once it has run, its disks are not those of the image any more"
+                    );
+                }
                 bail!(
                     "{why}, before the VM ran (QEMU's log has the reason, for example RAM of another size); the image is as \
                      good as before. End this QEMU (by SIGKILL if it does not \

@@ -77,13 +77,14 @@ fn a_player_killed_at_any_moment_is_replaced_or_the_vm_has_not_run() {
             }
         }
         let status = restore.wait().unwrap();
-        let has_ended = text.contains("this QEMU has ended");
+        let may_have_run = text.contains("the VM may have run");
+        let has_ended = text.contains("this QEMU has ended") || may_have_run;
         assert_eq!(status.success(), !text.contains("before the VM ran") && !has_ended, "{text}");
         if text.contains("before the VM ran") {
             not_run += 1;
         } else if has_ended {
             // QEMU has noticed the death before it came to RUN, and ends after it.
-            assert!(text.contains("the VM has run"), "{text}");
+            assert!(text.contains("the VM has run") || may_have_run, "{text}");
             ended += 1;
         } else {
             assert!(text.contains("the image is not needed any more"), "{text}");
