@@ -24,7 +24,7 @@ use daemon::Daemon;
 use fit::{machine_differs, refuses_postcopy};
 use folder::Folder;
 use libvirt::{Connection, Domain, Handover, LibvirtError};
-use outcome::{cancelled, refuse_unless_it_waits};
+use outcome::{cancelled, refuse_unless_it_waits, taken_over};
 use player::{PlainOptions, Reader};
 use relay::UnixAddress;
 use serde_json::{json, Value};
@@ -177,9 +177,10 @@ fn start(
             return Err(left.context(format!("{error:#}")));
         }
     };
-    connection.finish(domain, handover)?;
+    let finished = connection.finish(domain, handover);
     let loaded = begin.elapsed();
-    let vm = if paused { "paused" } else { "running" };
+    let assumed = if paused { "paused" } else { "running" };
+    let vm = taken_over(finished, daemon, domain, assumed)?;
     say(&format!("loaded in {:.2} s: the VM is '{vm}' under libvirt", loaded.as_secs_f64()));
     Ok(json!({
         "status": "completed", "mode": "load", "vm": vm, "bytes": bytes,

@@ -1,6 +1,7 @@
 //! The end of a restore under libvirt, or of one of its players, as libvirt reports it.
 
 use super::daemon::Daemon;
+use crate::say::say;
 use anyhow::bail;
 use libvirt::{Connection, Domain, Handover, LibvirtError, State, Why};
 use std::thread;
@@ -92,6 +93,31 @@ pub(super) fn after_death(
     }
 }
 
+/// The state of a VM that had all of its RAM when libvirt was to take it over. `finished` is
+/// libvirt's answer, and `assumed` the state after a success.
+pub(super) fn taken_over(
+    finished: Result<(), LibvirtError>,
+    daemon: &Daemon,
+    domain: &Domain,
+    assumed: &'static str,
+) -> anyhow::Result<&'static str> {
+    match finished {
+        Ok(()) => Ok(after_load(daemon, domain).unwrap_or(assumed)),
+        // The daemon may have ended after it had started the CPUs.
+        Err(error) if error.is_lost() => match after_load(daemon, domain)? {
+            "ended" => Err(error.into()),
+            vm => {
+                say(RESTARTED);
+                Ok(vm)
+            }
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Printed for a daemon that has ended during the load.
+pub(super) const RESTARTED: &str = "libvirt's daemon was restarted meanwhile";
+
 /// Waits until libvirt knows that the VM has all of its RAM; returns the VM's state.
 pub(super) fn after_load(daemon: &Daemon, domain: &Domain) -> anyhow::Result<&'static str> {
     let until = Instant::now() + NOTICES;
@@ -169,6 +195,29 @@ mod tests {
                 (None, Ok(())) => {}
                 (Some(words), Err(text)) => assert!(text.contains(words), "{text}"),
                 other => panic!("{state:?}: {other:?}"),
+            }
+        }
+    }
+
+    /// With `--load`, the daemon ends after it has started the CPUs, and is there again.
+    #[test]
+    fn a_vm_that_runs_although_its_daemon_has_ended_is_restored() {
+        let lost = || Err(LibvirtError::Closed);
+        for (finished, state, expected) in [
+            (lost(), Some(RUNS), Ok("running")),
+            (lost(), Some(STOPPED_AT_AN_ERROR), Ok("paused")),
+            (lost(), None, Err("closed the connection")),
+            (Err(refused()), Some(RUNS), Err("migration failed")),
+            (Ok(()), Some(RUNS), Ok("running")),
+            (Ok(()), Some(STOPPED_AT_AN_ERROR), Ok("paused")),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let (daemon, domain) = made(folder.path(), state);
+            let what = format!("{finished:?} {state:?}");
+            match (taken_over(finished, &daemon, &domain, "running"), expected) {
+                (Ok(vm), Ok(expected)) => assert_eq!(vm, expected, "{what}"),
+                (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+                other => panic!("{what}: {other:?}"),
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::daemon::Daemon;
 use super::folder::Folder;
-use super::outcome::{after_death, after_load, cancelled, Without, LATER, NOTICES};
+use super::outcome::{after_death, after_load, cancelled, Without, LATER, NOTICES, RESTARTED};
 use crate::restore_player::{connect, Serve};
 use crate::restore_players::{Players, Service};
 use crate::restore_service::{complete, Copies, End, AGAIN, ATTEMPTS};
@@ -289,7 +289,7 @@ impl<'a> Supervisor<'a> {
                 return Err(error)
                     .context("the VM has all of its RAM, and libvirt has not taken it over");
             }
-            Some(Err(_)) => say("libvirt's daemon was restarted meanwhile"),
+            Some(Err(_)) => say(RESTARTED),
             _ => {}
         }
         let vm = after_load(self.daemon, self.domain)?;
