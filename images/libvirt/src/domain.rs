@@ -13,6 +13,7 @@ pub struct Domain {
     name: String,
     uuid: [u8; 16],
     machine: Option<String>,
+    huge_pages: bool,
 }
 
 impl Domain {
@@ -25,7 +26,7 @@ impl Domain {
         if xml.len() > MAX_XML {
             return Err(XmlError::Long(xml.len()));
         }
-        let (mut name, mut uuid, mut machine) = (None, None, None);
+        let (mut name, mut uuid, mut machine, mut huge_pages) = (None, None, None, false);
         visit(xml, |open| {
             let mut path = [""; 3];
             if open.len() <= path.len() {
@@ -36,12 +37,13 @@ impl Domain {
                 ["domain", "name", ""] => name = Some(element.text.clone()),
                 ["domain", "uuid", ""] => uuid = Some(element.text.clone()),
                 ["domain", "os", "type"] => machine = element.attribute("machine"),
+                ["domain", "memoryBacking", "hugepages"] => huge_pages = true,
                 _ => {}
             }
         })?;
         let name = name.filter(|name| !name.is_empty()).ok_or(XmlError::Lacks("name"))?;
         let uuid = parse_uuid(&uuid.ok_or(XmlError::Lacks("uuid"))?).ok_or(XmlError::Uuid)?;
-        Ok(Self { xml: xml.to_owned(), name, uuid, machine })
+        Ok(Self { xml: xml.to_owned(), name, uuid, machine, huge_pages })
     }
 
     /// The domain's name.
@@ -61,6 +63,12 @@ impl Domain {
     #[must_use]
     pub fn machine(&self) -> Option<&str> {
         self.machine.as_deref()
+    }
+
+    /// Whether the domain's RAM may have huge pages.
+    #[must_use]
+    pub fn has_huge_pages(&self) -> bool {
+        self.huge_pages
     }
 
     pub(crate) fn xml(&self) -> &str {
@@ -123,6 +131,20 @@ mod tests {
         assert_eq!(domain.machine(), Some("pc-q35-7.2"));
         let cookie = String::from_utf8(domain.cookie()).unwrap();
         assert!(cookie.contains("<name>a &amp; b</name>") && cookie.ends_with(">\0"), "{cookie}");
+    }
+
+    #[test]
+    fn huge_pages_are_those_of_the_domain_s_memory() {
+        let with = |backing: &str| {
+            let xml = XML.replace("<devices>", &format!("{backing}<devices>"));
+            Domain::parse(&xml).unwrap().has_huge_pages()
+        };
+        assert!(with("<memoryBacking><hugepages/></memoryBacking>"));
+        assert!(with(
+            "<memoryBacking><hugepages><page size='2' unit='M'/></hugepages></memoryBacking>"
+        ));
+        assert!(!with("<memoryBacking><nosharepages/></memoryBacking>"));
+        assert!(!with("<metadata><hugepages/></metadata>"));
     }
 
     #[test]

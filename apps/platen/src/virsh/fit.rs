@@ -22,6 +22,12 @@ fn is_it(saved: &str, here: &str) -> bool {
     }
 }
 
+/// The reason why the domain's RAM cannot be loaded while the VM runs. An image that was imported
+/// does not say of which pages its RAM was.
+pub(super) fn domain_not_instant(domain: &Domain) -> Option<String> {
+    domain.has_huge_pages().then(|| format!("domain {} has huge pages", domain.name()))
+}
+
 /// Whether libvirt, or the QEMU that it has started, cannot do postcopy on this host.
 pub(super) fn refuses_postcopy(message: &str) -> bool {
     let message = message.to_ascii_lowercase();
@@ -51,6 +57,17 @@ mod tests {
         ] {
             assert!(!is_it(saved, here), "{saved} {here}");
         }
+    }
+
+    #[test]
+    fn a_domain_with_huge_pages_is_loaded_before_it_runs() {
+        let domain = |backing: &str| {
+            let uuid = "<uuid>592ef32c-27a5-4f79-ba49-16196c787853</uuid>";
+            Domain::parse(&format!("<domain><name>g1</name>{uuid}{backing}</domain>")).unwrap()
+        };
+        let huge = domain("<memoryBacking><hugepages/></memoryBacking>");
+        assert_eq!(domain_not_instant(&huge).unwrap(), "domain g1 has huge pages");
+        assert_eq!(domain_not_instant(&domain("")), None);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::say::say;
 use anyhow::{ensure, Context};
 use clap::Args;
 use daemon::Daemon;
-use fit::{machine_differs, refuses_postcopy};
+use fit::{domain_not_instant, machine_differs, refuses_postcopy};
 use folder::Folder;
 use libvirt::{Connection, Domain, Handover, LibvirtError};
 use outcome::{cancelled, refuse_unless_it_waits, taken_over};
@@ -139,7 +139,7 @@ fn start(
     let begin = Instant::now();
     let socket = folder.next_socket()?;
     let paused = was_paused(players.image());
-    let mut reason = image_not_instant(players.image());
+    let mut reason = image_not_instant(players.image()).or_else(|| domain_not_instant(domain));
     if paused {
         reason = Some("it was paused when it was saved, and libvirt starts what it can run".into());
     }
