@@ -7,7 +7,7 @@ use crate::restore_fit::was_paused;
 use crate::saved_vm::{bytes, open, FOLDER};
 use crate::say::{printable, say, show};
 use crate::seed::refuse_seed;
-use crate::store_command::{self, CollectArgs, InitArgs, ListArgs, RemoveArgs};
+use crate::store_command::{self, refuse_in_store, CollectArgs, InitArgs, ListArgs, RemoveArgs};
 use anyhow::{anyhow, bail, ensure, Context};
 use clap::{Args, Subcommand};
 use image::{make_private, verify_but, Content, Damage, HotSet, Options, Store};
@@ -252,6 +252,7 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
             rustix::stdio::stdout().as_fd().try_clone_to_owned().context("standard output")?;
         return to(File::from(out));
     }
+    refuse_in_store(&args.stream)?;
     // The stream holds the guest's memory, as the image does.
     let file = File::options()
         .write(true)

@@ -89,6 +89,21 @@ pub(crate) fn begin_image(
     Ok(Writer::create_in(&store, &name, parent.as_deref(), options)?)
 }
 
+/// Refuses a path in a store, in which every file counts as a save.
+pub(crate) fn refuse_in_store(path: &Path) -> anyhow::Result<()> {
+    let store = match Store::with_packs_at(path)? {
+        Some(store) => Some(store),
+        None => Store::of(path)?.map(|(store, _)| store),
+    };
+    if let Some(store) = store {
+        let (path, store) = (path.display(), store.folder().display());
+        bail!(
+            "{path} lies in store {store}, where it would count as a save: name a file elsewhere"
+        );
+    }
+    Ok(())
+}
+
 /// Refuses a path at which no image can be made.
 fn refuse_place(path: &Path) -> anyhow::Result<()> {
     ensure!(

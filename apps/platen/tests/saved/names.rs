@@ -153,3 +153,25 @@ fn a_save_whose_name_another_process_takes_does_not_call_its_image_complete() {
         }
     }
 }
+
+/// Every file in a store's folder counts as a save: a stream there would keep all packs for ever.
+#[test]
+fn an_export_into_a_store_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    drop(source);
+    let store = folder.join("store").display().to_string();
+    works(folder, &["image", "init", &store]);
+    std::os::unix::fs::symlink(&store, folder.join("link")).unwrap();
+    for path in ["store/stream", "store/packs/stream", "link/stream"] {
+        let path = folder.join(path).display().to_string();
+        for flags in [&[][..], &["--mapped-ram"]] {
+            let words = [&["image", "export", &image, &path][..], flags].concat();
+            fails(folder, &words, "would count as a save");
+            assert!(!Path::new(&path).exists(), "{path}");
+        }
+    }
+    works(folder, &["image", "export", &image, &folder.join("stream").display().to_string()]);
+    works(folder, &["image", "gc", &store]);
+}
