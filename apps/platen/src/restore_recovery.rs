@@ -39,7 +39,8 @@ pub(crate) fn recover(qmp: &mut Qmp, uri: &str, patience: Duration) -> anyhow::R
         let refused = match qmp.execute_out_of_band("migrate-recover", Some(json!({ "uri": uri })))
         {
             Ok(_) => return Ok(Without::Listens),
-            // A QEMU that gets no CPU answers late. It accepts the command again while it is paused.
+            // A QEMU that gets no CPU answers late. It accepts the command again while it is
+            // paused.
             Err(error @ (QmpError::Refused { .. } | QmpError::TimedOut { .. })) => error,
             Err(error) => return Err(error.into()),
         };
