@@ -87,8 +87,9 @@ pub enum ConnectionError {
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Serves requests until the client disconnects; returns the reason if the connection ended early.
-/// `input` has the bytes received after the handshake. `others` is called before received requests
-/// are done: it may block, and returns whether the client has given this connection up.
+/// `input` has the bytes received after the handshake. `others` is called once all memory of the
+/// connection is allocated, and before received requests are done: it may block, and returns
+/// whether the client has given this connection up.
 ///
 /// Reads that do not complete are handed over with their slices if `leave` has room: the queue
 /// still uses the slices, and reports by its tags when it no longer does.

@@ -1,10 +1,12 @@
 //! Accepts connections, and serves each on a thread.
 
 mod clients;
+mod dialled;
 mod given_up;
 mod notices;
 mod room;
 
+use std::cell::Cell;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -35,8 +37,9 @@ pub struct ServerOptions {
     /// The most connections at a time; further ones are closed at once. Each takes the memory of
     /// [`connection_memory`] and one of the store's workers.
     pub connections: usize,
-    /// How many of them are for [`dial`](Server::dial) alone: while a disk of the kernel has no
-    /// server, its other clients connect first.
+    /// How many of them are for [`dial`](Server::dial) alone, and come first: while a disk of the
+    /// kernel has no server, its other clients connect. They are accepted when so many connections
+    /// of `dial` have their memory, or by [`admit_others`](Server::admit_others).
     pub dialled: usize,
     /// The time limit of a handshake.
     pub handshake: Duration,
@@ -68,7 +71,8 @@ pub struct Server<B: Backend> {
     export: Export,
     options: ServerOptions,
     stop: OwnedFd,
-    /// Readable after [`dial`](Self::dial).
+    /// Readable when [`run`](Self::run) has to look for connections of [`dial`](Self::dial), or no
+    /// longer has to wait for them.
     dialled: OwnedFd,
     open: Mutex<Open>,
     simple_ended: AtomicU64,
@@ -141,13 +145,14 @@ impl<B: Backend> Server<B> {
     /// The kernel's error, if it has no eventfd.
     pub fn new(backend: Arc<B>, options: ServerOptions) -> io::Result<Self> {
         let size = backend.pages().saturating_mul(device::PAGE as u64);
+        let open = Open { awaited: options.dialled, ..Open::default() };
         Ok(Self {
             backend,
             export: Export { name: options.name.clone(), size },
             options,
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             dialled: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            open: Mutex::default(),
+            open: Mutex::new(open),
             simple_ended: AtomicU64::new(0),
             simple: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
@@ -178,9 +183,10 @@ impl<B: Backend> Server<B> {
                     PollFd::new(&self.dialled, PollFlags::IN),
                     PollFd::new(listener, PollFlags::IN),
                 ];
+                let fds = if self.others_wait() { &mut fds[..2] } else { &mut fds[..] };
                 // Stranded reads are few, and no event reports their completion.
                 let soon = Timespec { tv_sec: 1, tv_nsec: 0 };
-                match poll(&mut fds, (self.stranded() > 0).then_some(&soon)) {
+                match poll(fds, (self.stranded() > 0).then_some(&soon)) {
                     Ok(_) if !fds[0].revents().is_empty() => break Ok(()),
                     Ok(_) | Err(rustix::io::Errno::INTR) => {}
                     Err(error) => break Err(error.into()),
@@ -240,37 +246,6 @@ impl<B: Backend> Server<B> {
     pub fn stop(&self) {
         // Fails only if the counter is full, and then it is readable.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
-    }
-
-    /// Connects to this server itself, by no path: the path of its listener may be gone, or lead to
-    /// another server by now. [`run`](Self::run) serves the connection like one that it accepts.
-    ///
-    /// # Errors
-    ///
-    /// The kernel has no socket, or the server has stopped.
-    pub fn dial(&self) -> io::Result<UnixStream> {
-        let (ours, theirs) = UnixStream::pair()?;
-        let mut open = self.open();
-        if open.stopped {
-            return Err(ErrorKind::ConnectionRefused.into());
-        }
-        open.dialled.push_back(ours);
-        drop(open);
-        // Fails only if the counter is full, and then it is readable.
-        let _ = rustix::io::write(&self.dialled, &1_u64.to_ne_bytes());
-        Ok(theirs)
-    }
-
-    /// The next connection, and whether it is one of [`dial`](Self::dial).
-    fn accept(&self, listener: &UnixListener) -> io::Result<(UnixStream, bool)> {
-        let mut open = self.open();
-        if let Some(stream) = open.dialled.pop_front() {
-            return Ok((stream, true));
-        }
-        // Under the lock, so that no later call of `dial` goes unnoticed.
-        let _ = rustix::io::read(&self.dialled, &mut [0; 8]);
-        drop(open);
-        listener.accept().map(|(stream, _)| (stream, false))
     }
 
     /// The number of connections.
@@ -368,9 +343,15 @@ impl<B: Backend> Server<B> {
             }
         }
         let structured = session.structured;
-        let others = || match structured {
-            true => hung_up(stream, Duration::ZERO),
-            false => self.wait_for_others(number, stream),
+        let has_memory = Cell::new(false);
+        let others = || {
+            if !has_memory.replace(true) {
+                self.has_memory(number);
+            }
+            match structured {
+                true => hung_up(stream, Duration::ZERO),
+                false => self.wait_for_others(number, stream),
+            }
         };
         let leave = || self.may_strand();
         let sizes = Sizes::new(self.options.compact);

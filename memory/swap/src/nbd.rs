@@ -10,6 +10,7 @@
 
 mod netlink;
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -132,7 +133,9 @@ fn connect(family: u16, index: u32, export: Export) -> Message {
 /// until the kernel has taken them all, or until `stop` returns true. `notice` gets the first
 /// error. Returns whether the kernel has taken any: requests of the disk then reach the new server.
 ///
-/// `connect` takes no path, because a path may lead to the server of another disk by now.
+/// `connect` takes no path, because a path may lead to the server of another disk by now. All
+/// connections are made before the kernel is offered one: they take the memory that the server has
+/// for them, and the kernel may take seconds to find a connection dead.
 ///
 /// The new server calls this on a thread of its own. It starts no process for it: while there is no
 /// server, memory may be exhausted, and a new process gets none.
@@ -145,17 +148,19 @@ pub fn reconnect(
 ) -> bool {
     let mut reconnection = Reconnection::new(&connect, connections);
     let mut told = false;
+    let mut tell = |error: &io::Error| {
+        if !std::mem::replace(&mut told, true) {
+            notice(error);
+        }
+    };
     while !stop() {
+        // If one cannot be made, the kernel gets those that are there.
+        let dialled = reconnection.dial().inspect_err(&mut tell);
         let attempt = Kernel::of(disk).and_then(|mut kernel| {
             reconnection.attempt(&stop, &mut |connection| kernel.give(connection))
         });
-        match attempt {
-            Ok(()) => break,
-            Err(error) if !told => {
-                told = true;
-                notice(&error);
-            }
-            Err(_) => {}
+        if dialled.and(attempt.inspect_err(&mut tell)).is_ok() {
+            break;
         }
         std::thread::sleep(AGAIN);
     }
@@ -190,8 +195,8 @@ struct Reconnection<'a> {
     connect: &'a dyn Fn() -> io::Result<UnixStream>,
     /// Connections that the kernel has not taken yet.
     left: usize,
-    /// A connection after its handshake, which the kernel has not taken yet.
-    pending: Option<UnixStream>,
+    /// As many connections after their handshakes.
+    pending: VecDeque<UnixStream>,
     /// Whether the kernel has taken any.
     some: bool,
     /// Requests since the kernel took the last one.
@@ -203,7 +208,16 @@ struct Reconnection<'a> {
 impl<'a> Reconnection<'a> {
     fn new(connect: &'a dyn Fn() -> io::Result<UnixStream>, connections: usize) -> Self {
         let left = connections.max(1);
-        Self { connect, left, pending: None, some: false, asks: 0, since: Instant::now() }
+        let pending = VecDeque::with_capacity(left);
+        Self { connect, left, pending, some: false, asks: 0, since: Instant::now() }
+    }
+
+    /// Makes the connections that are left.
+    fn dial(&mut self) -> io::Result<()> {
+        while self.pending.len() < self.left {
+            self.pending.push_back(greeted((self.connect)()?)?.0);
+        }
+        Ok(())
     }
 
     /// Passes connections to the kernel by `give`, one at a time: each replaces one that the kernel
@@ -213,28 +227,25 @@ impl<'a> Reconnection<'a> {
         stop: &impl Fn() -> bool,
         give: &mut dyn FnMut(&UnixStream) -> io::Result<()>,
     ) -> io::Result<()> {
-        while self.left > 0 && !stop() {
-            let pending = match self.pending.take() {
-                Some(pending) => pending,
-                None => greeted((self.connect)()?)?.0,
-            };
-            let given = give(&pending);
+        while !stop() {
+            let Some(pending) = self.pending.front() else { break };
+            let given = give(pending);
             self.asks = self.asks.saturating_add(1);
             // This is checked after an error too, since the answer alone may be lost. A connection
             // that is passed twice would have two readers.
-            if is_taken(&pending) {
+            if is_taken(pending) {
+                self.pending.pop_front();
                 self.left -= 1;
                 (self.some, self.asks) = (true, 0);
                 continue;
             }
-            // The connection stays open, since the server would take its end for a lost client.
-            self.pending = Some(pending);
             match given {
                 Err(error) if error.raw_os_error() != Some(ENOSPC) => return Err(error),
                 _ if self.asks < DEAD => std::thread::sleep(SOON),
                 _ if !self.some && self.since.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
                 _ => {
-                    std::mem::forget(self.pending.take());
+                    // They stay open, since the server would take their end for a lost client.
+                    self.pending.drain(..).for_each(std::mem::forget);
                     self.left = 0;
                 }
             }

@@ -14,6 +14,8 @@ pub(super) struct Open {
     pub(super) stopped: bool,
     /// Connections of [`Server::dial`](super::Server::dial) that have no thread yet.
     pub(super) dialled: VecDeque<UnixStream>,
+    /// How many of those connections have yet to get their memory before others are accepted.
+    pub(super) awaited: usize,
 }
 
 /// A copy of a connection's socket.

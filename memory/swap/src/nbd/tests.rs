@@ -155,6 +155,7 @@ fn a_connection_that_the_kernel_has_not_taken_is_offered_again() {
     let connect = || UnixStream::connect(&socket);
     let mut reconnection = Reconnection::new(&connect, 2);
     while turns.peek().is_some() {
+        reconnection.dial().unwrap();
         let attempt = reconnection.attempt(&|| false, &mut |connection| {
             let (takes, answers) = turns.next().expect("it has all connections");
             offered.push(connection.as_raw_fd());
@@ -181,6 +182,30 @@ fn a_connection_that_the_kernel_has_not_taken_is_offered_again() {
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
     assert_eq!(kernel.len(), 2);
+}
+
+/// Another client could take the memory of those that come later.
+#[test]
+fn all_connections_are_made_before_the_kernel_is_offered_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("nbd");
+    let server = serve(UnixListener::bind(&socket).unwrap(), 3);
+    let made = std::cell::Cell::new(0);
+    let connect = || {
+        made.set(made.get() + 1);
+        UnixStream::connect(&socket)
+    };
+    let mut reconnection = Reconnection::new(&connect, 3);
+    reconnection.dial().unwrap();
+    let mut given = 0;
+    let give = &mut |connection: &UnixStream| {
+        assert_eq!(made.get(), 3);
+        given += 1;
+        connection.set_write_timeout(Some(TIMEOUT))
+    };
+    reconnection.attempt(&|| false, give).unwrap();
+    assert_eq!((given, made.get(), reconnection.left), (3, 3, 0));
+    assert_eq!(server.join().unwrap().len(), 3);
 }
 
 #[test]

@@ -108,11 +108,16 @@ fn with_client(
     let disk = inherited.disk.as_deref().filter(|_| inherited.replaces);
     let Some(disk) = disk else { return serve() };
     let connect = || {
-        let notice = |error: &std::io::Error| say(&format!("cannot connect {disk} again: {error}"));
+        let notice = |error: &std::io::Error| {
+            // It may last.
+            nbd.admit_others();
+            say(&format!("cannot connect {disk} again: {error}"));
+        };
         let stop = || stopping.load(Ordering::Acquire);
         let connections = plan.swap_connections();
         let disk = Path::new(disk);
         let taken = swap::nbd::reconnect(|| nbd.dial(), disk, connections, stop, notice);
+        nbd.admit_others();
         if taken {
             supervisor.tell(words::CONNECTED);
         } else if !stop() {
