@@ -41,6 +41,10 @@ pub struct ServerOptions {
     /// kernel has no server, its other clients connect. They are accepted when so many connections
     /// of `dial` have their memory, or by [`admit_others`](Server::admit_others).
     pub dialled: usize,
+    /// The process whose child connects the kernel's client of the disk that this server is for;
+    /// connections of [`dial`](Server::dial) are that client's, too. Another client of the kernel,
+    /// with a disk of its own, is a client like any other.
+    pub attacher: Option<u32>,
     /// The time limit of a handshake.
     pub handshake: Duration,
     /// Whether to refuse a connection for which there is no memory, instead of aborting in it. The
@@ -58,6 +62,7 @@ impl Default for ServerOptions {
             name: "platen".to_owned(),
             connections: 16,
             dialled: 0,
+            attacher: None,
             handshake: Duration::from_secs(10),
             check_memory: true,
             compact: false,
@@ -75,7 +80,7 @@ pub struct Server<B: Backend> {
     /// longer has to wait for them.
     dialled: OwnedFd,
     open: Mutex<Open>,
-    simple_ended: AtomicU64,
+    kernel_ended: AtomicU64,
     /// Connections in `open` with simple replies only. A connection that is counted here does
     /// nothing before it has checked those counted before it.
     simple: AtomicUsize,
@@ -153,7 +158,7 @@ impl<B: Backend> Server<B> {
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             dialled: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             open: Mutex::new(open),
-            simple_ended: AtomicU64::new(0),
+            kernel_ended: AtomicU64::new(0),
             simple: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             stranded: Mutex::new(Vec::with_capacity(STRANDED)),
@@ -253,12 +258,12 @@ impl<B: Backend> Server<B> {
         self.open().streams.len()
     }
 
-    /// The number of connections with simple replies that have ended, or that their client has
-    /// given up with a request in flight. The kernel's client has such connections. Its server
-    /// learns from this number that the kernel has given one up.
-    pub fn simple_ended(&self) -> u64 {
-        let given_up = self.open().given_up(None).count() as u64;
-        self.simple_ended.load(Ordering::Acquire) + given_up
+    /// The number of connections of the kernel's client ([`ServerOptions::attacher`]) that have
+    /// ended, or that the client has given up with a request in flight. Its server learns from this
+    /// number that the kernel has given one up. Connections of other clients do not count.
+    pub fn kernel_ended(&self) -> u64 {
+        let given_up = self.open().given_up(true, None).count() as u64;
+        self.kernel_ended.load(Ordering::Acquire) + given_up
     }
 
     /// Connections that wait for requests which their client has given up on another connection,
@@ -318,7 +323,8 @@ impl<B: Backend> Server<B> {
             };
             return Err(format!("{} connections are open{kept}", open.streams.len()));
         }
-        open.streams.insert(number, Client { stream: copy, simple: false, dialled });
+        open.streams
+            .insert(number, Client { stream: copy, simple: false, dialled, kernel: dialled });
         Ok(reserved)
     }
 
@@ -329,6 +335,8 @@ impl<B: Backend> Server<B> {
         reserved: Option<Reserved>,
     ) -> Result<(), Ended> {
         let deadline = Instant::now() + self.options.handshake;
+        // Before the handshake, which the attaching process waits for: later it may have exited.
+        let kernel = self.is_of_kernel(number, stream);
         let Some((session, rest)) = self.greet(stream, deadline)? else { return Ok(()) };
         let io = |error: io::Error| Ended::Connection(error.into());
         stream.set_read_timeout(None).map_err(io)?;
@@ -350,7 +358,7 @@ impl<B: Backend> Server<B> {
             }
             match structured {
                 true => hung_up(stream, Duration::ZERO),
-                false => self.wait_for_others(number, stream),
+                false => self.wait_for_others(number, kernel, stream),
             }
         };
         let leave = || self.may_strand();
@@ -360,8 +368,8 @@ impl<B: Backend> Server<B> {
             let mut all = self.stranded.lock().unwrap_or_else(PoisonError::into_inner);
             all.push(Stranded { queue, slices });
         }
-        if !session.structured {
-            self.simple_ended.fetch_add(1, Ordering::AcqRel);
+        if kernel {
+            self.kernel_ended.fetch_add(1, Ordering::AcqRel);
         }
         Ok(served?)
     }

@@ -8,6 +8,7 @@ use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::parent_id;
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -17,7 +18,7 @@ use device::{
     Backend, Device, DeviceOptions, DeviceQueue, Errno, Extent, Op, Queue, Request, PAGE,
 };
 use nbd::{Server, ServerOptions};
-use simple::{client, request};
+use simple::{client, greeted, request};
 use store::{Options, Store};
 
 /// Only a hang takes longer.
@@ -109,7 +110,8 @@ fn a_repeated_request_waits_for_the_thread_that_still_serves_it() {
     let slow = Arc::new(Slow { device, next: Mutex::new(Some((begun, may_go))) });
     let server = Server::new(
         Arc::new(Shared(Arc::clone(&slow))),
-        ServerOptions { handshake: LONG, ..ServerOptions::default() },
+        // The kernel's: this process is a child of that one.
+        ServerOptions { handshake: LONG, attacher: Some(parent_id()), ..ServerOptions::default() },
     );
     let server = Arc::new(server.unwrap());
     let folder = tempfile::tempdir().unwrap();
@@ -125,7 +127,7 @@ fn a_repeated_request_waits_for_the_thread_that_still_serves_it() {
     write(&mut first, 1);
     has_begun.recv_timeout(LONG).unwrap();
     first.shutdown(Shutdown::Both).unwrap();
-    assert_eq!(server.simple_ended(), 1, "whoever watches must see it while the thread is held up");
+    assert_eq!(server.kernel_ended(), 1, "whoever watches must see it while the thread is held up");
     // Sent again, and the next by the same connection.
     write(&mut second, 1);
     write(&mut second, 2);
@@ -148,9 +150,48 @@ fn a_repeated_request_waits_for_the_thread_that_still_serves_it() {
     assert_eq!((replies[4..8].to_vec(), replies[20..24].to_vec()), (vec![0; 4], vec![0; 4]));
     queue.read_now(5, &mut page).unwrap();
     assert_eq!(page[0], 2, "a write that was given up came after the one that followed it");
-    assert_eq!((server.waiting(), server.simple_ended()), (0, 2));
+    assert_eq!((server.waiting(), server.kernel_ended()), (0, 2));
 
     // All at once are given up when the server ends: no connection waits for another.
+    server.stop();
+    running.join().unwrap();
+}
+
+/// Regression: another client with simple replies, as a second disk of the kernel, counted as the
+/// one that is swapped to. Each of its ends replaced the server, and delayed swapping by 8 s.
+#[test]
+fn the_end_of_another_client_is_not_that_of_the_kernel_s() {
+    let store = Store::create(256, Options::default()).unwrap();
+    let device = Device::new(&store, &DeviceOptions::default()).unwrap();
+    let (begun, has_begun) = channel();
+    let (go, may_go) = channel();
+    let slow = Arc::new(Slow { device, next: Mutex::new(Some((begun, may_go))) });
+    // This process is no child of its own.
+    let attacher = Some(std::process::id());
+    let options = ServerOptions { handshake: LONG, attacher, ..ServerOptions::default() };
+    let server = Arc::new(Server::new(Arc::new(Shared(slow)), options).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nbd");
+    let listener = UnixListener::bind(&path).unwrap();
+    let running = {
+        let server = Arc::clone(&server);
+        thread::spawn(move || server.run(&listener, |_| ()).unwrap())
+    };
+
+    let mut kernel = greeted(server.dial().unwrap(), LONG);
+    let mut other = client(&path, LONG);
+    write(&mut other, 1);
+    has_begun.recv_timeout(LONG).unwrap();
+    other.shutdown(Shutdown::Both).unwrap();
+    assert_eq!(server.kernel_ended(), 0, "a request of another client is held up");
+    // The kernel's client does not wait for that request.
+    kernel.write_all(&request(0, 7, 0, PAGE, &[])).unwrap();
+    kernel.read_exact(&mut [0; 16 + PAGE]).unwrap();
+    go.send(()).unwrap();
+    eventually("its end", || server.connections() == 1);
+    assert_eq!(server.kernel_ended(), 0, "another client has ended");
+    kernel.shutdown(Shutdown::Both).unwrap();
+    eventually("the kernel's end", || server.kernel_ended() == 1);
     server.stop();
     running.join().unwrap();
 }

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::socket_peercred;
 
 /// Open connections, so that other threads can end them.
 #[derive(Debug, Default)]
@@ -26,18 +27,43 @@ pub(super) struct Client {
     pub(super) simple: bool,
     /// Whether the server has made the connection itself.
     pub(super) dialled: bool,
+    /// Whether it is one of the kernel's client that [`attacher`](super::ServerOptions::attacher)
+    /// tells of.
+    pub(super) kernel: bool,
 }
 
 impl Open {
-    /// Connections with simple replies, except `but`, that their client has given up and whose
-    /// threads are not done.
-    pub(super) fn given_up(&self, but: Option<u64>) -> impl Iterator<Item = u64> + '_ {
-        self.streams
-            .iter()
-            .filter(move |(&number, client)| Some(number) != but && client.simple)
-            .filter(|(_, client)| hung_up(&client.stream, Duration::ZERO))
-            .map(|(&number, _)| number)
+    /// Connections with simple replies, of the kernel's client or of others, except `but`.
+    pub(super) fn simple(
+        &self,
+        kernel: bool,
+        but: Option<u64>,
+    ) -> impl Iterator<Item = (u64, &Client)> {
+        let all = self.streams.iter().map(|(&number, client)| (number, client));
+        all.filter(move |(number, client)| {
+            client.simple && client.kernel == kernel && Some(*number) != but
+        })
     }
+
+    /// Those of them that their client has given up and whose threads are not done.
+    pub(super) fn given_up(
+        &self,
+        kernel: bool,
+        but: Option<u64>,
+    ) -> impl Iterator<Item = u64> + '_ {
+        self.simple(kernel, but)
+            .filter(|(_, client)| hung_up(&client.stream, Duration::ZERO))
+            .map(|(number, _)| number)
+    }
+}
+
+/// Whether a child of the process `parent` has made the connection.
+pub(super) fn is_of_child(stream: &UnixStream, parent: u32) -> bool {
+    let Ok(peer) = socket_peercred(stream) else { return false };
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", peer.pid.as_raw_pid()));
+    // The second field is the name in brackets, which may contain anything.
+    let parent_in = |stat: &str| stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok();
+    stat.is_ok_and(|stat| parent_in(&stat) == Some(parent))
 }
 
 /// Whether the peer is shut down in both directions, waiting for up to `wait`.

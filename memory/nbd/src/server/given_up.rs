@@ -8,12 +8,21 @@ use std::time::Duration;
 use device::Backend;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
-use super::clients::{hung_up, Open};
+use super::clients::{hung_up, is_of_child, Open};
 use super::Server;
 
 impl<B: Backend> Server<B> {
     pub(super) fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds out, and notes, whether connection `number` is one of the kernel's client.
+    pub(super) fn is_of_kernel(&self, number: u64, stream: &UnixStream) -> bool {
+        let of_child = self.options.attacher.is_some_and(|parent| is_of_child(stream, parent));
+        let mut open = self.open();
+        let Some(client) = open.streams.get_mut(&number) else { return false };
+        client.kernel |= of_child;
+        client.kernel
     }
 
     pub(super) fn remove_client(&self, number: u64) {
@@ -29,28 +38,31 @@ impl<B: Backend> Server<B> {
     /// one. So a request just read from `stream` may be a write that another thread is still doing;
     /// or it may come after a write that was done again, and that the other thread would undo. A
     /// connection without another one beside it needs no check: a later one waits for it here.
-    pub(super) fn wait_for_others(&self, number: u64, stream: &UnixStream) -> bool {
+    ///
+    /// The connections of the client that is swapped to (`kernel`) do not wait for those of other
+    /// clients, which may be of another disk of the kernel, nor do these wait for them.
+    pub(super) fn wait_for_others(&self, number: u64, kernel: bool, stream: &UnixStream) -> bool {
         if self.simple.load(Ordering::Acquire) < 2 {
             return false;
         }
-        let (own, others) = self.given_up(number, stream);
+        let (own, others) = self.given_up(number, kernel, stream);
         if !others {
             return own;
         }
         self.waiting.fetch_add(1, Ordering::AcqRel);
         // Two connections that were both given up do not wait for each other.
-        while !hung_up(stream, AGAIN) && self.open().given_up(Some(number)).next().is_some() {}
+        while !hung_up(stream, AGAIN) && self.open().given_up(kernel, Some(number)).next().is_some()
+        {
+        }
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         hung_up(stream, Duration::ZERO)
     }
 
     /// Whether this connection has been given up, and whether another one has: one system call for
     /// 31 of them.
-    fn given_up(&self, number: u64, stream: &UnixStream) -> (bool, bool) {
+    fn given_up(&self, number: u64, kernel: bool, stream: &UnixStream) -> (bool, bool) {
         let open = self.open();
-        let others =
-            open.streams.iter().filter(|(&other, client)| other != number && client.simple);
-        let mut others = others.map(|(_, client)| &client.stream);
+        let mut others = open.simple(kernel, Some(number)).map(|(_, client)| &client.stream);
         let mut fds: [_; 32] = std::array::from_fn(|_| PollFd::new(stream, PollFlags::empty()));
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut given_up = (false, false);

@@ -15,6 +15,7 @@ use policy::Trainer;
 use pulse::Pulse;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -88,7 +89,10 @@ impl Opened {
         // As in `transports::with_client`.
         let again = inherited.disk.is_some() && inherited.replaces;
         let dialled = if again { plan.swap_connections() } else { 0 };
-        let options = nbd::ServerOptions { dialled, ..plan.nbd_options() };
+        // The supervisor's helper attaches the disk.
+        let attacher = inherited.disk.is_some() && supervisor.is_there();
+        let attacher = attacher.then(parent_id);
+        let options = nbd::ServerOptions { dialled, attacher, ..plan.nbd_options() };
         let nbd = Server::new(Arc::clone(&device), options).context("NBD server")?;
         let nbd = Arc::new(nbd);
         let disk = args.ublk.then(|| transports::disk(plan, inherited, &device, supervisor));

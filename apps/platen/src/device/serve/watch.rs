@@ -24,7 +24,7 @@ impl Client {
     /// Whether the client has dropped a connection needed for swapping. The client does so when a
     /// request times out, submits the request on another connection, and does not reconnect.
     fn is_lost(&self) -> bool {
-        self.nbd.simple_ended() > 0
+        self.nbd.kernel_ended() > 0
             && !self.stopping.load(Ordering::Acquire)
             && swapped_to(&self.disk)
     }
