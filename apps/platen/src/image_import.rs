@@ -57,20 +57,26 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
         facts["running"] = json!(was_running);
     }
     let facts = facts.to_string().into_bytes();
-    // A mapped-ram file has no record of a page that is zero.
-    let mapped_ram = recorded.mapped_ram;
+    let from_channels = is_from_channels(&recorded);
     let finished = writer.finish(&State { facts, ..recorded.state })?;
-    let unsent = if mapped_ram { 0 } else { finished.summary().unsent };
-    // The main channel of a multifd migration looks like a plain stream, but its pages are in the
-    // other channels.
+    let unsent = finished.summary().unsent;
+    // A whole stream, too, lacks pages that the guest does not use: those that virtio-mem has
+    // unplugged, and those that the guest has reported as free.
     ensure!(
-        unsent == 0,
+        unsent == 0 || !from_channels,
         "{from} lacks {unsent} pages: is it the main channel of a multifd migration? Save again without multifd"
     );
     let summary = finished.link()?;
     say(&format!("{} pages in {}", summary.slots, bytes(summary.file_bytes)));
     say_shared(&summary);
     Ok(())
+}
+
+/// Whether a stream that lacks pages is the main channel of a multifd migration. That channel looks
+/// like a plain stream, but its pages are in the other channels.
+fn is_from_channels(recorded: &Recorded) -> bool {
+    // A mapped-ram file has its pages outside the stream.
+    !recorded.mapped_ram && (recorded.pages == 0 || recorded.flushes)
 }
 
 /// Records the stream whose `head` was read from offset `first`; the rest follows in `file`.
@@ -115,4 +121,27 @@ fn unpacked(mut file: File, format: SaveFormat, writer: &mut Writer) -> anyhow::
             (recorded, _) => Ok(recorded?),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_channel_is_told_from_a_stream_of_a_guest_that_does_not_use_all_pages() {
+        let recorded = |pages, flushes, mapped_ram| {
+            let (state, return_path) = (State::default(), true);
+            let (zeros, bytes) = (1, 1);
+            Recorded { state, pages, zeros, bytes, return_path, flushes, mapped_ram }
+        };
+        for (pages, flushes, mapped_ram, expected) in [
+            (0, false, false, true),
+            (9, true, false, true),
+            (9, false, false, false),
+            (0, true, true, false),
+        ] {
+            let found = is_from_channels(&recorded(pages, flushes, mapped_ram));
+            assert_eq!(found, expected, "{pages} {flushes} {mapped_ram}");
+        }
+    }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Ram {
     pub(crate) at_barrier: bool,
     pub(crate) pages: u64,
     pub(crate) zeros: u64,
+    /// Whether there was a [`FLUSH`].
+    pub(crate) flushes: bool,
 }
 
 /// The record with which QEMU marks barriers. The first section has one or the other.
@@ -65,6 +67,7 @@ impl Ram {
             at_barrier: false,
             pages: 0,
             zeros: 0,
+            flushes: false,
         }
     }
 
@@ -111,6 +114,7 @@ impl Ram {
             match flags {
                 EOS if address == 0 => return self.may_be_barrier(Barrier::EndOfSection, at, sink),
                 FLUSH if address == 0 => {
+                    self.flushes = true;
                     self.may_be_barrier(Barrier::Flush, at, sink)?;
                     continue;
                 }

@@ -35,6 +35,8 @@ pub struct Recorded {
     pub bytes: u64,
     /// Whether the stream had OPEN_RETURN_PATH: QEMU then waits for SHUT at the end.
     pub return_path: bool,
+    /// Whether the stream had a record with which multifd orders its channels.
+    pub flushes: bool,
     /// Whether the stream was a mapped-ram file: pages that were not passed to the sink are zero.
     pub mapped_ram: bool,
 }
@@ -141,6 +143,7 @@ pub(crate) fn parse<R: Read, T: Target>(
         zeros: this.ram.zeros,
         bytes: source.at() - first,
         return_path: this.return_path,
+        flushes: this.ram.flushes,
         mapped_ram,
     };
     Ok((recorded, this.ram))

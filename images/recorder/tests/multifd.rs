@@ -131,6 +131,7 @@ fn every_page_of_a_made_migration_arrives_by_any_number_of_channels() {
             let bytes = main.len() + lanes.iter().map(Vec::len).sum::<usize>();
             assert_eq!(recorded.bytes, bytes as u64);
             assert!(recorded.return_path && recorded.state.devices.starts_with(b"\x04\0\0\0\0"));
+            assert_eq!(recorded.flushes, style.flushes());
             let stored = memory.0.lock().unwrap();
             assert_eq!((stored.page_size, stored.pages.len()), (size, 1000));
             for (at, page) in pages.iter().enumerate() {

@@ -79,6 +79,7 @@ fn every_page_and_byte_of_a_made_stream_arrives_however_it_comes() {
             assert_eq!((recorded.pages, recorded.zeros), (24, 6));
             assert_eq!(recorded.bytes, bytes.len() as u64);
             assert!(recorded.return_path);
+            assert!(!recorded.flushes);
             assert_eq!(recorded.state.machine(), Some(style.machine()));
             assert_eq!((recorded.state.ram_section, recorded.state.ram_version), (2, 4));
             assert_eq!(memory.blocks.len(), 1);

@@ -125,19 +125,45 @@ fn a_stream_of_qemus_own_background_snapshot_is_imported() {
     let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
     let mut monitor = source.monitor();
     monitor.set_capabilities(&[("background-snapshot", true)]).unwrap();
-    let stream = folder.join("stream").display().to_string();
-    // QEMU's migration may be over before this process has written everything.
-    monitor.migrate(&format!("exec:cat > {stream}.part && mv {stream}.part {stream}")).unwrap();
     drop(monitor);
+    let stream = streamed(folder, &source);
     comes_to(&source, &["running"]);
-    let deadline = Instant::now() + LONG;
-    while !Path::new(&stream).exists() {
-        assert!(Instant::now() < deadline, "the stream does not end");
-        thread::sleep(Duration::from_millis(5));
-    }
     let image = folder.join("image").display().to_string();
     works(folder, &["image", "import", &stream, &image]);
     let waiting = Qemu::start(folder, "waits", &[&MACHINE[..], &WAITS].concat()).unwrap();
     let (_, report) = works(folder, &["restore", &image, "--qmp", &waiting.address()]);
     assert_eq!((&report["mode"], &report["vm"]), (&json!("instant"), &json!("running")));
+}
+
+/// Has QEMU write its stream to a file, and returns the file's path.
+fn streamed(folder: &Path, source: &Qemu) -> String {
+    let stream = folder.join("stream").display().to_string();
+    let mut monitor = source.monitor();
+    // QEMU's migration may be over before this process has written everything.
+    monitor.migrate(&format!("exec:cat > {stream}.part && mv {stream}.part {stream}")).unwrap();
+    drop(monitor);
+    let deadline = Instant::now() + LONG;
+    while !Path::new(&stream).exists() {
+        assert!(Instant::now() < deadline, "the stream does not end");
+        thread::sleep(Duration::from_millis(5));
+    }
+    stream
+}
+
+/// QEMU does not send RAM that virtio-mem has unplugged.
+#[test]
+fn a_stream_without_unplugged_ram_is_imported() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let plugged = ["-m", "64M,maxmem=1G", "-object", "memory-backend-ram,id=plug,size=128M"];
+    let device = ["-device", "virtio-mem-pci,memdev=plug,requested-size=0"];
+    let machine = [&MACHINE[..], &plugged, &device].concat();
+    let Some(source) = Qemu::start(folder, "source", &machine) else { return };
+    let stream = streamed(folder, &source);
+    drop(source);
+    let image = folder.join("image").display().to_string();
+    works(folder, &["image", "import", &stream, &image]);
+    let waiting = Qemu::start(folder, "waits", &[&machine[..], &WAITS].concat()).unwrap();
+    let (_, report) = works(folder, &["restore", &image, "--qmp", &waiting.address(), "--load"]);
+    assert_eq!(report["vm"], "running");
 }
