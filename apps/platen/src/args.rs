@@ -137,8 +137,9 @@ pub(crate) struct SourceOptions {
     pub(crate) delta_cache: Option<Size>,
     /// Memory, here and at the receiver, for what was sent before, so that zstd can refer to it.
     /// platen shares it among the compression threads, and allocates it as it needs it; their
-    /// tables take up to 10M each besides. It goes with --codec auto, and with zstd of level 3 to
-    /// 19; more than 8M for each compression thread gains little. 0 turns it off; 4G at most
+    /// tables take up to 10M each besides, with zstd of level 10 to 19 up to 16 times a thread's
+    /// share but at most 80M. It goes with --codec auto, and with zstd of level 3 to 19; more than
+    /// 8M for each compression thread gains little. 0 turns it off; 4G at most
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = history_size)]
     pub(crate) history: Size,
     /// Longest silence of the source QEMU while it prepares its RAM, before it sends the first of

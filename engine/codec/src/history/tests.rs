@@ -148,3 +148,19 @@ fn the_layout_of_the_header_is_the_documented_one() {
     assert!(PartHeader::from_bytes(&[0, 0, 2, 0, 0, 0, 0, 0]).unwrap_err().contains("0x2"));
     assert!(PartHeader::from_bytes(&[0, 0, 1, 9, 0, 0, 0, 0]).unwrap_err().contains("0x9"));
 }
+
+#[test]
+fn the_tables_of_an_encoder_are_no_larger_than_stated() {
+    const MIB: usize = 1 << 20;
+    let chunk = &chunks(1, 100_000)[0];
+    for window in [20, 22, 23] {
+        for level in HISTORY_LEVELS {
+            let mut encoder = HistoryEncoder::new(0, level, window).unwrap();
+            encoded(&mut encoder, chunk);
+            let has = encoder.context.sizeof();
+            let tables = if level < 10 { 10 * MIB } else { (80 * MIB).min(16 << window) };
+            let most = (1 << window) + tables + 2 * MIB;
+            assert!(has > 1 << window && has <= most, "level {level}, 2^{window}: {has} bytes");
+        }
+    }
+}
