@@ -65,7 +65,7 @@ use std::sync::Arc;
 use store::Store;
 
 pub use error::StartError;
-pub use heap::memory;
+pub use heap::{memory, writeback_memory};
 pub use requests::{AskError, Asked, Outcome};
 pub use settings::{Pressure, Settings, SettingsError};
 pub use stats::{Field, PolicyStats};

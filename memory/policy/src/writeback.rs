@@ -87,6 +87,12 @@ pub(crate) struct WriteBack {
     counters: Arc<Counters>,
 }
 
+/// The most heap memory of writeback, in bytes.
+pub(crate) fn memory(codec: codec::Settings, batch: u32) -> usize {
+    // A reader comes on top of these.
+    Encoder::memory_with_limit(codec, PAGE) + Batch::memory(batch as usize) + 2 * PAGE + (312 << 10)
+}
+
 impl WriteBack {
     /// Allocates all memory; `None` for a store without a backing device.
     pub(crate) fn new(

@@ -82,6 +82,13 @@ impl Batch {
         }
     }
 
+    /// Bytes of heap of a batch of this many blocks.
+    pub fn memory(blocks: usize) -> usize {
+        let blocks = blocks.max(1);
+        // The allocator aligns the blocks.
+        blocks * (size_of::<Block>() + MOST * size_of::<Outgoing>()) + align_of::<Block>()
+    }
+
     /// The number of pages.
     pub fn len(&self) -> usize {
         self.pages.len()

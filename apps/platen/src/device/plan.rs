@@ -17,8 +17,8 @@ use std::time::Duration;
 /// (mallinfo), because answers to `stat` come on top.
 const BASE_HEAP: usize = 3 << 17;
 
-/// Heap for writeback: buffers of waiting requests, a batch.
-const BACKING_HEAP: usize = 3 << 20;
+/// Heap of a backing device, beside writeback's: buffers of waiting requests.
+const BACKING_HEAP: usize = 9 << 18;
 
 /// Threads of a server other than those for requests: keeper, policy and its start, watch, control,
 /// supervisor, signals.
@@ -165,7 +165,9 @@ impl<'a> Plan<'a> {
     /// is the size in bytes of the server's table of the backing device, if there is one.
     pub(super) fn heap(&self, backing_table: Option<usize>) -> usize {
         let (heap, fetchers) = match backing_table {
-            Some(table) => (BACKING_HEAP + table, FETCHERS),
+            Some(table) => {
+                (BACKING_HEAP + policy::writeback_memory(&self.policy) + table, FETCHERS)
+            }
             None => (0, 0),
         };
         let all = self.compressing(fetchers);
@@ -323,6 +325,20 @@ mod tests {
         assert_eq!(options("", Some(8 << 30)).mem_limit, 7 << 30);
         let told = options("--mem-limit 1G --reserve 9M", Some(48 << 20));
         assert_eq!((told.mem_limit, told.reserve), (1 << 30, 9 << 20));
+    }
+
+    /// The test `writeback_heap` of crate `policy` measures what writeback takes.
+    #[test]
+    fn a_standby_server_has_the_memory_for_a_batch_of_the_chosen_size() {
+        let heap = |batch: u32| {
+            let text = format!("[policy]\nbacking_dev = \"/x\"\nwriteback_batch_size = {batch}\n");
+            let plan = Plan::on(4, args("--ublk --swap"), Some(&text)).unwrap();
+            let writeback = policy::writeback_memory(&plan.policy);
+            (plan.heap(Some(0)), writeback)
+        };
+        let (small, large) = (heap(1), heap(1024));
+        assert!(large.1 - small.1 > 5 << 20);
+        assert_eq!(large.0 - small.0, large.1 - small.1);
     }
 
     #[test]
