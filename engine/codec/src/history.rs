@@ -17,10 +17,10 @@
 //!
 //! # Limits
 //!
-//! The encoder has its window, some 300 KiB of buffers (1.5 MiB from level 16 on) and its tables: up
-//! to 10 MiB, from level 10 on up to 16 times the window and at most 80 MiB. The decoder has the window
-//! for which the frame asks, and some 400 KiB. A frame that asks for a larger window than the
-//! agreed one is refused before memory for it is allocated.
+//! The encoder has its window, some 300 KiB of buffers (1.5 MiB from level 16 on) and its tables:
+//! up to 10 MiB, from level 10 on up to 16 times the window and at most 80 MiB. The decoder has the
+//! window for which the frame asks, and some 400 KiB. A frame that asks for a larger window than
+//! the agreed one is refused before memory for it is allocated.
 
 use std::ops::RangeInclusive;
 
@@ -154,9 +154,10 @@ impl HistoryEncoder {
     }
 }
 
-/// The plain bytes that zstd expects of a history: more than any window. Without a number zstd gives
-/// a level its full tables (80 MiB for level 19) whatever the window is. With a number they reach as
-/// far back as the window does. On 10 MiB of programs with windows of 1 to 4 MiB that costs at most
+/// The plain bytes that zstd expects of a history: more than any window. Without a number zstd
+/// gives a level its full tables (80 MiB for level 19) whatever the window is. With a number they
+/// reach as far back as the window does. On 10 MiB of programs with windows of 1 to 4 MiB that
+/// costs at most
 /// 0.04 % of the bytes.
 const STREAM: u32 = 1 << 28;
 
