@@ -97,6 +97,11 @@ const fn table() -> [Class; CLASSES] {
     table
 }
 
+/// A class as a slab's state stores it.
+pub(crate) fn class_word(class: usize) -> u32 {
+    u32::try_from(class).expect("158 classes")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use ring::EventCount;
 
 use crate::asks::Asks;
-use crate::class::{Class, CLASSES, LENGTHS, TABLE, WHOLE};
+use crate::class::{class_word, Class, CLASSES, LENGTHS, TABLE, WHOLE};
 use crate::groups::Groups;
 use crate::inject;
 use crate::map::Map;
@@ -197,8 +197,9 @@ impl Heap {
         let Class { objects, pages, .. } = TABLE[class];
         let state = self.map.slab(slab);
         let mut list = self.lock(class);
-        // Between the free and the lock, the slab may have become another class's.
-        if state.class() != class_word(class) {
+        // Between the free and the lock, the slab may have become another class's, or its region
+        // one of slabs of another length: then other bytes lie where its state was.
+        if !self.regions.has_of_class(&self.map, slab, class) {
             return;
         }
         if state.role() == Role::Full && !state.is_full() {
@@ -321,9 +322,4 @@ impl Heap {
             Err(NoMemory::Limit | NoMemory::Address | NoMemory::Kernel) => Err(Full),
         }
     }
-}
-
-/// A class as a slab's state stores it.
-pub(crate) fn class_word(class: usize) -> u32 {
-    u32::try_from(class).expect("158 classes")
 }

@@ -13,9 +13,9 @@
 
 use std::io;
 
-use crate::class::TABLE;
+use crate::class::{class_word, TABLE};
 use crate::entry::{Object, State, Word, MAX_OBJECT, RARE};
-use crate::heap::{class_word, Heap};
+use crate::heap::Heap;
 use crate::inject;
 use crate::layout::{DICTIONARIES, SLAB_BITS};
 use crate::object::{checksum, dictionary_of, is_huge, locate};

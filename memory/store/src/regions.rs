@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::lists::{Lists, Region};
 use crate::asks::Asks;
-use crate::class::MAX_PAGES;
+use crate::class::{class_word, MAX_PAGES, TABLE};
 use crate::inject;
 use crate::layout::{CUTS, PLACE_PAGES, SLAB_BITS};
 use crate::map::Map;
@@ -95,6 +95,14 @@ impl Regions {
     /// The number of ready slabs of this many pages.
     pub(crate) fn ready_slabs(&self, pages: u32) -> u32 {
         self.lock().ready_slabs[pages as usize]
+    }
+
+    /// Whether `slab` is one of this class, whose lock the caller holds: it then stays one.
+    pub(crate) fn has_of_class(&self, map: &Map, slab: u32, class: usize) -> bool {
+        // Under this lock, the state is a slab's of this length.
+        let lists = self.lock();
+        lists.regions[(slab >> SLAB_BITS) as usize].pages == TABLE[class].pages
+            && map.slab(slab).class() == class_word(class)
     }
 
     /// Takes a ready slab of `pages` pages, and returns it with the number of those left.
@@ -343,7 +351,7 @@ impl Regions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heap::class_word;
+    use crate::heap::Claimed;
     use crate::{Options, Store};
 
     /// Regression: it counted as one of class 0, whose lock does not protect it.
@@ -356,5 +364,29 @@ mod tests {
         let state = heap.map.slab(slab);
         assert_eq!(state.role(), Role::Ready);
         assert!((0..crate::class::CLASSES).all(|class| state.class() != class_word(class)));
+    }
+
+    /// A thread that frees an object looks at its slab's role. Before, others may have emptied the
+    /// slab and freed its region, which then has slabs of another length.
+    #[test]
+    fn a_late_look_at_a_slab_whose_region_has_another_length_changes_nothing() {
+        let store = Store::create(64, Options { reserve: 0, ..Options::default() }).unwrap();
+        let heap = &store.heap;
+        let class = TABLE.iter().position(|class| class.pages == 1).unwrap();
+        heap.grow(1, None).unwrap();
+        let (before, _) = heap.regions.take_ready(&heap.map, 1).unwrap();
+        heap.regions.put_ready(&heap.map, before, 1);
+        assert!(heap.regions.shrink(&heap.map, 1));
+        let longest = TABLE.iter().map(|class| class.pages).max().unwrap();
+        heap.grow(longest, None).unwrap();
+        let (now, _) = heap.regions.take_ready(&heap.map, longest).unwrap();
+        assert_eq!(now >> SLAB_BITS, before >> SLAB_BITS, "the region is used again");
+        // Bytes of objects, which look like the state of a slab that has become full.
+        let last = CUTS[1].slabs - 1;
+        assert!(last > CUTS[longest as usize].slabs);
+        let slab = before >> SLAB_BITS << SLAB_BITS | last;
+        heap.map.slab(slab).reset(Role::Full, class_word(class), TABLE[class].objects);
+        heap.release(Claimed { slab, class, index: 0 });
+        assert_eq!(heap.map.slab(slab).role(), Role::Full, "bytes of objects were changed");
     }
 }

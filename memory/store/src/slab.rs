@@ -111,6 +111,9 @@ impl Slab {
         let order = strong(Site::FreeRelease, Ordering::Release);
         let used = self.used.fetch_and(!(1 << index), order) & !(1 << index);
         fence_seq_cst(Site::FreeFence);
+        // If this was the last object, the slab may have been freed meanwhile. The role is then any
+        // bytes, and where its region has no memory, this read allocates a page. The caller looks
+        // again under locks before it changes anything.
         match self.role() {
             Role::Full => Freed::LookAgain,
             Role::Listed if used == beyond(objects) => Freed::LookAgain,

@@ -11,9 +11,9 @@
 //! If a server is killed in a pass, an object is at its old place or its new one, and the other
 //! place is free: the store of its entry decides, as for a write.
 
-use crate::class::{fitting, CLASSES, TABLE, WHOLE};
+use crate::class::{class_word, fitting, CLASSES, TABLE, WHOLE};
 use crate::entry::{State, MAX_OBJECT};
-use crate::heap::{class_word, Claimed, Heap, MAX_BUMP};
+use crate::heap::{Claimed, Heap, MAX_BUMP};
 use crate::inject;
 use crate::object::{checksum, locate};
 use crate::slab::{Role, NIL};
