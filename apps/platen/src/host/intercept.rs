@@ -70,7 +70,10 @@ fn on(service: &ServiceArgs) -> anyhow::Result<String> {
         return Ok("no other [[host]] has `intercept`: nothing is intercepted\n".into());
     }
     let rules = Rules::new(&settings, rules::addresses);
-    lead(service, &settings, &rules).map_err(|error| refuse_instead(&rules, error))?;
+    lead(service, &settings, &rules).map_err(|error| match is_unadopted(service, &settings) {
+        true => error,
+        false => refuse_instead(&rules, error),
+    })?;
     let names: Vec<_> = rules.known.iter().map(String::as_str).collect();
     let said = format!("migrations to {} are intercepted\n", names.join(", "));
     if let Some(why) = rules.why_not_all() {
@@ -87,6 +90,11 @@ fn lead(service: &ServiceArgs, settings: &Settings, rules: &Rules) -> anyhow::Re
         bail!(why);
     }
     nft(&["-f", "-"], &rules.on()).map(drop)
+}
+
+/// Whether a service runs that has another configuration, and leads migrations by that one.
+fn is_unadopted(service: &ServiceArgs, settings: &Settings) -> bool {
+    status::ask(service, status::LIST).is_ok_and(|(_, status)| adopted(&status, settings).is_err())
 }
 
 /// Refuses migrations, where `intercept_stopped` says so and no rule is in force: the unit runs
@@ -172,9 +180,10 @@ fn off() -> anyhow::Result<String> {
 /// none, and the configuration says what a service that cannot start would have left.
 fn stopped(service: &ServiceArgs) -> anyhow::Result<String> {
     let listed = table()?;
-    let configured = match listed.as_deref().is_some_and(rules::refuses) {
-        true => Ok(Rules::default()),
-        false => Settings::new(service).map(|settings| Rules::new(&settings, rules::addresses)),
+    // With a table no name is looked up: the redirects lead nowhere by now.
+    let configured = match &listed {
+        Some(_) => Ok(Rules::default()),
+        None => Settings::new(service).map(|settings| Rules::new(&settings, rules::addresses)),
     };
     let Some(text) = rules::stopped(listed.as_deref(), configured.as_ref().ok()) else {
         off()?;

@@ -48,7 +48,9 @@ impl Rules {
         let users: Vec<_> = settings.qemu_users().iter().map(u32::to_string).collect();
         let users = format!("meta mark != {MARK:#x} meta skuid {{ {} }}", users.join(", "));
         let refuses = settings.config.intercept_stopped == Policy::Refuse;
-        let reject = "ct state new counter reject with tcp reset\n";
+        // Where nothing has tracked connections before, a packet of a running one counts as new.
+        let begins = "tcp flags & (fin | syn | rst | ack) == syn";
+        let reject = format!("{begins} ct state new counter reject with tcp reset\n");
         let (mut rules, mut all) = (Self::default(), Vec::new());
         for (host, ports) in settings.intercepted() {
             let addresses: Vec<_> = match look_up(host) {
@@ -67,7 +69,8 @@ impl Rules {
                 ports.0.end()
             );
             rules.redirects.push_str(&format!(
-                "add rule ip platen intercept {these} counter dnat to {} : tcp dport map {{ {} }}\n",
+                "add rule ip platen intercept {these} {begins} counter dnat to {} : tcp dport map \
+                 {{ {} }}\n",
                 host.door,
                 doors.join(", ")
             ));
@@ -102,13 +105,12 @@ impl Rules {
     }
 
     /// The text that refuses migrations where [`Rules::on`] could not be installed; `None` if they
-    /// are not to be refused, or if the listed table has rules: those stay.
+    /// are not to be refused, or if there is a table: it stays as it is.
     pub(super) fn instead_of_on(&self, listed: Option<&str>) -> Option<String> {
-        let has_rules = |listed: &str| listed.contains("dnat") || refuses(listed);
-        if listed.is_some_and(has_rules) {
+        if listed.is_some() {
             return None;
         }
-        stopped(listed, Some(self))
+        stopped(None, Some(self))
     }
 
     /// The reason not to install the rules: a host whose address is not found now has rules, which
@@ -136,11 +138,12 @@ pub(super) fn off() -> String {
     format!("{EMPTY}{HOLD}")
 }
 
-/// The text that refuses migrations while no service runs, by the rules that the listed table has
-/// for that, else by those of the configuration; `None` if neither has any.
+/// The text that refuses migrations while no service runs: by the rules that the listed table has
+/// for that, or without a table by those of the configuration; `None` if there are none. A table
+/// without such rules is one of `forward`, or of `off`, which a user has ordered.
 pub(super) fn stopped(listed: Option<&str>, configured: Option<&Rules>) -> Option<String> {
-    if listed.is_some_and(refuses) {
-        return Some(format!("{REFUSING}{STOP}{HOLD}"));
+    if let Some(listed) = listed {
+        return refuses(listed).then(|| format!("{REFUSING}{STOP}{HOLD}"));
     }
     let Rules { refusals, .. } = configured?;
     (!refusals.is_empty()).then(|| format!("{EMPTY}{refusals}{REFUSING}{STOP}{HOLD}"))
@@ -208,14 +211,14 @@ mod tests {
         let rules = |settings: &Settings| Rules::new(settings, addresses).on();
         let text = rules(&settings("intercept = \"60000-60001\"\n"));
         let rule = "meta mark != 0x706c6174 meta skuid { 0, 64055 } ip daddr { 10.0.0.2 } \
-                    tcp dport 60000-60001 counter dnat to 127.80.0.2 : tcp dport map \
+                    tcp dport 60000-60001 tcp flags & (fin | syn | rst | ack) == syn counter dnat to 127.80.0.2 : tcp dport map \
                     { 60000 : 110, 60001 : 111 }";
         assert!(text.contains(rule), "{text}");
         assert!(!text.contains("reject"), "{text}");
         let refusing = rules(&refusing("intercept = \"60000-60001\"\n"));
         let rule =
             "when_stopped meta mark != 0x706c6174 meta skuid { 0, 64055 } ip daddr { 10.0.0.2 } \
-                    tcp dport 60000-60001 ct state new counter reject with tcp reset";
+                    tcp dport 60000-60001 tcp flags & (fin | syn | rst | ack) == syn ct state new counter reject with tcp reset";
         assert!(refusing.contains(rule), "{refusing}");
         // The ports of this host itself are its QEMUs'.
         assert!(!text.contains("127.80.0.1"), "{text}");
@@ -228,20 +231,22 @@ mod tests {
     fn a_host_that_refuses_does_so_before_a_service_has_ever_run() {
         let rules = Rules::new(&refusing("intercept = \"60000-60001\"\n"), addresses);
         let reject = "add rule ip platen when_stopped meta mark != 0x706c6174 meta skuid \
-                      { 0, 64055 } ip daddr { 10.0.0.2 } tcp dport 60000-60001 ct state new";
-        for listed in [None, Some("table ip platen {\n}\n")] {
-            for text in [stopped(listed, Some(&rules)), rules.instead_of_on(listed)] {
-                let text = text.unwrap();
-                assert!(text.contains(reject) && text.ends_with(HOLD), "{text}");
-                assert!(text.contains("stopped jump when_stopped"), "{text}");
-                assert!(!text.contains("dnat"), "{text}");
-            }
+                      { 0, 64055 } ip daddr { 10.0.0.2 } tcp dport 60000-60001 tcp flags & (fin | syn | rst | ack) == syn ct state new";
+        for text in [stopped(None, Some(&rules)), rules.instead_of_on(None)] {
+            let text = text.unwrap();
+            assert!(text.contains(reject) && text.ends_with(HOLD), "{text}");
+            assert!(text.contains("stopped jump when_stopped"), "{text}");
+            assert!(!text.contains("dnat"), "{text}");
         }
         // A service that ends leaves its own, and rules in force are not replaced.
         let left = stopped(Some("reject with tcp reset"), None).unwrap();
         assert!(left.contains("stopped jump when_stopped") && !left.contains("flush table"));
-        for listed in ["dnat to 127.80.0.2", "reject with tcp reset"] {
+        for listed in ["dnat to 127.80.0.2", "reject with tcp reset", "table ip platen {\n}\n"] {
             assert_eq!(rules.instead_of_on(Some(listed)), None, "{listed}");
+        }
+        // `platen host intercept off`, or `forward`.
+        for listed in ["table ip platen {\n}\n", "dnat to 127.80.0.2"] {
+            assert_eq!(stopped(Some(listed), Some(&rules)), None, "{listed}");
         }
         let forward = Rules::new(&settings("intercept = \"60000-60001\"\n"), addresses);
         assert_eq!(stopped(None, Some(&forward)), None);
@@ -268,7 +273,7 @@ mod tests {
     fn a_host_that_is_not_found_is_refused_wherever_it_may_be() {
         let rules = without_c(refusing);
         let anywhere = "meta skuid { 0, 64055 } oifname != \"lo\" ip daddr != { 10.0.0.2 } \
-                        tcp dport 60100-60101 ct state new counter reject with tcp reset\n";
+                        tcp dport 60100-60101 tcp flags & (fin | syn | rst | ack) == syn ct state new counter reject with tcp reset\n";
         let is_in = |text: &str, chain: &str| {
             text.contains(&format!("add rule ip platen {chain} meta mark != 0x706c6174 {anywhere}"))
         };
