@@ -2,6 +2,7 @@
 //! client has given up.
 
 use std::collections::{HashMap, VecDeque};
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -57,13 +58,17 @@ impl Open {
     }
 }
 
-/// Whether a child of the process `parent` has made the connection.
+/// Whether a child of the process `parent` has made the connection, and lives; true if that cannot
+/// be read: the server must not miss the end of the kernel's connection.
 pub(super) fn is_of_child(stream: &UnixStream, parent: u32) -> bool {
-    let Ok(peer) = socket_peercred(stream) else { return false };
+    let Ok(peer) = socket_peercred(stream) else { return true };
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", peer.pid.as_raw_pid()));
     // The second field is the name in brackets, which may contain anything.
     let parent_in = |stat: &str| stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok();
-    stat.is_ok_and(|stat| parent_in(&stat) == Some(parent))
+    match stat {
+        Ok(stat) => parent_in(&stat).is_none_or(|found: u32| found == parent),
+        Err(error) => error.kind() != ErrorKind::NotFound,
+    }
 }
 
 /// Whether the peer is shut down in both directions, waiting for up to `wait`.
