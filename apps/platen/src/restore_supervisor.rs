@@ -147,14 +147,15 @@ impl<'a> Supervisor<'a> {
             self.deaths += 1;
             // QEMU pauses again.
             recovery = None;
-            // QEMU may have obeyed RUN although the player could no longer report it.
-            let patience = if started { PAUSES } else { NOTICED };
+            // QEMU may have obeyed RUN although the player could no longer report it. One that was
+            // sent too little ends when its connection is lost.
+            let patience = if started || !is_untouched { PAUSES } else { NOTICED };
             let replaced = self.replace(&why, failed.as_ref(), patience);
             if !started && !self.has_run && replaced.is_err() {
                 // QEMU may have been sent all that it needs to run the VM, and be slow.
                 if !is_untouched && !ends_unrun(self.qmp, ENDS) {
                     bail!(
-                        "{why}, and QEMU was slow: the VM may have run, or may run yet. Look before you start it again: \
+                        "{why}, and QEMU was slow and was told to end: the VM may have run, or may run yet. Look before you start it again: \
                          once it has run, its disks are not those of the image any more"
                     );
                 }
