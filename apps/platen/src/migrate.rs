@@ -127,7 +127,6 @@ fn migrate(
     let version = qmp.version();
     let monitor = || format!("monitor {}", args.qmp);
     let mut ending = set_up(qmp, settings, args).with_context(monitor)?;
-    settings.cancel_held_at_death(true)?;
     let dir = private_dir()?;
     let address = UnixAddress::from(dir.path().join("migrate.sock"));
     let listening = listen(&address)?;
@@ -142,8 +141,13 @@ fn migrate(
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
         bail!("cancelled; {}", source_vm(qmp));
     }
+    settings.cancel_held_at_death(true)?;
     ending.begin();
     if let Err(error) = qmp.migrate(&address.to_string()) {
+        if !matches!(error, QmpError::TimedOut { .. }) {
+            // Another client's migration may be in progress, which platen must not cancel.
+            let _ = settings.cancel_held_at_death(false);
+        }
         source.handle().end(&format!("the source QEMU has not begun to migrate: {error}"));
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
         return Err(error).with_context(monitor);
@@ -152,6 +156,10 @@ fn migrate(
     let watched = (&*source, feed);
     let result = watch((qmp, settings, &mut ending), watched, &running, &interrupts);
     let info = verdict(qmp, result.is_err().then(Instant::now));
+    if info.as_ref().is_some_and(MigrationInfo::is_over) {
+        // The next migration is another client's.
+        let _ = settings.cancel_held_at_death(false);
+    }
     let mut report = measure.report(&source);
     report.channels = Some(args.channels.count());
     report.links = Some(options.links);
@@ -222,6 +230,9 @@ fn watch(
     let handle = source.handle();
     let mut stop = Stop::new(interrupts, feed.is_some());
     let mut told_of_hold = false;
+    // An order to cancel at the deadline was not answered in time. Meanwhile no bytes go out that
+    // start the destination's VM.
+    let mut is_cancelling = false;
     // Whether the monitor has answered the last command in time.
     let mut answers = true;
     loop {
@@ -254,9 +265,12 @@ fn watch(
             if info.status() == HELD && !asked && !std::mem::replace(&mut told_of_hold, true) {
                 bar.note(HELD_BY_QEMU);
             }
-            let is_late =
-                !asked && ending.look(qmp, settings, (info, &progress), |text| bar.note(text));
-            match is_late.then(|| cancel(qmp, &handle)) {
+            let is_late = !asked
+                && ending.look(qmp, settings, (info, &progress), |text| bar.note(text))
+                    | is_cancelling;
+            let cancelled = is_late.then(|| cancel(qmp, &handle));
+            is_cancelling = cancelled == Some(Cancel::Unanswered);
+            match cancelled {
                 None | Some(Cancel::Told) => {}
                 Some(Cancel::Unanswered) => {
                     answers = false;

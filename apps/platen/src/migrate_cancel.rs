@@ -118,11 +118,10 @@ pub(crate) enum Cancel {
 /// destination.
 pub(crate) fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> Cancel {
     match is_postcopy(&qmp.query_migrate()) {
-        Some(true) if handle.in_doubt() => return Cancel::TooLate,
         Some(true) => {
             // An order to cancel that was not answered in time has come too late.
             handle.allow_commit();
-            return Cancel::UnderWay;
+            return if handle.in_doubt() { Cancel::TooLate } else { Cancel::UnderWay };
         }
         Some(false) => {}
         None => return Cancel::Unanswered,

@@ -2,19 +2,21 @@
 //! platen for the user's own.
 //!
 //! The command and its helper process ([`crate::settings_keeper`]) hold the claim together. The
-//! helper of a command that was killed holds it until the settings are restored.
+//! helper of a command that was killed holds it until the settings are restored. The claim is one
+//! on the monitor's socket: commands at two monitors of one QEMU do not find each other.
 
-use anyhow::{ensure, Context};
+use crate::say::say;
+use anyhow::{bail, Context};
 use relay::UnixAddress;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::Stdio;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long a claim waits for the one before: a helper asks its QEMU at least once a second.
+/// How long a claim waits for the one before: a helper asks its QEMU every 5 s or more often.
 const PATIENCE: Duration = Duration::from_secs(10);
 const ASK: Duration = Duration::from_millis(50);
 
@@ -42,21 +44,35 @@ impl SettingsClaim {
     }
 
     fn within(monitor: &UnixAddress, patience: Duration) -> anyhow::Result<Option<Self>> {
-        let Some((device, inode, _)) = socket_of(monitor) else { return Ok(None) };
-        let name = format!("platen-settings-{device:x}-{inode:x}");
+        let Some((device, inode, birth)) = socket_of(monitor) else { return Ok(None) };
+        let birth = birth.and_then(|birth| birth.duration_since(UNIX_EPOCH).ok());
+        let birth = birth.unwrap_or_default().as_nanos();
+        let name = format!("platen-settings-{device:x}-{inode:x}-{birth:x}");
         let address = SocketAddr::from_abstract_name(name).context("cannot claim the settings")?;
         let until = Instant::now() + patience;
         loop {
             match UnixListener::bind_addr(&address) {
                 Ok(claim) => return Ok(Some(Self(claim))),
-                Err(error) if error.kind() == ErrorKind::AddrInUse => ensure!(
-                    Instant::now() < until,
-                    "monitor {monitor}: another platen migrates, rehearses or saves this VM, or has \
-                     died in that and still restores QEMU's settings: wait for its end"
-                ),
+                Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                    if Instant::now() < until {
+                        std::thread::sleep(ASK);
+                        continue;
+                    }
+                    if let Some(user) = stranger(&address, monitor) {
+                        say(&format!(
+                            "monitor {monitor}: user {user} claims QEMU's settings, and has no right \
+                             to this monitor: going on without the claim"
+                        ));
+                        return Ok(None);
+                    }
+                    bail!(
+                        "monitor {monitor}: another platen migrates, rehearses, saves or receives \
+                         this VM, or has died in that and still restores QEMU's settings: wait for \
+                         its end"
+                    );
+                }
                 Err(error) => return Err(error).context("cannot claim the settings"),
             }
-            std::thread::sleep(ASK);
         }
     }
 
@@ -65,6 +81,16 @@ impl SettingsClaim {
     pub(crate) fn as_output(&self) -> std::io::Result<Stdio> {
         Ok(OwnedFd::from(self.0.try_clone()?).into())
     }
+}
+
+/// The user who holds this claim, if it is neither root, nor this process's user, nor the owner of
+/// the monitor's socket: any user may bind an abstract socket.
+fn stranger(claim: &SocketAddr, monitor: &UnixAddress) -> Option<u32> {
+    let stream = UnixStream::connect_addr(claim).ok()?;
+    let user = rustix::net::sockopt::socket_peercred(&stream).ok()?.uid.as_raw();
+    let owner = std::fs::metadata(monitor.path()).ok()?.uid();
+    let own = rustix::process::geteuid().as_raw();
+    (![0, own, owner].contains(&user)).then_some(user)
 }
 
 #[cfg(test)]
@@ -89,5 +115,28 @@ mod tests {
         helper.kill().unwrap();
         helper.wait().unwrap();
         assert!(claim().unwrap().is_some());
+    }
+    #[test]
+    fn a_claim_of_a_user_without_a_right_to_the_monitor_holds_nothing_up() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can act as another user");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let monitor: UnixAddress = format!("unix:{}", path.display()).parse().unwrap();
+        let _listener = UnixListener::bind(&path).unwrap();
+        let claim = || SettingsClaim::within(&monitor, Duration::ZERO);
+        let as_another = || {
+            let user = rustix::thread::Uid::from_raw(64055);
+            // Of this thread only.
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            claim().unwrap().unwrap()
+        };
+        let theirs = std::thread::scope(|scope| scope.spawn(as_another).join().unwrap());
+        assert!(claim().unwrap().is_none(), "it goes on without a claim");
+        drop(theirs);
+        let ours = claim().unwrap().unwrap();
+        assert!(claim().is_err());
+        drop(ours);
     }
 }

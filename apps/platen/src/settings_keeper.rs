@@ -44,7 +44,7 @@ const DONE: &str = "done";
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pause of a helper that has printed what it waits for.
-const LATER_PAUSE: Duration = Duration::from_secs(10);
+const LATER_PAUSE: Duration = Duration::from_secs(5);
 
 /// A migration parameter that platen has changed.
 #[derive(Debug, Serialize, Deserialize)]

@@ -124,6 +124,48 @@ fn interrupts_that_were_not_answered_yet_force_nothing() {
     assert!(migrate.said().contains("cancelled; "), "{}", migrate.said());
 }
 
+/// The order to cancel at the deadline is not answered in time, and QEMU has turned to postcopy by
+/// then, as another client has ordered. The relay must learn that, or no byte that starts the VM at
+/// the destination goes out any more.
+#[test]
+fn a_cancel_at_the_deadline_that_is_not_answered_is_looked_after() {
+    let rig = Rig::new();
+    let listener = UnixListener::bind(rig.at("mute")).unwrap();
+    let (silence, silent) = mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        let mut status = "none";
+        for client in listener.incoming().map_while(Result::ok) {
+            let _ = serve(client, 0, |command| match command {
+                "migrate" => {
+                    status = "active";
+                    None
+                }
+                "migrate_cancel" => {
+                    let _ = silent.recv();
+                    status = "postcopy-active";
+                    None
+                }
+                "query-migrate" => Some(json!({ "status": status })),
+                _ => None,
+            });
+        }
+    });
+    let (_receiver, address) = receiver(&rig, "mute");
+    let log = rig.at("log");
+    let child = Command::new(env!("CARGO_BIN_EXE_platen"))
+        .args(["migrate", "--insecure", "--deadline", "1", "--name", "mute"])
+        .args(["--peer", &address, "--qmp", &format!("unix:{}", rig.at("mute").display())])
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let migrate = Evacuate { child, log };
+    migrate.says("does not answer: cancelling later");
+    drop(silence);
+    // Not the sentence of the controller, which gives its order no second time.
+    migrate.says("platen: too late to cancel");
+}
+
 /// Nobody interrupts: the VM is reported as in doubt, and the others take their turns.
 #[test]
 fn a_source_that_does_not_answer_keeps_no_other_vm_from_its_turn() {
