@@ -19,7 +19,7 @@ impl<B: Backend> Server<B> {
     /// Finds out, and notes, whether connection `number` is one of the kernel's client.
     pub(super) fn is_of_kernel(&self, number: u64, stream: &UnixStream) -> bool {
         // While the kernel's disk has no server, nothing is asked that may take memory.
-        if self.open().streams.get(&number).is_none_or(|client| client.kernel) {
+        if self.open().streams.get(&number).is_some_and(|client| client.kernel) {
             return true;
         }
         let of_child = self.options.attacher.is_some_and(|parent| is_of_child(stream, parent));
