@@ -194,6 +194,14 @@ fn the_unit_s_folders_let_qemu_pass_to_its_sockets() {
     assert_eq!(values("UMask"), ["0077"]);
 }
 
+/// Makes a command of this text. Another process writes it: one that another test is starting would
+/// have a copy of a file that is open for writing here, and the kernel does not execute such a
+/// file.
+fn make_command(path: &Path, text: &str) {
+    let make = ["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\""];
+    output(Command::new("/bin/sh").args(make).arg(path).arg(text));
+}
+
 /// Runs a script of a package with made commands only, which log their calls. `getent` knows what
 /// `known` lists, such as "group platen".
 fn calls_of(script: &str, arguments: &[&str], known: &[&str]) -> String {
@@ -206,8 +214,7 @@ fn calls_of(script: &str, arguments: &[&str], known: &[&str]) -> String {
     let logged =
         ["useradd", "mkdir", "chown", "chmod", "install", "deb-systemd-helper", "systemctl"];
     for (name, text) in logged.map(|name| (name, &logs)).into_iter().chain([("getent", &knows)]) {
-        std::fs::write(commands.join(name), text).unwrap();
-        std::fs::set_permissions(commands.join(name), Permissions::from_mode(0o755)).unwrap();
+        make_command(&commands.join(name), text);
     }
     let path = folder.path().join("script");
     std::fs::write(&path, script).unwrap();

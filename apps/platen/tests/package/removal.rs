@@ -1,8 +1,6 @@
 //! The messages of the packages when they are removed.
 
-use super::root;
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
+use super::{make_command, root};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -31,8 +29,7 @@ fn said_by(script: &str, argument: &str, folder: &Path) -> String {
             std::os::unix::fs::symlink(Path::new("/bin").join(name), commands.join(name)).unwrap();
         }
         for name in ["rm", "stat"] {
-            std::fs::write(commands.join(name), "#!/bin/sh\n").unwrap();
-            std::fs::set_permissions(commands.join(name), Permissions::from_mode(0o755)).unwrap();
+            make_command(&commands.join(name), "#!/bin/sh\n");
         }
     }
     let path = folder.join("script");
