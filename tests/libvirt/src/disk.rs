@@ -103,6 +103,9 @@ impl DiskGuest {
         if !self.overlay {
             return self.make_file(host, PATH).map(drop);
         }
+        // In /tmp the kernel lets even root create no file in place of another user's
+        // (fs.protected_regular).
+        let _ = fs::remove_file(host.file(PATH));
         let (well, said) =
             host.run(&["qemu-img", "create", "-f", "qcow2", "-b", BASE, "-F", "raw", PATH])?;
         ensure!(well, "qemu-img on {}: {said}", host.name);
