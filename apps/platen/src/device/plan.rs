@@ -187,8 +187,8 @@ impl<'a> Plan<'a> {
             Some(_) => (BACKING_THREADS, FETCHERS),
             None => (0, 0),
         };
-        // One connects the kernel's NBD client again, and one watches it.
-        let client = 2 * usize::from(self.args.nbd.is_some() && self.args.swap);
+        // One connects the kernel's NBD client again.
+        let client = usize::from(self.args.nbd.is_some() && self.args.swap);
         let metrics = usize::from(self.args.prometheus.is_some());
         BASE_THREADS + self.compressing(fetchers) + client + metrics + threads
     }

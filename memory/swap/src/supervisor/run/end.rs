@@ -200,11 +200,8 @@ impl Supervisor<'_> {
             Duration::ZERO => String::new(),
             pause => format!(" in {pause:?}"),
         };
-        // The server prints nothing before it exits with this status: it could wait for its log.
-        let lost = "; the kernel has given up a connection of its NBD disk";
-        let lost = if status.code() == Some(CLIENT_LOST.into()) { lost } else { "" };
         let why = oom.map(|why| format!("; {why}")).unwrap_or_default();
-        let line = format!("the server has died ({status}{lost}{why}): starting another{after}");
+        let line = format!("the server has died ({status}{why}): starting another{after}");
         self.notify.say(&format!("STATUS={line}"));
         self.service.say(&line);
         Ok(false)
