@@ -166,7 +166,7 @@ impl Host for Receiver {
         if let (false, Err(error)) = (destination.has_begun(), &result) {
             // There was no migration, so there is no report. The next one sets QEMU up again.
             if let Some(monitor) = self.monitor(target) {
-                self.settings.put_back(target, monitor);
+                self.settings.put_back_unused(target, monitor);
             }
             return say(&format!("{peer} left before it migrated to {}: {error}", shown(target)));
         }

@@ -58,7 +58,7 @@ impl FormerSettings {
         let socket = socket_of(monitor);
         let mut before = match self.take(target, socket) {
             Some(before) => before,
-            None => Before::with_keeper(monitor)?,
+            None => Before::with_keeper_at_once(monitor)?,
         };
         let set = Self::set_up_as(monitor, &mut before, setup);
         if set.is_err() && before.is_unchanged() {
@@ -80,6 +80,21 @@ impl FormerSettings {
         like_the_source(&mut qmp, before, setup)
     }
 
+    /// Restores the settings of a QEMU for which no migration has begun. One that listens already,
+    /// or does not answer now, keeps them for the next source.
+    pub(crate) fn put_back_unused(&self, target: &Option<String>, monitor: &UnixAddress) {
+        let socket = socket_of(monitor);
+        let Some(before) = self.take(target, socket) else { return };
+        let idle = Qmp::connect(monitor.path(), MONITOR).ok().and_then(|mut qmp| {
+            let info = qmp.query_migrate().ok()?;
+            (info.is_over() || info.status() == "none").then_some(qmp)
+        });
+        match idle {
+            Some(mut qmp) => report(monitor, before.put_back(&mut qmp)),
+            None => self.lock().push(SetUp { target: target.clone(), socket, before }),
+        }
+    }
+
     /// Restores the settings after a migration. A QEMU that has ended needs no restoring.
     pub(crate) fn put_back(&self, target: &Option<String>, monitor: &UnixAddress) {
         let Some(before) = self.take(target, socket_of(monitor)) else { return };
@@ -91,11 +106,16 @@ impl FormerSettings {
             }
             Err(error) => Err(error.into()),
         };
-        if let Err(error) = result {
-            say(&format!(
-                "monitor {monitor}: the settings of the destination QEMU are not as before: {error:#}; a helper process tries again for some minutes"
-            ));
-        }
+        report(monitor, result);
+    }
+}
+
+/// Prints why settings could not be restored.
+fn report(monitor: &UnixAddress, result: anyhow::Result<()>) {
+    if let Err(error) = result {
+        say(&format!(
+            "monitor {monitor}: the settings of the destination QEMU are not as before: {error:#}; a helper process tries again for some minutes"
+        ));
     }
 }
 
@@ -124,7 +144,11 @@ fn like_the_source(qmp: &mut Qmp, before: &mut Before, setup: &Setup) -> anyhow:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
+    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
+    use std::path::Path;
+    use std::thread::JoinHandle;
 
     #[test]
     fn another_qemu_at_the_same_path_gets_no_settings_of_the_former_one() {
@@ -145,5 +169,50 @@ mod tests {
         drop(first);
         assert!(settings.take(&None, socket_of(&monitor)).is_none());
         assert!(settings.lock().is_empty());
+    }
+    /// A monitor whose QEMU reports this status of its migration. Returns the commands that came.
+    fn monitor_at(path: &Path, status: &'static str) -> JoinHandle<Vec<String>> {
+        let listener = UnixListener::bind(path).unwrap();
+        std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let version = json!({ "qemu": { "major": 10, "minor": 0, "micro": 2 } });
+            let greeting = json!({ "QMP": { "version": version, "capabilities": [] } });
+            writeln!(stream, "{greeting}").unwrap();
+            let mut heard = Vec::new();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                heard.push(command["execute"].as_str().unwrap().to_owned());
+                let answer = match heard.last().unwrap().as_str() {
+                    "query-migrate" => json!({ "status": status }),
+                    "query-yank" => json!([]),
+                    "query-migrate-capabilities" => {
+                        json!([{ "capability": "multifd", "state": true }])
+                    }
+                    _ => json!({}),
+                };
+                writeln!(stream, "{}", json!({ "return": answer, "id": command["id"] })).unwrap();
+            }
+            heard
+        })
+    }
+
+    /// A QEMU that listens accepts no multifd any more: the next source needs what it has.
+    #[test]
+    fn a_source_that_leaves_before_its_migration_begins_costs_no_settings_of_a_qemu_that_listens() {
+        for (status, is_kept) in [("none", false), ("setup", true)] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("qmp");
+            let monitor: UnixAddress = format!("unix:{}", path.display()).parse().unwrap();
+            let qemu = monitor_at(&path, status);
+            let settings = FormerSettings::default();
+            let mut before = Before::default();
+            before.note_capability("multifd", false);
+            settings.lock().push(SetUp { target: None, socket: socket_of(&monitor), before });
+            settings.put_back_unused(&None, &monitor);
+            assert_eq!(settings.lock().len(), usize::from(is_kept), "{status}");
+            let heard = qemu.join().unwrap();
+            let is_set = heard.iter().any(|command| command == "migrate-set-capabilities");
+            assert_eq!(is_set, !is_kept, "{status}: {heard:?}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Changes QEMU's migration settings and restores them afterwards.
 
 use crate::save_leave::Leave;
+use crate::settings_claim::SettingsClaim;
 use crate::settings_keeper::{Former, Parameter, SettingsKeeper};
 use anyhow::{ensure, Context};
 use qmp::{MigrationInfo, Qmp, QmpError};
@@ -38,9 +39,22 @@ pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, boo
 
 impl Before {
     /// Claims the settings, and starts the process that restores them if this one is killed. Call
-    /// this before the monitor is opened.
+    /// this before the monitor is opened: the helper of a command that was killed may need it.
+    ///
+    /// # Errors
+    /// Another command has the settings for longer than 10 s, or no process can be started.
     pub(crate) fn with_keeper(qmp: &UnixAddress) -> anyhow::Result<Self> {
-        Ok(Self { keeper: Some(SettingsKeeper::start(qmp)?), ..Self::default() })
+        Self::with_claim(qmp, SettingsClaim::new(qmp)?)
+    }
+
+    /// The same for a destination, whose peer does not wait for another command to end: without the
+    /// claim if that is taken.
+    pub(crate) fn with_keeper_at_once(qmp: &UnixAddress) -> anyhow::Result<Self> {
+        Self::with_claim(qmp, SettingsClaim::if_free(qmp))
+    }
+
+    fn with_claim(qmp: &UnixAddress, claim: Option<SettingsClaim>) -> anyhow::Result<Self> {
+        Ok(Self { keeper: Some(SettingsKeeper::start(qmp, claim)?), ..Self::default() })
     }
 
     /// Sets capabilities, all or none, and records those that change.
@@ -130,6 +144,11 @@ impl Before {
     /// Sends the keeper the former settings. It has to have them before they change.
     fn tell(&mut self) -> anyhow::Result<()> {
         self.keeper.as_mut().map_or(Ok(()), |keeper| keeper.tell(&self.former))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn note_capability(&mut self, name: &str, former: bool) {
+        self.former.capabilities.push((name.to_owned(), former));
     }
 
     /// Whether nothing was changed, or is to be restored.

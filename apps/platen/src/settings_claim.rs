@@ -43,12 +43,13 @@ impl SettingsClaim {
         Self::within(monitor, PATIENCE)
     }
 
+    /// Claims the settings if nobody else has them.
+    pub(crate) fn if_free(monitor: &UnixAddress) -> Option<Self> {
+        UnixListener::bind_addr(&address_of(monitor)?).ok().map(Self)
+    }
+
     fn within(monitor: &UnixAddress, patience: Duration) -> anyhow::Result<Option<Self>> {
-        let Some((device, inode, birth)) = socket_of(monitor) else { return Ok(None) };
-        let birth = birth.and_then(|birth| birth.duration_since(UNIX_EPOCH).ok());
-        let birth = birth.unwrap_or_default().as_nanos();
-        let name = format!("platen-settings-{device:x}-{inode:x}-{birth:x}");
-        let address = SocketAddr::from_abstract_name(name).context("cannot claim the settings")?;
+        let Some(address) = address_of(monitor) else { return Ok(None) };
         let until = Instant::now() + patience;
         loop {
             match UnixListener::bind_addr(&address) {
@@ -60,8 +61,8 @@ impl SettingsClaim {
                     }
                     if let Some(user) = stranger(&address, monitor) {
                         say(&format!(
-                            "monitor {monitor}: user {user} claims QEMU's settings, and has no right \
-                             to this monitor: going on without the claim"
+                            "monitor {monitor}: user {user} claims QEMU's settings, and is neither \
+                             root nor the owner of this monitor: going on without the claim"
                         ));
                         return Ok(None);
                     }
@@ -81,6 +82,15 @@ impl SettingsClaim {
     pub(crate) fn as_output(&self) -> std::io::Result<Stdio> {
         Ok(OwnedFd::from(self.0.try_clone()?).into())
     }
+}
+
+/// The address of the claim; `None` if there is no monitor.
+fn address_of(monitor: &UnixAddress) -> Option<SocketAddr> {
+    let (device, inode, birth) = socket_of(monitor)?;
+    let birth = birth.and_then(|birth| birth.duration_since(UNIX_EPOCH).ok());
+    let birth = birth.unwrap_or_default().as_nanos();
+    let name = format!("platen-settings-{device:x}-{inode:x}-{birth:x}");
+    SocketAddr::from_abstract_name(name).ok()
 }
 
 /// The user who holds this claim, if it is neither root, nor this process's user, nor the owner of
@@ -112,10 +122,12 @@ mod tests {
         drop(first);
         let refused = claim().unwrap_err().to_string();
         assert!(refused.contains("still restores QEMU's settings"), "{refused}");
+        assert!(SettingsClaim::if_free(&monitor).is_none());
         helper.kill().unwrap();
         helper.wait().unwrap();
         assert!(claim().unwrap().is_some());
     }
+
     #[test]
     fn a_claim_of_a_user_without_a_right_to_the_monitor_holds_nothing_up() {
         if !rustix::process::geteuid().is_root() {

@@ -153,10 +153,8 @@ pub(crate) struct SettingsKeeper {
 }
 
 impl SettingsKeeper {
-    /// Starts the helper from this executable. It waits for the helper of a command that was
-    /// killed, which may need the monitor: this process must not be connected to it.
-    pub(crate) fn start(qmp: &UnixAddress) -> anyhow::Result<Self> {
-        let claim = SettingsClaim::new(qmp)?;
+    /// Starts the helper from this executable. The helper has the claim, too.
+    pub(crate) fn start(qmp: &UnixAddress, claim: Option<SettingsClaim>) -> anyhow::Result<Self> {
         let output = claim.as_ref().map_or_else(|| Ok(Stdio::null()), SettingsClaim::as_output);
         let output = output.context("cannot start the process that keeps settings")?;
         let mut command = Command::new("/proc/self/exe");
