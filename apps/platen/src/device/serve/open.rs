@@ -91,8 +91,7 @@ impl Opened {
         let dialled = if again { plan.swap_connections() } else { 0 };
         // The supervisor's helper attaches the disk.
         let attacher = inherited.disk.is_some() && supervisor.is_there();
-        // A supervisor that has just died has left this process to another one.
-        let attacher = attacher.then(parent_id).filter(|parent| *parent != 1);
+        let attacher = attacher.then(parent_id);
         let options = nbd::ServerOptions { dialled, attacher, ..plan.nbd_options() };
         let nbd = Server::new(Arc::clone(&device), options).context("NBD server")?;
         let nbd = Arc::new(nbd);
