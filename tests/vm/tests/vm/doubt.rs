@@ -65,7 +65,9 @@ impl Switchover {
         settings.with("downtime-limit", json!(1)).apply(&mut vm)?;
         let destination = stage.lab.incoming_for(&vm)?;
         let receive = platen::receive(&stage.lab, &destination, &[])?;
-        let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &[])?;
+        // A busy machine has taken longer than 30 s for a handshake.
+        let patient = ["--connect-timeout", "600"];
+        let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &patient)?;
         // Until it begins, the source QEMU reports the end of an earlier migration.
         let deadline = Instant::now() + LIMIT;
         while vm.monitor.migration_status()? != "pre-switchover" {
