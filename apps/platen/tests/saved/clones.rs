@@ -169,7 +169,7 @@ fn vms_that_would_write_to_one_file_are_refused_before_any_is_touched() {
     assert_eq!(statuses(&report), ["completed", "completed"]);
     drop(two);
     // The operator knows better: here all stay paused, since a QEMU has locked the file. Two that
-    // take it at the same moment may both run: each gives its locks up when it sees the other's.
+    // took it at the same moment have both run, and neither had the locks that keep others out.
     let _holder = start("holder", &disk, "", &[]).unwrap();
     let two =
         [start("four", &disk, "", &WAITS).unwrap(), start("five", &link, "", &WAITS).unwrap()];
