@@ -155,13 +155,14 @@ impl Saving<'_> {
         }
     }
 
-    /// Waits until QEMU reports the migration as completed.
+    /// Waits until QEMU reports the migration as completed, and behind that its VM as stopped for
+    /// good.
     fn left(&mut self) -> anyhow::Result<()> {
         let until = Instant::now() + VERDICT;
         loop {
             let info = self.qmp.query_migrate()?;
             match info.status() {
-                "completed" => return Ok(()),
+                "completed" if self.qmp.query_status()?.status != "finish-migrate" => return Ok(()),
                 "failed" | "cancelled" => {
                     let why = info.error_desc.clone().unwrap_or_default();
                     bail!("QEMU ended the migration at its end ({}) {why}", info.status());

@@ -1,6 +1,6 @@
 //! The end of a save at which the VM stays stopped, for the helper that acts if the command dies.
 
-use anyhow::Context;
+use anyhow::{ensure, Context};
 use qmp::{MigrationInfo, Qmp};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
@@ -45,10 +45,16 @@ impl Leave {
     }
 
     /// Whether QEMU has stopped the VM for this save.
+    ///
+    /// # Errors
+    /// The monitor's, or QEMU has completed the migration and not stopped the VM for good yet.
     pub(crate) fn has_stopped(&self, qmp: &mut Qmp, info: &MigrationInfo) -> anyhow::Result<bool> {
-        Ok(info.status() == "completed"
-            && Counters::of(info) == self.migration
-            && qmp.query_status()?.status == "postmigrate")
+        if info.status() != "completed" || Counters::of(info) != self.migration {
+            return Ok(false);
+        }
+        let vm = qmp.query_status()?.status;
+        ensure!(vm != "finish-migrate", "QEMU has not stopped the VM for good yet ('{vm}')");
+        Ok(vm == "postmigrate")
     }
 
     /// Lets a VM continue that this save has stopped, and of which there is no image. The command

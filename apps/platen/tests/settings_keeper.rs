@@ -314,6 +314,13 @@ fn a_vm_stopped_for_an_image_that_is_missing_continues() {
                 client.hear("query-status", json!({ "status": "postmigrate", "running": false }));
             }
         };
+        if normal == 5 {
+            // QEMU completes the migration first, and then stops the VM for good.
+            let mut client = Client::accept(&listener);
+            client.hear("query-migrate", info("completed"));
+            client.hear("query-status", json!({ "status": "finish-migrate", "running": false }));
+            client.hangs_up();
+        }
         let mut client = Client::accept(&listener);
         stopped(&mut client);
         if normal == 5 {
