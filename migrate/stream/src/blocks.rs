@@ -6,13 +6,33 @@ const MOST: usize = 1024;
 /// block's position, which costs only compression ratio.
 const MOST_SEEN: usize = 256;
 
-/// Addresses count from the start of a block, so pages of two blocks have the same addresses.
-/// Adding the position of its block gives each page its own address. A hint, like all of the
-/// tokeniser's results: two blocks with the same hash share a position.
+/// Where each RAM block of a VM begins, if they are laid out one behind the other. A hint: two
+/// blocks with the same hash share a position, and a block that is not in the table has position 0.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Blocks {
+pub struct BlockTable {
     /// Hash of the name, and position.
     known: Vec<(u64, u64)>,
+}
+
+impl BlockTable {
+    fn position(&self, name: &[u8]) -> u64 {
+        let hash = hash(name);
+        self.known.iter().find(|(known, _)| *known == hash).map_or(0, |(_, place)| *place)
+    }
+
+    /// The position of a block whose name ends at the first zero of `field`.
+    pub(crate) fn position_of_field(&self, field: &[u8]) -> u64 {
+        let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+        self.position(&field[..end])
+    }
+}
+
+/// Addresses count from the start of a block, so pages of two blocks have the same addresses.
+/// Adding the position of its block gives each page its own address. A hint, like all of the
+/// tokeniser's results.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Blocks {
+    table: BlockTable,
     /// Position behind the last block.
     end: u64,
     /// Position of the block of the current records.
@@ -23,6 +43,10 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
+    pub(crate) fn table(&self) -> &BlockTable {
+        &self.table
+    }
+
     /// Begins a feed.
     pub(crate) fn begin(&mut self) {
         self.seen.clear();
@@ -31,8 +55,8 @@ impl Blocks {
 
     /// Records a block table entry's name.
     pub(crate) fn listed(&mut self, name: &[u8]) {
-        if self.known.len() < MOST {
-            self.known.push((hash(name), self.end));
+        if self.table.known.len() < MOST {
+            self.table.known.push((hash(name), self.end));
         }
     }
 
@@ -43,10 +67,7 @@ impl Blocks {
 
     /// Records that from byte `at` of this feed on, records belong to the block of this name.
     pub(crate) fn named(&mut self, name: &[u8], at: usize) {
-        let hash = hash(name);
-        let found = self.known.iter().find(|(known, _)| *known == hash);
-        // A block that is not in the table gets the first block's position.
-        self.current = found.map_or(0, |(_, place)| *place);
+        self.current = self.table.position(name);
         if self.seen.len() < MOST_SEEN {
             self.seen.push((at, self.current));
         }

@@ -37,12 +37,14 @@ mod layout;
 mod main_channel;
 mod multifd;
 mod packed;
+mod places;
 mod resync;
 #[cfg(any(test, feature = "synth"))]
 pub mod synth;
 mod token;
 mod tokeniser;
 
+pub use blocks::BlockTable;
 pub use facts::Facts;
 pub use layout::multifd_header_len;
 pub use packed::{pack, unpack, worth_packing_without_codec, UnpackError, MAX_CHUNK};

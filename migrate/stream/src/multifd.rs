@@ -4,9 +4,11 @@
 //! first packet. The payload's length is never derived from `next_packet_size` alone: QEMU up to
 //! 8.1 leaves a stale value there in packets without pages.
 
+use crate::blocks::BlockTable;
 use crate::cursor::{be32, Feed, Gather};
 use crate::facts::Facts;
 use crate::layout::{is_page_size, multifd_header_len, MULTIFD_PACKET_SIZE};
+use crate::places::Places;
 use crate::token::Token;
 
 const INIT_LEN: usize = 64;
@@ -36,6 +38,10 @@ pub(crate) struct Channel {
     sync: bool,
     /// Ends of the SYNC packets completed in this feed, counted from its first byte.
     sync_ends: Vec<usize>,
+    /// Pages with bytes of the current packet.
+    normal: u32,
+    /// The addresses of pages, if they are wanted.
+    places: Option<Places>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +62,8 @@ impl Default for Channel {
             sized: false,
             sync: false,
             sync_ends: Vec::new(),
+            normal: 0,
+            places: None,
         }
     }
 }
@@ -63,12 +71,25 @@ impl Default for Channel {
 impl Channel {
     pub(crate) fn run(&mut self, feed: &mut Feed<'_>, facts: &mut Facts) {
         self.sync_ends.clear();
+        if let Some(places) = &mut self.places {
+            places.begin();
+        }
         while feed.skip(&mut self.skip) && self.step(feed, facts).is_some() {}
     }
 
     /// See [`crate::Tokeniser::sync_ends`].
     pub(crate) fn sync_ends(&self) -> &[usize] {
         &self.sync_ends
+    }
+
+    /// See [`crate::Tokeniser::find_places`].
+    pub(crate) fn find_places(&mut self, blocks: &BlockTable) {
+        self.places.get_or_insert_with(|| Places::new(blocks.clone()));
+    }
+
+    /// See [`crate::Tokeniser::places`].
+    pub(crate) fn places(&self) -> &[u64] {
+        self.places.as_ref().map_or(&[], Places::of_feed)
     }
 
     /// One transition; `None` when it needs bytes of the next feed.
@@ -117,7 +138,7 @@ impl Channel {
                 let len = multifd_header_len(packet.page_size);
                 if rest.len() >= len {
                     feed.take(Token::MultifdHeader, len);
-                    return self.packet(packet, facts);
+                    return self.packet(packet, Some(&rest[..len]), facts);
                 }
             }
         }
@@ -138,13 +159,18 @@ impl Channel {
             return self.opaque(facts);
         };
         self.skip = (multifd_header_len(packet.page_size) - FIELDS_LEN) as u64;
-        self.packet(packet, facts)
+        self.packet(packet, None, facts)
     }
 
-    /// Continues behind the header of `packet`, or behind the part that `skip` covers.
-    fn packet(&mut self, packet: Packet, facts: &mut Facts) -> Option<()> {
+    /// Continues behind the header of `packet`, or behind the part that `skip` covers. `header` are
+    /// its bytes, if one feed has them all.
+    fn packet(&mut self, packet: Packet, header: Option<&[u8]>, facts: &mut Facts) -> Option<()> {
         self.sized = true;
         self.sync = packet.sync;
+        self.normal = packet.normal;
+        if let Some(places) = &mut self.places {
+            places.packet(header, packet.normal);
+        }
         facts.page_size = packet.page_size;
         facts.packets += 1;
         facts.normal += u64::from(packet.normal);
@@ -175,6 +201,10 @@ impl Channel {
         let count = left.min(feed.rest().len() as u64) / size;
         if cut == 0 && count > 0 {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
+            if let Some(places) = &mut self.places {
+                let first = self.normal as usize - usize::try_from(left / size).unwrap_or(0);
+                places.bodies(first..first + count as usize);
+            }
             feed.take(Token::Bodies { count }, count as usize * facts.page_size);
             left -= u64::from(count) * size;
         }

@@ -1,5 +1,6 @@
 //! The tokeniser: one per direction of one connection.
 
+use crate::blocks::BlockTable;
 use crate::cursor::Feed;
 use crate::facts::Facts;
 use crate::layout::is_page_size;
@@ -122,6 +123,35 @@ impl Tokeniser {
         match &self.parser {
             Parser::Main(main) => main.blocks(),
             Parser::Multifd(_) | Parser::Other => &[],
+        }
+    }
+
+    /// Main: where each RAM block begins that the block table has listed so far; empty on other
+    /// connections.
+    pub fn block_table(&self) -> BlockTable {
+        match &self.parser {
+            Parser::Main(main) => main.block_table().clone(),
+            Parser::Multifd(_) | Parser::Other => BlockTable::default(),
+        }
+    }
+
+    /// Multifd: finds the addresses of pages (see [`Self::places`]) from the first packet on that
+    /// begins after this, with the block table of the VM's main channel. Only the first call has an
+    /// effect.
+    pub fn find_places(&mut self, blocks: &BlockTable) {
+        if let Parser::Multifd(channel) = &mut self.parser {
+            channel.find_places(blocks);
+        }
+    }
+
+    /// Multifd: the addresses of the pages that the last feed's [`Token::Bodies`] cover, in their
+    /// order: each is unique in the VM, as with [`Self::blocks`]. `u64::MAX` for a page whose
+    /// packet's header was split by a feed, or came before [`Self::find_places`]. Empty if that was
+    /// not called.
+    pub fn places(&self) -> &[u64] {
+        match &self.parser {
+            Parser::Multifd(channel) => channel.places(),
+            Parser::Main(_) | Parser::Other => &[],
         }
     }
 

@@ -383,3 +383,45 @@ fn records_are_of_the_block_that_was_named_last_wherever_the_stream_is_cut() {
         assert!(size < 1 << 20 || seen == expected, "{seen:x?}");
     }
 }
+
+/// The addresses of a channel's bodies, from the block table of the main channel.
+#[test]
+fn bodies_of_a_packet_have_their_places_wherever_the_channel_is_cut() {
+    let mut main = begun(&plain());
+    main.block_table(&[("ram-node0", 1 << 30), ("ram-node1", 1 << 30)]).end_of_section();
+    let mut of_main = Tokeniser::new(Kind::Main, PAGE);
+    of_main.feed(&main.take(), &mut Vec::new());
+    let blocks = of_main.block_table();
+    let mut channel = ChannelStream::new(Style::Qemu92, PAGE, 0);
+    let mut expected = Vec::new();
+    let places = [("ram-node0", 0), ("new", 0), ("ram-node1", 1 << 30)];
+    for (block, place) in places {
+        let page = [7; PAGE];
+        let pages = [(0x5000, Some(&page[..])), (0x6000, None), (0x9000, Some(&page[..]))];
+        channel.packet(1, block, &pages, block == "new");
+        expected.extend([place + 0x5000, place + 0x9000]);
+    }
+    let bytes = channel.take();
+    for size in [1, 7, 333, 5000, 20_000, 1 << 20] {
+        let mut tokeniser = Tokeniser::new(Kind::Multifd, PAGE);
+        tokeniser.find_places(&blocks);
+        let (mut seen, mut tokens) = (Vec::new(), Vec::new());
+        for piece in bytes.chunks(size) {
+            tokens.clear();
+            tokeniser.feed(piece, &mut tokens);
+            let bodies = tokens.iter().map(|token| match token {
+                Token::Bodies { count } => *count as usize,
+                _ => 0,
+            });
+            assert_eq!(tokeniser.places().len(), bodies.sum::<usize>());
+            seen.extend(tokeniser.places());
+        }
+        // A packet whose header was split has pages without an address.
+        assert!(seen.iter().all(|page| *page == u64::MAX || expected.contains(page)), "{seen:x?}");
+        assert!(size < 1 << 20 || seen == expected, "{seen:x?}");
+    }
+    // Nobody has asked.
+    let mut tokeniser = Tokeniser::new(Kind::Multifd, PAGE);
+    tokeniser.feed(&bytes, &mut Vec::new());
+    assert!(tokeniser.places().is_empty());
+}

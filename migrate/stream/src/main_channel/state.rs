@@ -1,6 +1,6 @@
 //! The parser's state in the main channel, and the transitions common to all parts of the grammar.
 
-use crate::blocks::Blocks;
+use crate::blocks::{BlockTable, Blocks};
 use crate::cursor::{Feed, Gather};
 use crate::facts::Facts;
 use crate::handlers::{At, Handler};
@@ -151,6 +151,10 @@ impl Main {
     /// position among all blocks.
     pub(crate) fn blocks(&self) -> &[(usize, u64)] {
         &self.blocks.seen
+    }
+
+    pub(crate) fn block_table(&self) -> &BlockTable {
+        self.blocks.table()
     }
 
     pub(super) fn next(&mut self, state: State) -> Option<()> {
