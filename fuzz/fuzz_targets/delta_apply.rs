@@ -5,8 +5,12 @@
 //! (u16), the table, and the chunk's bytes, which are repeated.
 #![no_main]
 
-use delta::{fill, PageReader, Receiver, Sender, RECORD_HEAD, TABLE_ROOM};
+use delta::{
+    fill, ChannelCache, ChannelSender, Layout, PageReader, Receiver, Sender, Table, RECORD_HEAD,
+    TABLE_ROOM,
+};
 use libfuzzer_sys::fuzz_target;
+use std::sync::Arc;
 
 const PAGE: usize = 64;
 /// Pages of the seed.
@@ -29,7 +33,10 @@ fuzz_target!(|input: &[u8]| {
     let cache = u64::from(*slots) * PAGE as u64;
 
     let mut receiver = Receiver::new(cache, PAGE);
-    for seed in [0, SEED, 0] {
+    for (seed, layout) in
+        [(0, Layout::Records), (SEED, Layout::Records), (0, Layout::Bodies), (SEED, Layout::Bodies)]
+    {
+        let table = Table { bytes: table, layout };
         let mut chunk = plain.clone();
         // As many pages of the seed are put into the chunk as the receiver then leaves alone.
         let slots = (u32::from(*slots), seed);
@@ -49,7 +56,26 @@ fuzz_target!(|input: &[u8]| {
         pass.records(0, address, usize::from(*pages));
         let (table_len, sent) = pass.finish();
         let (chunk, table) = chunk.split_at_mut(len);
-        assert_eq!(receiver.apply(chunk, &table[..table_len], 0), Ok(sent));
+        assert_eq!(receiver.apply(chunk, table[..table_len].as_ref().into(), 0), Ok(sent));
+        assert!(chunk == &plain[..]);
+    }
+
+    // The same pages on a multifd channel, with a SYNC after every other chunk.
+    let shared = Arc::new(ChannelCache::new(cache, PAGE));
+    let mut sender = ChannelSender::new(u32::from(*slots), PAGE);
+    sender.set_cache(Some(shared));
+    let mut receiver = Receiver::of_channel(Arc::new(ChannelCache::new(cache, PAGE)));
+    for (nth, byte) in (0..).zip(bytes.iter().take(8)) {
+        let mut chunk = plain.clone();
+        chunk.resize(len + TABLE_ROOM, 0);
+        let mut pass = sender.begin((&mut chunk, len), None, (nth / 2, true));
+        let places: Vec<_> =
+            (u64::from(*byte)..).map(|number| number * PAGE as u64).take(len / PAGE).collect();
+        pass.bodies(0, len / PAGE, &places);
+        let (table_len, sent) = pass.finish();
+        let (chunk, table) = chunk.split_at_mut(len);
+        let table = Table { bytes: &table[..table_len], layout: Layout::Bodies };
+        assert_eq!(receiver.apply(chunk, table, 0), Ok(sent));
         assert!(chunk == &plain[..]);
     }
 });

@@ -127,9 +127,9 @@ pub(crate) struct SourceOptions {
     pub(crate) links: u16,
     /// Memory, here and at the receiver, for a copy of each page as it was last sent. A page that
     /// is sent again then crosses the network as its difference from that copy. platen allocates
-    /// the memory as it needs it, and only for a single stream; --codec auto uses it only while the
-    /// link is slower than the CPUs. 0 turns differences off; 64G at most [default: 256M or 1/16 of
-    /// the available memory, the smaller, with --codec auto; else 0]
+    /// the memory as it needs it; --codec auto uses it only while the link is slower than the CPUs.
+    /// 0 turns differences off; 64G at most [default: 256M or 1/16 of the available memory, the
+    /// smaller, with --codec auto; else 0]
     // QEMU's xbzrle-cache-size is 64M. Guests that do not converge over a slow link write to more
     // than that, and a slot serves one page only; with a named codec nothing shows whether the
     // copies cost more than they save.

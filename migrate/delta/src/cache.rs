@@ -1,7 +1,7 @@
 //! Slots of one page each, whose memory is allocated on first use.
 
 /// Pages allocated at a time.
-const SEGMENT: usize = 256;
+pub(crate) const SEGMENT: usize = 256;
 
 /// Number of slots of a cache of `bytes`, for pages of `page_size` bytes.
 pub fn slots(bytes: u64, page_size: usize) -> u32 {

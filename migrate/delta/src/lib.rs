@@ -36,6 +36,8 @@
 
 mod budget;
 mod cache;
+mod channels;
+mod output;
 mod receiver;
 mod seed;
 mod sender;
@@ -43,6 +45,7 @@ mod table;
 
 pub use budget::Budget;
 pub use cache::slots;
+pub use channels::{ChannelCache, ChannelPass, ChannelSender};
 pub use receiver::{Receiver, TableError};
 pub use seed::{
     fill, offer, page_hash, refers_to_seed, FillError, Known, OfferError, PageHash, PageReader,
@@ -53,8 +56,42 @@ pub use sender::{Pass, Sender};
 /// The most bytes of a table. 128 pages with unrelated addresses need 1,200.
 pub const TABLE_ROOM: usize = 2048;
 
-/// Bytes before each page of a run: the record's address and flags.
+/// Bytes before each page of a main stream: the record's address and flags.
 pub const RECORD_HEAD: usize = 8;
+
+/// The bytes between the pages of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// [`RECORD_HEAD`] bytes before each page.
+    Records,
+    /// None: the pages of a multifd packet.
+    Bodies,
+}
+
+/// A table as it was received.
+#[derive(Clone, Copy, Debug)]
+pub struct Table<'a> {
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// That of the chunk.
+    pub layout: Layout,
+}
+
+impl<'a> From<&'a [u8]> for Table<'a> {
+    /// A table of records.
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { bytes, layout: Layout::Records }
+    }
+}
+
+impl Layout {
+    fn between(self) -> usize {
+        match self {
+            Self::Records => RECORD_HEAD,
+            Self::Bodies => 0,
+        }
+    }
+}
 
 /// Counts of the pages in a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

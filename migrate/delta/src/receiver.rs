@@ -1,8 +1,10 @@
 //! The receiver's half. Its input comes from a peer.
 
-use crate::cache::Cache;
-use crate::table::Runs;
-use crate::Counts;
+use crate::cache::{Cache, SEGMENT};
+use crate::channels::{ChannelCache, Segment};
+use crate::table::{Run, Runs};
+use crate::{Counts, Table};
+use std::sync::{Arc, MutexGuard};
 
 /// Why a table is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,9 +65,17 @@ pub enum TableError {
 /// The receiver of one stream, for the stream's whole life.
 #[derive(Debug)]
 pub struct Receiver {
-    cache: Cache,
+    cache: Slots,
+    page_size: usize,
     /// The first slot of the seed.
     base: u32,
+}
+
+#[derive(Debug)]
+enum Slots {
+    Own(Cache),
+    /// The slots of all multifd channels.
+    Shared(Arc<ChannelCache>),
 }
 
 impl Receiver {
@@ -74,13 +84,20 @@ impl Receiver {
     pub fn new(bytes: u64, page_size: usize) -> Self {
         let cache = Cache::new(bytes, page_size);
         let base = u32::try_from(cache.slots()).unwrap_or(u32::MAX);
-        Self { cache, base }
+        Self { cache: Slots::Own(cache), page_size, base }
     }
 
     /// Creates a receiver without a cache, for a stream whose tables refer only to the seed of the
     /// session, whose slots begin at `base`.
     pub fn without_cache(base: u32, page_size: usize) -> Self {
-        Self { cache: Cache::new(0, page_size), base }
+        Self { cache: Slots::Own(Cache::new(0, page_size)), page_size, base }
+    }
+
+    /// Creates a receiver for a multifd channel. The caller applies a table of epoch k once every
+    /// channel has had its k-th SYNC.
+    pub fn of_channel(cache: Arc<ChannelCache>) -> Self {
+        let base = u32::try_from(cache.slots()).unwrap_or(u32::MAX);
+        Self { page_size: cache.page_size(), cache: Slots::Shared(cache), base }
     }
 
     /// Turns the differences in `plain` into pages, as `table` describes. Runs that refer to the
@@ -92,39 +109,81 @@ impl Receiver {
     pub fn apply(
         &mut self,
         plain: &mut [u8],
-        table: &[u8],
+        table: Table<'_>,
         seed: u32,
     ) -> Result<Counts, TableError> {
-        let page = self.cache.page_size();
-        let slots = self.cache.slots();
+        let slots = match &self.cache {
+            Slots::Own(cache) => cache.slots(),
+            Slots::Shared(cache) => cache.slots(),
+        };
         let mut counts = Counts::default();
-        let mut runs = Runs::new(table, plain.len(), page);
+        let mut runs = Runs::new(table, plain.len(), self.page_size);
         while let Some(run) = runs.next()? {
             if seed > 0 && run.slot >= self.base {
                 run.check_seed((self.base, seed))?;
                 counts.seeded += run.pages;
                 continue;
             }
-            let (first_slot, pages) = (run.slot, run.pages);
-            if u64::from(first_slot) + pages > slots as u64 {
-                return Err(TableError::Slots { pages, slot: first_slot, slots });
+            let (slot, pages) = (run.slot, run.pages);
+            if u64::from(slot) + pages > slots as u64 {
+                return Err(TableError::Slots { pages, slot, slots });
             }
-            for (i, record) in plain[run.bytes.clone()].chunks_mut(run.stride).enumerate() {
-                let slot = first_slot as usize + i;
-                let old = self.cache.page(slot).ok_or(TableError::NoMemory { slot })?;
-                let new = &mut record[..page];
-                if run.is_difference(i) {
-                    for (new, old) in new.iter_mut().zip(old) {
-                        *old ^= *new;
-                        *new = *old;
-                    }
-                    counts.deltas += 1;
-                } else {
-                    old.copy_from_slice(new);
-                }
-            }
+            counts.deltas += self.run(&run, &mut plain[run.bytes.clone()])?;
             counts.stored += pages;
         }
         Ok(counts)
+    }
+
+    /// Applies a run, whose slots exist, to its bytes of the chunk. Returns the number of
+    /// differences.
+    fn run(&mut self, run: &Run<'_>, bytes: &mut [u8]) -> Result<u64, TableError> {
+        let (page, mut deltas) = (self.page_size, 0);
+        let mut pages = Pages::of(&mut self.cache);
+        for (i, record) in bytes.chunks_mut(run.stride).enumerate() {
+            let slot = run.slot as usize + i;
+            let old = pages.page(slot).ok_or(TableError::NoMemory { slot })?;
+            let new = &mut record[..page];
+            if run.is_difference(i) {
+                for (new, old) in new.iter_mut().zip(old) {
+                    *old ^= *new;
+                    *new = *old;
+                }
+                deltas += 1;
+            } else {
+                old.copy_from_slice(new);
+            }
+        }
+        Ok(deltas)
+    }
+}
+
+/// The pages of one run.
+enum Pages<'a> {
+    Own(&'a mut Cache),
+    /// With the segment of the last page, locked: a lock for each page would cost more.
+    Shared(&'a ChannelCache, usize, Option<MutexGuard<'a, Segment>>),
+}
+
+impl<'a> Pages<'a> {
+    fn of(slots: &'a mut Slots) -> Self {
+        match slots {
+            Slots::Own(cache) => Self::Own(cache),
+            Slots::Shared(cache) => Self::Shared(cache, usize::MAX, None),
+        }
+    }
+
+    fn page(&mut self, slot: usize) -> Option<&mut [u8]> {
+        match self {
+            Self::Own(cache) => cache.page(slot),
+            Self::Shared(cache, segment, guard) => {
+                if slot / SEGMENT != *segment {
+                    // Never two locks at once.
+                    *guard = None;
+                    *guard = Some(cache.segment(slot));
+                    *segment = slot / SEGMENT;
+                }
+                guard.as_mut()?.page(slot, cache.page_size())
+            }
+        }
     }
 }

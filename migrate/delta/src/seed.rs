@@ -11,7 +11,7 @@
 //! the plain bytes (W12) is compared before a byte is written to QEMU.
 
 use crate::table::Runs;
-use crate::TableError;
+use crate::{Table, TableError};
 use aws_lc_rs::digest::{Context, SHA256};
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -180,7 +180,7 @@ pub enum FillError {
 
 /// Whether a table refers to the seed, whose slots begin at `base`; also of a table that is
 /// invalid behind that.
-pub fn refers_to_seed(table: &[u8], plain_len: usize, page_size: usize, base: u32) -> bool {
+pub fn refers_to_seed(table: Table<'_>, plain_len: usize, page_size: usize, base: u32) -> bool {
     let mut runs = Runs::new(table, plain_len, page_size);
     std::iter::from_fn(|| runs.next().ok().flatten()).any(|run| run.slot >= base)
 }
@@ -193,7 +193,7 @@ pub fn refers_to_seed(table: &[u8], plain_len: usize, page_size: usize, base: u3
 /// The table is invalid, or a page cannot be read. The contents of the chunk are then unspecified.
 pub fn fill(
     plain: &mut [u8],
-    table: &[u8],
+    table: Table<'_>,
     page_size: usize,
     (base, pages): (u32, u32),
     reader: &mut dyn PageReader,

@@ -1,14 +1,9 @@
 //! The sender's half: chooses each page's slot, and which pages go as a difference.
 
 use crate::cache::Cache;
-use crate::table::{Writer, RUN_HEAD};
-use crate::{Counts, Known, RECORD_HEAD, TABLE_ROOM};
-
-/// A page goes as a difference while at most one in this many of its words has changed. For pages
-/// that a real guest changed within 10 s (4460 pages) and 60 s (2048 pages), zstd 1 gives 5.85 and
-/// 4.22 MB without differences. With differences for up to a quarter of the words it gives 3.02 and
-/// 3.83 MB, for a half 2.77 and 3.81, for all pages 2.90 and 5.25 (`examples/threshold`).
-const CHANGED: usize = 2;
+use crate::output::Output;
+use crate::table::RUN_HEAD;
+use crate::{Counts, Known, Layout, RECORD_HEAD, TABLE_ROOM};
 
 /// The sender of one stream, for the stream's whole life.
 #[derive(Debug)]
@@ -25,6 +20,8 @@ pub struct Sender {
     /// One more than the highest page number so far. QEMU sends all pages in ascending order first:
     /// a lower number is a page that is sent again, whether or not it is in the cache.
     highest: u64,
+    /// Whether a page was processed.
+    is_used: bool,
 }
 
 impl Sender {
@@ -34,13 +31,18 @@ impl Sender {
         let cache = Cache::new(bytes, page_size);
         let owners = vec![0; cache.slots()];
         let base = u32::try_from(cache.slots()).unwrap_or(u32::MAX);
-        Self { cache, base, owners, caches: true, stores_new: true, highest: 0 }
+        Self { cache, base, owners, caches: true, stores_new: true, highest: 0, is_used: false }
     }
 
     /// Creates a sender without a cache, for a stream whose tables refer only to the seed of the
     /// session, whose slots begin at `base`.
     pub fn without_cache(base: u32, page_size: usize) -> Self {
         Self { base, ..Self::new(0, page_size) }
+    }
+
+    /// Whether there is a cache, and no page was processed yet.
+    pub fn has_cache_unused(&self) -> bool {
+        self.cache.slots() > 0 && !self.is_used
     }
 
     /// Whether to use the cache; at first it is used.
@@ -78,17 +80,8 @@ impl Sender {
         len: usize,
         known: Option<&'a Known>,
     ) -> Pass<'a> {
-        let (plain, table) = chunk.split_at_mut(len);
-        Pass {
-            sender: self,
-            known,
-            hashed: 0,
-            plain,
-            table: Writer::new(table),
-            at: 0,
-            slot: 0,
-            counts: Counts::default(),
-        }
+        let out = Output::new(chunk, len, (self.cache.page_size(), Layout::Records));
+        Pass { sender: self, known, hashed: 0, out }
     }
 }
 
@@ -98,19 +91,14 @@ pub struct Pass<'a> {
     known: Option<&'a Known>,
     /// Pages whose hash was computed.
     hashed: u64,
-    plain: &'a mut [u8],
-    table: Writer<'a>,
-    /// Offset behind the last page in the table.
-    at: usize,
-    /// The slot behind the last page's.
-    slot: u32,
-    counts: Counts,
+    out: Output<'a>,
 }
 
 impl Pass<'_> {
     /// Adds `count` records from byte `at` on. Each is [`RECORD_HEAD`] bytes and a page; the pages
     /// have consecutive addresses from `address` on. Records come in the order of the chunk.
     pub fn records(&mut self, at: usize, address: u64, count: usize) {
+        self.sender.is_used = true;
         let stride = RECORD_HEAD + self.sender.cache.page_size();
         let number = address / self.sender.cache.page_size() as u64;
         // The pages from `begin` on are not in the table yet. `run` is a run of pages of the seed:
@@ -125,7 +113,7 @@ impl Pass<'_> {
                 if slot.is_some() && slot == next {
                     continue;
                 }
-                self.seed_run(at + first * stride + RECORD_HEAD, first_slot, i - first);
+                self.out.seed_run(at + first * stride + RECORD_HEAD, first_slot, i - first);
                 (begin, run) = (i, None);
             }
             if let Some(slot) = slot {
@@ -140,10 +128,11 @@ impl Pass<'_> {
     /// Adds `count` pages from byte `at` on, without bytes between them: those of a multifd packet,
     /// which has the addresses elsewhere. Only the seed knows such pages.
     pub fn bodies(&mut self, at: usize, count: usize) {
+        self.sender.is_used = true;
         let page = self.sender.cache.page_size();
         for body in (at..).step_by(page).take(count) {
             if let Some(slot) = self.find(body) {
-                self.seed_run(body, slot, 1);
+                self.out.seed_run(body, slot, 1);
             }
         }
     }
@@ -152,35 +141,8 @@ impl Pass<'_> {
     fn find(&mut self, at: usize) -> Option<u32> {
         let known = self.known?;
         self.hashed += 1;
-        let number = known.find(&self.plain[at..at + self.sender.cache.page_size()])?;
+        let number = known.find(&self.out.plain[at..at + self.sender.cache.page_size()])?;
         self.sender.base.checked_add(number)
-    }
-
-    /// Adds a run of pages of the seed, whose bodies become zeros, as far as there is room.
-    fn seed_run(&mut self, body: usize, slot: u32, n: usize) {
-        let page = self.sender.cache.page_size();
-        if self.table.room() < RUN_HEAD + n.div_ceil(8) {
-            return;
-        }
-        let bits = self.head(body, slot, n);
-        for i in 0..n {
-            *self.table.at(bits + i / 8) |= 1 << (i % 8);
-            let from = body + i * (RECORD_HEAD + page);
-            self.plain[from..from + page].fill(0);
-        }
-        self.counts.seeded += n as u64;
-    }
-
-    /// Writes the head of a run, up to its bits, and returns the offset of these.
-    fn head(&mut self, body: usize, slot: u32, n: usize) -> usize {
-        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        self.table.varint(number(body - self.at));
-        self.table.varint(number(n));
-        // Both are below 2^32, and so is their difference modulo 2^32.
-        self.table.signed(slot.wrapping_sub(self.slot).cast_signed());
-        self.at = body + n * (RECORD_HEAD + self.sender.cache.page_size()) - RECORD_HEAD;
-        self.slot = slot.wrapping_add(number(n));
-        self.table.reserve(n.div_ceil(8))
     }
 
     /// Adds the pages that are to be stored, from number `address` on.
@@ -196,9 +158,7 @@ impl Pass<'_> {
             let slot = usize::try_from(address % slots as u64).unwrap_or(0);
             let n = left.min(slots - slot).min((TABLE_ROOM - RUN_HEAD) * 8);
             let (n, stored) = self.sender.alike(address, slot, n);
-            if stored
-                && (self.table.room() < RUN_HEAD + n.div_ceil(8) || !self.run(at, address, slot, n))
-            {
+            if stored && (!self.out.has_room(n) || !self.run(at, address, slot, n)) {
                 return;
             }
             at += n * (RECORD_HEAD + page);
@@ -214,23 +174,14 @@ impl Pass<'_> {
             return false;
         }
         let body = at + RECORD_HEAD;
-        let bits = self.head(body, u32::try_from(slot).unwrap_or(u32::MAX), n);
+        let bits = self.out.head(body, u32::try_from(slot).unwrap_or(u32::MAX), n);
         for i in 0..n {
-            let from = body + i * (RECORD_HEAD + page);
-            let new = &mut self.plain[from..from + page];
             let owner = &mut self.sender.owners[slot + i];
             let Some(old) = self.sender.cache.page(slot + i) else { continue };
             let number = address + i as u64 + 1;
-            if *owner == number && changed(new, old) <= page / 8 / CHANGED {
-                *self.table.at(bits + i / 8) |= 1 << (i % 8);
-                difference(new, old);
-                self.counts.deltas += 1;
-            } else {
-                old.copy_from_slice(new);
-                *owner = number;
-            }
+            let is_former = std::mem::replace(owner, number) == number;
+            self.out.page((bits, i), body + i * (RECORD_HEAD + page), old, is_former);
         }
-        self.counts.stored += n as u64;
         true
     }
 
@@ -239,26 +190,12 @@ impl Pass<'_> {
     pub fn unknown(&self) -> f64 {
         match self.hashed {
             0 => 0.0,
-            hashed => 1.0 - self.counts.seeded as f64 / hashed as f64,
+            hashed => 1.0 - self.out.counts.seeded as f64 / hashed as f64,
         }
     }
 
     /// Returns the table's length and its counts.
     pub fn finish(self) -> (usize, Counts) {
-        (self.table.len(), self.counts)
-    }
-}
-
-/// Number of words that differ.
-fn changed(new: &[u8], old: &[u8]) -> usize {
-    new.chunks_exact(8).zip(old.chunks_exact(8)).filter(|(new, old)| new != old).count()
-}
-
-/// Puts the difference into `new`, and `new` into `old`.
-fn difference(new: &mut [u8], old: &mut [u8]) {
-    for (new, old) in new.iter_mut().zip(old) {
-        let difference = *new ^ *old;
-        *old = *new;
-        *new = difference;
+        self.out.finish()
     }
 }

@@ -1,6 +1,6 @@
 //! The parts of a table: numbers of 32 bits ([`varint`]), and bits.
 
-use crate::{TableError, RECORD_HEAD, TABLE_ROOM};
+use crate::{Layout, Table, TableError, TABLE_ROOM};
 use std::ops::Range;
 
 /// The longest head of a run: gap, pages, step.
@@ -126,6 +126,7 @@ pub(crate) struct Runs<'a> {
     reader: Reader<'a>,
     plain_len: usize,
     page_size: usize,
+    layout: Layout,
     /// Offset behind the last page.
     at: u64,
     /// The slot behind the last page's.
@@ -133,8 +134,9 @@ pub(crate) struct Runs<'a> {
 }
 
 impl<'a> Runs<'a> {
-    pub(crate) fn new(table: &'a [u8], plain_len: usize, page_size: usize) -> Self {
-        Self { reader: Reader::new(table), plain_len, page_size, at: 0, slot: 0 }
+    pub(crate) fn new(table: Table<'a>, plain_len: usize, page_size: usize) -> Self {
+        let Table { bytes, layout } = table;
+        Self { reader: Reader::new(bytes), plain_len, page_size, layout, at: 0, slot: 0 }
     }
 
     /// The next run; `None` at the end of the table.
@@ -147,9 +149,10 @@ impl<'a> Runs<'a> {
         let gap = self.reader.varint().ok_or(broken)?;
         let pages = u64::from(self.reader.varint().ok_or(broken)?);
         let step = self.reader.signed().ok_or(broken)?;
-        let stride = RECORD_HEAD + self.page_size;
+        let between = self.layout.between();
+        let stride = between + self.page_size;
         let from = self.at + u64::from(gap);
-        let end = from + (pages * stride as u64).saturating_sub(RECORD_HEAD as u64);
+        let end = from + (pages * stride as u64).saturating_sub(between as u64);
         let (first, last) = match (usize::try_from(from), usize::try_from(end)) {
             (Ok(first), Ok(last)) if pages > 0 && last <= self.plain_len => (first, last),
             _ => return Err(TableError::Pages { pages, from, len: self.plain_len }),

@@ -88,7 +88,7 @@ proptest! {
             let (table_len, sent) = send(&mut sender, &mut chunk, plain.len(), &runs);
             prop_assert!(table_len <= room);
             let (travelling, table) = chunk.split_at_mut(plain.len());
-            let took = receiver.apply(travelling, &table[..table_len], 0);
+            let took = receiver.apply(travelling, table[..table_len].as_ref().into(), 0);
             prop_assert_eq!(took, Ok(sent));
             prop_assert!(travelling == &plain[..]);
         }
@@ -102,7 +102,7 @@ proptest! {
     ) {
         let mut receiver = Receiver::new(slots * PAGE as u64, PAGE);
         let mut plain = vec![7; len];
-        if let Err(error) = receiver.apply(&mut plain, &table, 0) {
+        if let Err(error) = receiver.apply(&mut plain, table.as_slice().into(), 0) {
             prop_assert!(!error.to_string().is_empty());
         }
     }
@@ -179,7 +179,7 @@ fn pages_beyond_a_full_table_are_sent_whole() {
         let (len, counts) = send(&mut sender, &mut chunk, plain.len(), &runs);
         assert!(len <= TABLE_ROOM && (200..1000).contains(&counts.stored), "{len} {counts:?}");
         let (travelling, table) = chunk.split_at_mut(plain.len());
-        assert_eq!(receiver.apply(travelling, &table[..len], 0), Ok(counts));
+        assert_eq!(receiver.apply(travelling, table[..len].as_ref().into(), 0), Ok(counts));
         assert!(travelling == &plain[..]);
     }
 }
@@ -189,7 +189,7 @@ fn a_wrong_table_is_named() {
     let wrong = |table: &[u8]| {
         let mut receiver = Receiver::new(16 * PAGE as u64, PAGE);
         let mut plain = vec![0; 4 * RECORD];
-        receiver.apply(&mut plain, table, 0).unwrap_err().to_string()
+        receiver.apply(&mut plain, table.into(), 0).unwrap_err().to_string()
     };
     // gap, pages, step (zigzag), bits.
     assert!(wrong(&[8, 1]).contains("of 2 bytes breaks off"));

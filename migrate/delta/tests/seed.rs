@@ -87,9 +87,9 @@ proptest! {
             prop_assert!(*with_cache || counts.stored == 0);
             let (travelling, table) = chunk.split_at_mut(plain.len());
             let table = &table[..len];
-            let filled = fill(travelling, table, PAGE, seed, &mut Reader(&shelf, Vec::new()));
+            let filled = fill(travelling, (*table).into(), PAGE, seed, &mut Reader(&shelf, Vec::new()));
             prop_assert_eq!(filled, Ok(counts.seeded));
-            prop_assert_eq!(receiver.apply(travelling, table, seed.1), Ok(counts));
+            prop_assert_eq!(receiver.apply(travelling, (*table).into(), seed.1), Ok(counts));
             prop_assert!(travelling == &plain[..]);
         }
     }
@@ -115,9 +115,9 @@ proptest! {
         prop_assert_eq!(counts.seeded, on_shelf as u64);
         let (travelling, table) = chunk.split_at_mut(plain.len());
         let seed = (base, shelf.pages());
-        fill(travelling, &table[..len], PAGE, seed, &mut Reader(&shelf, Vec::new())).unwrap();
+        fill(travelling, table[..len].as_ref().into(), PAGE, seed, &mut Reader(&shelf, Vec::new())).unwrap();
         let mut receiver = Receiver::without_cache(base, PAGE);
-        prop_assert_eq!(receiver.apply(travelling, &table[..len], seed.1), Ok(counts));
+        prop_assert_eq!(receiver.apply(travelling, table[..len].as_ref().into(), seed.1), Ok(counts));
         prop_assert!(travelling == &plain[..]);
     }
 
@@ -130,9 +130,9 @@ proptest! {
         let shelf = Shelf(vec![1, 2, 3]);
         let mut plain = vec![7; len];
         let seed = (base, shelf.pages());
-        let filled = fill(&mut plain, &table, PAGE, seed, &mut Reader(&shelf, Vec::new()));
+        let filled = fill(&mut plain, table.as_slice().into(), PAGE, seed, &mut Reader(&shelf, Vec::new()));
         let mut receiver = Receiver::without_cache(base, PAGE);
-        let applied = receiver.apply(&mut plain, &table, seed.1);
+        let applied = receiver.apply(&mut plain, table.as_slice().into(), seed.1);
         // Without a cache, each run is one of the seed.
         if let Ok(counts) = applied {
             prop_assert_eq!(filled, Ok(counts.seeded));
@@ -187,7 +187,7 @@ fn a_wrong_table_or_page_is_named() {
     let shelf = Shelf(vec![1, 2, 3]);
     let wrong = |table: &[u8]| {
         let mut plain = vec![0; 4 * (RECORD_HEAD + PAGE)];
-        fill(&mut plain, table, PAGE, (4, 3), &mut Reader(&shelf, Vec::new())).unwrap_err()
+        fill(&mut plain, table.into(), PAGE, (4, 3), &mut Reader(&shelf, Vec::new())).unwrap_err()
     };
     // gap, pages, step (zigzag), bits. Slots 4 to 6 are the seed.
     let said = wrong(&[8, 2, 12, 3]).to_string();
@@ -195,6 +195,12 @@ fn a_wrong_table_or_page_is_named() {
     let said = wrong(&[8, 2, 8, 1]).to_string();
     assert!(said.contains("slot 4 of the seed, which never changes"), "{said}");
     let mut plain = vec![0; 100];
-    let lost = fill(&mut plain, &[8, 1, 8, 1], PAGE, (0, 9), &mut Reader(&shelf, Vec::new()));
+    let lost = fill(
+        &mut plain,
+        [8, 1, 8, 1].as_slice().into(),
+        PAGE,
+        (0, 9),
+        &mut Reader(&shelf, Vec::new()),
+    );
     assert_eq!(lost, Err(FillError::Page { number: 4, reason: "no such page".into() }));
 }

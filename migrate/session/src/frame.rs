@@ -19,13 +19,16 @@ pub(crate) const MAX_CHUNK_BYTES: usize = 1 << 20;
 pub const FLAG_PACKED: u8 = 1;
 /// DATA: the unit's payload is a part of a history (W29a).
 pub const FLAG_HISTORY: u8 = 2;
+/// DATA: the pages of a run of the delta table follow each other without bytes between them (W29c).
+pub const FLAG_BODIES: u8 = 4;
 
 /// A frame header; the fields are those of W7.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// The type of frame.
     pub kind: FrameType,
-    /// OPEN: the kind of stream. DATA: [`FLAG_PACKED`], [`FLAG_HISTORY`].
+    /// OPEN: the kind of stream. DATA: [`FLAG_PACKED`], [`FLAG_HISTORY`],
+    /// [`FLAG_BODIES`].
     pub flags: u8,
     /// The stream, below [`MAX_STREAMS`].
     pub stream: u16,
@@ -115,7 +118,7 @@ impl Header {
         }
         let flags = match kind {
             FrameType::Open => 5,
-            FrameType::Data => FLAG_PACKED | FLAG_HISTORY,
+            FrameType::Data => FLAG_PACKED | FLAG_HISTORY | FLAG_BODIES,
             _ => 0,
         };
         if header.flags > flags {
@@ -210,7 +213,7 @@ mod tests {
     fn sample() -> Header {
         Header {
             kind: FrameType::Data,
-            flags: FLAG_PACKED | FLAG_HISTORY,
+            flags: FLAG_PACKED | FLAG_HISTORY | FLAG_BODIES,
             stream: 7,
             payload_len: 4000,
             seq: 1 << 40,
@@ -250,7 +253,7 @@ mod tests {
         assert!(with(|h| h.offset = u64::MAX - 499_999).contains("18446744073709051616"));
         assert!(with(|h| h.payload_len = 3).contains('3'));
         assert!(with(|h| h.channels = 100_000).contains("100000"));
-        assert!(with(|h| h.flags = 4).contains("flags 0x4"));
+        assert!(with(|h| h.flags = 8).contains("flags 0x8"));
         assert!(with(|h| h.table_len = 2049).contains("2049"));
         assert!(with(|h| (h.payload_len, h.table_len) = (100, 81)).contains("limit 80"));
         assert!(with(|h| h.plain_len = 0).contains("4000"));

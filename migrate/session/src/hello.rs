@@ -144,6 +144,8 @@ pub struct Welcome {
     pub codecs: Vec<String>,
     /// Bytes of delta cache at either end, at most the client's request; 0 without deltas (W29).
     pub delta_cache: u64,
+    /// The server obeys W29c: multifd channels may use the delta cache, too.
+    pub channel_deltas: bool,
     /// The histories granted, at most those asked for; `None` without any (W29a).
     pub histories: Option<Histories>,
     /// The server has a seed, and will offer its pages (W29b).
@@ -391,6 +393,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Hello>(old).unwrap().histories, None);
         assert_eq!(serde_json::from_str::<Hello>(old).unwrap().seed, 0);
         assert_eq!(serde_json::from_str::<Welcome>("{}").unwrap().histories, None);
+        assert!(!serde_json::from_str::<Welcome>("{}").unwrap().channel_deltas);
     }
 
     #[test]

@@ -71,7 +71,8 @@ pub use credit::{Credits, Grants, Permit};
 pub use dial::dial;
 pub use error::SessionError;
 pub use frame::{
-    AckEntry, Header, FLAG_HISTORY, FLAG_PACKED, HEADER_BYTES, MAX_FREE_PAYLOAD, MAX_STREAMS,
+    AckEntry, Header, FLAG_BODIES, FLAG_HISTORY, FLAG_PACKED, HEADER_BYTES, MAX_FREE_PAYLOAD,
+    MAX_STREAMS,
 };
 pub use frame_type::FrameType;
 pub use hash::RunningHash;

@@ -3,13 +3,14 @@
 
 mod write;
 
-use super::seed::Filled;
+use super::seed::{self, Filled};
 use super::shared::{Event, Shared};
 use crate::inbox::{Arrived, Inbox, Receipt};
 use crate::packaged::PackagedEnd;
 use crate::qemu_socket::QemuSocket;
 use crate::stream_kind;
 use crate::threads::drop_aside;
+use delta::{Layout, Table};
 use pages::Slot;
 use pipeline::Results;
 use session::{FrameType, Header, SessionError};
@@ -34,6 +35,7 @@ pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
         held: VecDeque::new(),
         seen: (0, 0),
         deltas: None,
+        has_channel_deltas: false,
         has_seeded: false,
         packaged: PackagedEnd::default(),
         awaits_pong: false,
@@ -87,7 +89,7 @@ struct Held {
 
 /// The error for a delta table where W29 allows none.
 fn no_table_here(header: &Header) -> SessionError {
-    let detail = "a delta table on a stream that is not the main one, or in postcopy".into();
+    let detail = "a delta table on a stream that may have none, or in postcopy".into();
     SessionError::Sequence { stream: header.stream, seq: header.seq, detail }
 }
 
@@ -105,6 +107,8 @@ struct Delivery<'a> {
     seen: (u64, u64),
     /// Set at the first delta table.
     deltas: Option<delta::Receiver>,
+    /// Multifd: `deltas` has the cache of all channels.
+    has_channel_deltas: bool,
     /// Pages of the seed were put into the stream.
     has_seeded: bool,
     /// Main stream: fed once the packaged state of postcopy begins.
@@ -167,16 +171,21 @@ impl Delivery<'_> {
         Ok(())
     }
 
-    /// Turns the differences in a chunk back into pages (W29).
-    fn undo_deltas(&mut self, header: &Header, chunk: &mut [u8]) -> Result<(), SessionError> {
+    /// Turns the differences in a chunk back into pages (W29 to W29c).
+    fn undo_deltas(&mut self, header: &Header, chunk: &mut [u8]) -> Result<(), Stop> {
         let (shared, seed) = (self.shared, self.shared.seed.pages());
-        let may_have_one = match self.kind {
-            Some(Kind::Main) => !self.tokeniser.facts().postcopy_running,
-            Some(Kind::Multifd) => seed > 0,
+        let layout = seed::layout(header);
+        let may_have_one = match (self.kind, layout) {
+            (Some(Kind::Main), _) => !self.tokeniser.facts().postcopy_running,
+            (Some(Kind::Multifd), Layout::Records) => seed > 0,
+            (Some(Kind::Multifd), Layout::Bodies) => true,
             _ => false,
         };
         if !may_have_one {
-            return Err(no_table_here(header));
+            return Err(no_table_here(header).into());
+        }
+        if layout == Layout::Bodies {
+            self.use_channel_deltas(header)?;
         }
         let is_main = self.is_main();
         let receiver = self.deltas.get_or_insert_with(|| {
@@ -188,7 +197,8 @@ impl Delivery<'_> {
             }
         });
         let (plain, table) = chunk.split_at_mut(header.plain_len as usize);
-        let counts = receiver.apply(plain, &table[..header.table_len as usize], seed);
+        let table = Table { bytes: &table[..header.table_len as usize], layout };
+        let counts = receiver.apply(plain, table, seed);
         let counts = counts.map_err(|error| SessionError::Unit {
             stream: header.stream,
             seq: header.seq,
@@ -197,6 +207,21 @@ impl Delivery<'_> {
         shared.counters.deltas(counts);
         self.has_seeded |= counts.seeded > 0;
         Ok(())
+    }
+
+    /// Gives this channel the cache that the multifd channels share, and waits until the slots hold
+    /// what the table of this frame refers to: every channel has had as many SYNCs as this one
+    /// (W29c).
+    fn use_channel_deltas(&mut self, header: &Header) -> Result<(), Stop> {
+        if self.kind != Some(Kind::Multifd) {
+            return Err(no_table_here(header).into());
+        }
+        if !self.has_channel_deltas {
+            let cache = self.shared.channel_deltas().ok_or_else(|| no_table_here(header))?;
+            self.deltas = Some(delta::Receiver::of_channel(cache.clone()));
+            self.has_channel_deltas = true;
+        }
+        self.wait_for_syncs(header.channels, self.tokeniser.facts().syncs, "another channel")
     }
 
     /// The error that the peer gets. The hash over a page that the peer names and does not have
@@ -248,6 +273,7 @@ impl Delivery<'_> {
                 return Err(no_table_here(&header).into());
             }
             drop_aside(self.deltas.take());
+            self.shared.end_channel_deltas();
         }
         let (end, fed) = (facts.switch_end, facts.fed);
         if self.is_main() && end > 0 && self.packaged.feed(bytes, fed, end) {

@@ -86,6 +86,7 @@ impl Destination {
             page_size,
             is_disk,
             delta_cache: AtomicU64::new(delta_cache),
+            channel_deltas: OnceLock::new(),
             seed: Arc::new(SessionSeed::new(delta::slots(delta_cache, page_size), page_size)),
             histories: Arc::new(Parts::new(histories)),
             barriers: Barriers::default(),

@@ -16,9 +16,9 @@ use requests::{Request, Requests};
 use crate::error::RelayError;
 use crate::inbox::Filling;
 use crate::threads::spawn;
-use delta::{PageReader, SeedPages};
+use delta::{Layout, PageReader, SeedPages, Table};
 use pages::Slot;
-use session::{Header, SessionError};
+use session::{Header, SessionError, FLAG_BODIES};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
@@ -86,7 +86,8 @@ impl SessionSeed {
         let Some(pages) = self.pages.get().filter(|_| table_len > 0) else {
             return Ok(Filled::Already(chunk));
         };
-        let table = &chunk[len..len + table_len];
+        let layout = layout(header);
+        let table = Table { bytes: &chunk[len..len + table_len], layout };
         if !delta::refers_to_seed(table, len, self.page_size, self.base) {
             return Ok(Filled::Already(chunk));
         }
@@ -95,7 +96,7 @@ impl SessionSeed {
         }
         // One for each chunk with pages of the seed, which costs less than one of its pages.
         let (answer, filling) = channel();
-        let request = Request { chunk, len, table_len, answer };
+        let request = Request { chunk, len, table_len, layout, answer };
         let pushed = self.requests.push(request, READERS, |number| self.read(number, pages));
         pushed.map_err(|error| bad(&error.to_string()))?;
         Ok(Filled::Later(filling))
@@ -137,11 +138,12 @@ impl SessionSeed {
             let mut reader = Counting { reader: pages.reader(), reads };
             let slots = (base, pages.pages());
             let (mut table, mut of_seed) = (Vec::new(), Vec::new());
-            while let Some(len) = requests.begin(number, &mut table) {
+            while let Some((len, layout)) = requests.begin(number, &mut table) {
                 // The pages, and zeros elsewhere.
                 of_seed.clear();
                 of_seed.resize(len, 0);
-                let filled = delta::fill(&mut of_seed, &table, page_size, slots, &mut reader);
+                let bytes = Table { bytes: &table, layout };
+                let filled = delta::fill(&mut of_seed, bytes, page_size, slots, &mut reader);
                 let Some(Request { mut chunk, answer, .. }) = requests.end(number) else { return };
                 chunk.iter_mut().zip(&of_seed).for_each(|(byte, of_seed)| *byte ^= of_seed);
                 // The stream may have ended.
@@ -173,6 +175,14 @@ impl PageReader for Counting {
         let page = self.reader.read(number);
         self.reads.fetch_add(1, Ordering::Relaxed);
         page
+    }
+}
+
+/// The layout of the pages in a frame's delta table.
+pub(super) fn layout(header: &Header) -> Layout {
+    match header.flags & FLAG_BODIES {
+        0 => Layout::Records,
+        _ => Layout::Bodies,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::counters::Counters;
 use crate::error::RelayError;
 use crate::inbox::Arrived;
 use crate::qemu_socket::{QemuAddress, QemuSocket};
+use delta::ChannelCache;
 use pipeline::{Pool, Results};
 use ring::EventCount;
 use session::{Session, SessionError};
@@ -64,6 +65,8 @@ pub(super) struct Shared {
     pub(super) is_disk: bool,
     /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
+    /// The cache of the multifd channels, once one of them has used it (W29c).
+    pub(super) channel_deltas: OnceLock<Option<Arc<ChannelCache>>>,
     /// The pages that this host has already (W29b).
     pub(super) seed: Arc<SessionSeed>,
     /// The source's histories (W29a).
@@ -101,6 +104,22 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// The delta cache of the multifd channels. `None` if the main stream has it, or there is none.
+    pub(super) fn channel_deltas(&self) -> Option<&Arc<ChannelCache>> {
+        let make = || {
+            let granted = self.delta_cache.swap(0, Ordering::AcqRel);
+            (granted > 0).then(|| Arc::new(ChannelCache::new(granted, self.page_size)))
+        };
+        self.channel_deltas.get_or_init(make).as_ref()
+    }
+
+    /// Frees that cache: in postcopy no page is sent twice.
+    pub(super) fn end_channel_deltas(&self) {
+        if let Some(Some(cache)) = self.channel_deltas.get() {
+            cache.close();
+        }
+    }
+
     pub(super) fn main_is_up(&self) {
         if !self.main_up.load(Ordering::Relaxed) {
             self.main_up.store(true, Ordering::Release);

@@ -128,6 +128,7 @@ pub(super) fn welcome(grants: Grants, token: &str, pass: bool) -> Welcome {
         token: token.to_string(),
         pass,
         pong: true,
+        channel_deltas: true,
         chunk_bytes: u32::try_from(grants.chunk_bytes).unwrap_or(u32::MAX),
         stream_frames: grants.stream_frames,
         shared_frames: grants.shared_frames,

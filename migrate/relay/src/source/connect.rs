@@ -1,6 +1,7 @@
 //! Creates a source relay: hello, session, codec threads, links.
 
 use super::admission;
+use super::channel_deltas::ChannelDeltas;
 use super::config::{SourceConfig, AUTO_HISTORY_LEVELS};
 use super::encode::EncodeContext;
 use super::history::OwnHistories;
@@ -119,6 +120,10 @@ impl Source {
             page_size: config.page_size as usize,
             setup_timeout: config.setup_timeout,
             delta_cache: AtomicU64::new(welcome.delta_cache),
+            channel_deltas: ChannelDeltas::new(match welcome.channel_deltas {
+                true => welcome.delta_cache,
+                false => 0,
+            }),
             delta_budget: delta::Budget::default(),
             seed: SeedSlots {
                 is_wanted: config.seed > 0,

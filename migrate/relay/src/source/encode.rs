@@ -159,7 +159,7 @@ impl EncodeJob {
         self.payload[payload_len..payload_len + table]
             .copy_from_slice(&self.chunk[self.len..self.len + table]);
         self.counters.compressed(self.pages, self.len, payload_len);
-        self.header.flags = flags;
+        self.header.flags |= flags;
         let _ = self.spare.push(self.tokens);
         Outgoing::Unit { header: self.header, unit, body: self.payload }
     }

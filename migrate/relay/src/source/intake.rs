@@ -1,19 +1,19 @@
 //! Reads one stream of the source QEMU in chunks of the bytes available, and delays no byte for
 //! long.
 
+mod deltas;
 mod looks;
 mod read;
 mod waits;
 
-use super::chunk::{self, take_differences, Differences, ReadChunk};
+use self::deltas::Deltas;
+use super::chunk::{self, ReadChunk};
 use super::end_of_stream::EndOfStream;
 use super::shared::{Shared, SourceStream, UNACCEPTED};
-use crate::cpu_time::{process_cpu, thread_cpu};
 use crate::packaged::PackagedEnd;
 use crate::settle::{LastBytes, Sections};
-use crate::threads::drop_aside;
 use pages::Slot;
-use session::{FrameType, Header, Permit, SessionError};
+use session::{FrameType, Permit, SessionError};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +47,9 @@ struct Intake<'a> {
     stream: &'a SourceStream,
     kind: Kind,
     tokeniser: Tokeniser,
-    deltas: Option<delta::Sender>,
+    deltas: Deltas,
+    /// Multifd: the SYNCs before the present chunk.
+    epoch: u64,
     /// The most plain bytes of a chunk.
     most: usize,
     /// Pages already counted: normal, duplicate.
@@ -73,14 +75,15 @@ struct Intake<'a> {
 impl<'a> Intake<'a> {
     fn new(shared: &'a Arc<Shared>, stream: &'a SourceStream) -> Self {
         let kind = stream.kind;
-        let deltas = shared.deltas(kind);
-        let room = deltas.as_ref().map_or(0, |_| delta::TABLE_ROOM);
+        let deltas = Deltas::new(shared, kind);
+        let room = deltas.room();
         Self {
             shared,
             stream,
             kind,
             tokeniser: Tokeniser::new(kind, shared.page_size),
             deltas,
+            epoch: 0,
             most: shared.session.grants().chunk_bytes - room,
             counted: (0, 0),
             patient: true,
@@ -141,6 +144,7 @@ impl<'a> Intake<'a> {
         }
         let mut tokens = self.shared.spare.pop().unwrap_or_default();
         tokens.clear();
+        self.epoch = self.tokeniser.facts().syncs;
         self.tokeniser.feed(&chunk[..len], &mut tokens);
         let checksum = codec::checksum(&chunk[..len]);
         self.count(len);
@@ -184,10 +188,12 @@ impl<'a> Intake<'a> {
         let mut header = shared.session.credits().issue_data(permit, len, checksum, channels);
         if postcopy {
             // In postcopy no page is sent twice.
-            drop_aside(self.deltas.take());
+            self.deltas.free(shared);
+        } else if has_barrier {
+            self.deltas.pass_to_channels(shared, channels, &self.tokeniser);
         }
         if page_size == shared.page_size {
-            if let Some(counts) = self.take_differences(&mut header, &mut chunk, len, &tokens) {
+            if let Some(counts) = self.take_differences(&mut header, (&mut chunk, len), &tokens) {
                 shared.counters.deltas(counts);
                 if counts.deltas + counts.seeded > 0 {
                     checksum = codec::checksum(&chunk[..len]);
@@ -199,37 +205,6 @@ impl<'a> Intake<'a> {
             ReadChunk { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent },
         );
         Ok(())
-    }
-
-    /// Puts differences, and zeros for pages that the destination has, in place of pages.
-    fn take_differences(
-        &mut self,
-        header: &mut Header,
-        chunk: &mut Slot,
-        len: usize,
-        tokens: &[Token],
-    ) -> Option<delta::Counts> {
-        let shared = self.shared;
-        let sender = self.deltas.as_mut()?;
-        let (caches, seed) = (shared.wants_deltas(), shared.seed.known());
-        if !caches && seed.is_none() {
-            return None;
-        }
-        let budget = &shared.delta_budget;
-        let allowed = budget.allows(process_cpu());
-        sender.use_cache(caches);
-        sender.store_new(allowed);
-        let begun = thread_cpu();
-        let known = (tokens, self.tokeniser.blocks());
-        let seed = seed.as_deref().filter(|_| allowed);
-        let taken = take_differences(sender, chunk, len, known, (shared.page_size, seed));
-        let Differences { table_len, counts, .. } = taken;
-        if counts.deltas == 0 {
-            let time = thread_cpu().saturating_sub(begun);
-            budget.spend(if seed.is_some() { taken.wasted(time) } else { time });
-        }
-        header.table_len = u32::try_from(table_len).unwrap_or(u32::MAX);
-        Some(counts)
     }
 
     /// Multifd channels that QEMU has opened (W18). Waits for those that cannot be accepted yet: a
@@ -251,6 +226,7 @@ impl<'a> Intake<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::chunk::{take_differences, Differences};
     use super::*;
     use crate::auto::{Auto, AutoConfig};
     use crate::sockets::is_open;
@@ -312,7 +288,10 @@ mod tests {
                         take_differences(&mut sender, &mut chunk, plain.len(), known, (PAGE, None));
                     let Differences { table_len, counts, .. } = taken;
                     let (bytes, tables) = chunk.split_at_mut(plain.len());
-                    assert_eq!(receiver.apply(bytes, &tables[..table_len], 0), Ok(counts));
+                    assert_eq!(
+                        receiver.apply(bytes, tables[..table_len].as_ref().into(), 0),
+                        Ok(counts)
+                    );
                     differences.push(counts.deltas);
                 }
                 assert!(chunk[..plain.len()] == plain, "turn {changed}");

@@ -13,6 +13,7 @@
 //! `disk` takes the place of `run` and all of the second line in a session of an NBD connection.
 
 mod admission;
+mod channel_deltas;
 mod chunk;
 mod config;
 mod connect;

@@ -4,6 +4,7 @@
 mod connections;
 mod handover;
 
+use super::channel_deltas::ChannelDeltas;
 use super::config::PageSink;
 use super::encode::EncodeJob;
 use super::keeper::Keeper;
@@ -154,6 +155,8 @@ pub(super) struct Shared {
     pub(super) setup_timeout: Duration,
     /// Bytes granted for a delta cache; 0 once a stream has taken them.
     pub(super) delta_cache: AtomicU64,
+    /// The cache of multifd channels, instead of the main stream's.
+    pub(super) channel_deltas: ChannelDeltas,
     /// The CPU time of all streams for pages that are stored or looked up in vain.
     pub(super) delta_budget: delta::Budget,
     pub(super) seed: SeedSlots,
@@ -216,19 +219,25 @@ impl Shared {
         }
     }
 
-    /// The delta sender for a stream of this kind, if it may have one: only a single stream has an
-    /// order that both ends know, and so a cache (W29).
-    pub(super) fn deltas(&self, kind: Kind) -> Option<delta::Sender> {
-        let granted = match kind {
-            Kind::Main => self.delta_cache.swap(0, Ordering::AcqRel),
-            Kind::Multifd => 0,
-            _ => return None,
-        };
+    /// The delta sender for a main stream, if it may have one (W29).
+    pub(super) fn main_deltas(&self) -> Option<delta::Sender> {
+        let granted = self.delta_cache.swap(0, Ordering::AcqRel);
         if granted > 0 {
             return Some(delta::Sender::new(granted, self.page_size));
         }
+        self.seed_deltas()
+    }
+
+    /// The delta sender for a main stream whose cache the multifd channels have.
+    pub(super) fn seed_deltas(&self) -> Option<delta::Sender> {
         let without = || delta::Sender::without_cache(self.seed.base, self.page_size);
         self.seed.is_wanted.then(without)
+    }
+
+    /// The delta sender for a multifd channel, if it may have one.
+    pub(super) fn multifd_deltas(&self) -> Option<delta::ChannelSender> {
+        let sender = || delta::ChannelSender::new(self.seed.base, self.page_size);
+        (self.seed.is_wanted || self.channel_deltas.is_granted()).then(sender)
     }
 
     /// Whether deltas are worth their CPU time now.

@@ -9,6 +9,7 @@
 mod acknowledged;
 mod bad_peers;
 mod barriers;
+mod channel_deltas;
 mod commit;
 mod cutter;
 mod delayed;

@@ -78,6 +78,8 @@ fn catalogue() -> Vec<(&'static str, Method)> {
         ("platen-default-insecure", Method::platen(&["--insecure"])),
         ("platen-multifd2-insecure", Method::platen(&["--channels", "2", "--insecure"])),
         ("platen-multifd8-insecure", Method::platen(&["--channels", "8", "--insecure"])),
+        ("platen-multifd2", Method::platen(&["--channels", "2"])),
+        ("platen-multifd2-no-deltas", Method::platen(&["--channels", "2", "--delta-cache", "0"])),
         ("platen-zstd-multifd2", Method::platen(&["--codec", "zstd", "--channels", "2"])),
         ("platen-lz4-single", Method::platen(&["--codec", "lz4", "--channels", "0"])),
         ("platen-zlib-single", Method::platen(&["--codec", "zlib", "--channels", "0"])),

@@ -39,7 +39,7 @@ const QUICK: &[&str] = &[
     "nothing_starts_without_certificates",
     "survives_a_link_cut_of_1_s_2_channels",
     "survives_delays_reordering_and_cuts_0_channels",
-    "moves_with_deltas_over_a_link_that_is_cut",
+    "moves_with_multifd_deltas_over_a_link_that_is_cut",
     "cancelled_while_the_link_is_away",
     "noise_on_the_port_harms_nobody",
     "nobody_listens_at_the_peer_address",

@@ -33,7 +33,12 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         ));
     }
     all.push(Scenario::new("survives_a_link_of_changing_speed", changing_speed));
-    all.push(Scenario::new("moves_with_deltas_over_a_link_that_is_cut", deltas));
+    for (name, channels) in [("deltas", "0"), ("multifd_deltas", "2")] {
+        all.push(Scenario::new(
+            format!("moves_with_{name}_over_a_link_that_is_cut"),
+            move |stage| deltas(stage, channels),
+        ));
+    }
     all.push(Scenario::new("moves_with_histories_over_a_link_that_is_cut", histories));
     all.push(Scenario::new("cancelled_while_the_link_is_away", cancelled_meanwhile));
     all
@@ -140,9 +145,10 @@ fn wait_passes(vm: &mut Vm, mover: &mut Platen, wanted: u64) -> Result<u64> {
 }
 
 /// Pages sent again, as differences from the versions sent before and after the cut.
-fn deltas(stage: &mut Stage) -> Result<()> {
+fn deltas(stage: &mut Stage, channels: &str) -> Result<()> {
     // Always, not only while it pays: this machine's speed does not matter here.
-    let report = over_a_cut_link(stage, &["--codec", "lz4", "--delta-cache", "128M"], &[])?;
+    let flags = ["--codec", "lz4", "--delta-cache", "128M", "--channels", channels];
+    let report = over_a_cut_link(stage, &flags, &[])?;
     let pages =
         report["delta"]["pages"].as_f64().with_context(|| format!("no deltas in {report}"))?;
     println!("  {pages} pages went as differences");

@@ -54,22 +54,32 @@ impl Delivery<'_> {
         for (at, marker) in markers.iter().filter(|(at, _)| (from..to).contains(at)) {
             self.write(&chunk[done..*at])?;
             done = *at;
-            let session = &self.shared.session;
-            let stop = || session.failure().is_some() || self.shared.over.load(Ordering::Acquire);
-            match self.shared.barriers.wait(channels, *marker, stop) {
-                Wait::Passed => {}
-                Wait::Stopped => return Err(Stop::Over),
-                Wait::Never { stream, syncs } => {
-                    let reason = format!(
-                        "multifd stream {stream} of the source QEMU ended after {syncs} SYNCs, and \
-                         its main channel is at SYNC {marker}: the source QEMU has ended, or \
-                         closed a channel"
-                    );
-                    return Err(SessionError::Local { reason }.into());
-                }
-            }
+            self.wait_for_syncs(channels, *marker, "its main channel")?;
         }
         self.write(&chunk[done..to])
+    }
+
+    /// Waits until QEMU has got SYNC number `syncs` on each of `channels` multifd channels.
+    /// `whose`: the channel that has come so far.
+    pub(super) fn wait_for_syncs(
+        &self,
+        channels: u32,
+        syncs: u64,
+        whose: &str,
+    ) -> Result<(), Stop> {
+        let session = &self.shared.session;
+        let stop = || session.failure().is_some() || self.shared.over.load(Ordering::Acquire);
+        match self.shared.barriers.wait(channels, syncs, stop) {
+            Wait::Passed => Ok(()),
+            Wait::Stopped => Err(Stop::Over),
+            Wait::Never { stream, syncs: last } => {
+                let reason = format!(
+                    "multifd stream {stream} of the source QEMU ended after {last} SYNCs, and \
+                     {whose} is at SYNC {syncs}: the source QEMU has ended, or closed a channel"
+                );
+                Err(SessionError::Local { reason }.into())
+            }
+        }
     }
 
     fn write(&self, bytes: &[u8]) -> Result<(), Stop> {

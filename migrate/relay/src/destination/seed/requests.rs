@@ -1,17 +1,19 @@
 //! The chunks that the reader threads have to fill, and those that they fill now.
 
+use delta::Layout;
 use pages::Slot;
 use session::SessionError;
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A chunk to fill: its bytes, the lengths of these and of the table behind them, and the place for
-/// the result.
+/// A chunk to fill: its bytes, the lengths of these and of the table behind them, the table's
+/// layout, and the place for the result.
 pub(super) struct Request {
     pub(super) chunk: Slot,
     pub(super) len: usize,
     pub(super) table_len: usize,
+    pub(super) layout: Layout,
     pub(super) answer: Sender<Result<Slot, SessionError>>,
 }
 
@@ -64,16 +66,17 @@ impl Requests {
     }
 
     /// Waits for a chunk that reader `number` reads pages for, and copies the chunk's table to
-    /// `table`; returns the length of the chunk's bytes, `None` once the session has ended.
-    pub(super) fn begin(&self, number: usize, table: &mut Vec<u8>) -> Option<usize> {
+    /// `table`; returns the length of the chunk's bytes and the table's layout, `None` once the
+    /// session has ended.
+    pub(super) fn begin(&self, number: usize, table: &mut Vec<u8>) -> Option<(usize, Layout)> {
         let mut state = self.lock();
         while !state.is_over {
             if let Some(request) = state.waiting.pop_front() {
-                let (len, table_len) = (request.len, request.table_len);
+                let (len, table_len, layout) = (request.len, request.table_len, request.layout);
                 table.clear();
                 table.extend_from_slice(&request.chunk[len..len + table_len]);
                 state.read[number] = Some(request);
-                return Some(len);
+                return Some((len, layout));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }

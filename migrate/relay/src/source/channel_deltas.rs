@@ -1,0 +1,99 @@
+//! The delta cache that the multifd channels of a VM share (W29c).
+
+use delta::{ChannelCache, ChannelSender, Known};
+use std::sync::{Arc, PoisonError, RwLock};
+use stream::{BlockTable, Token};
+
+use super::chunk::Differences;
+
+/// The cache, once the main stream has shown that there are channels.
+pub(super) struct Open {
+    cache: Arc<ChannelCache>,
+    /// The channels that QEMU has opened.
+    pub(super) channels: u32,
+    pub(super) blocks: BlockTable,
+}
+
+/// The cache of the session's channels, if they have one.
+#[derive(Default)]
+pub(super) struct ChannelDeltas {
+    /// Bytes granted to channels; 0 if the peer grants channels none.
+    granted: u64,
+    open: RwLock<Option<Arc<Open>>>,
+}
+
+impl ChannelDeltas {
+    pub(super) fn new(granted: u64) -> Self {
+        Self { granted, open: RwLock::default() }
+    }
+
+    /// Whether channels may have the cache.
+    pub(super) fn is_granted(&self) -> bool {
+        self.granted > 0
+    }
+
+    /// The cache, as long as the channels may use it. The lock costs one step for each chunk.
+    pub(super) fn open(&self) -> Option<Arc<Open>> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes the cache, for the channels that QEMU has opened: all of them have been accepted.
+    pub(super) fn begin(&self, channels: u32, page_size: usize, blocks: BlockTable) {
+        let cache = Arc::new(ChannelCache::new(self.granted, page_size));
+        self.set(Some(Arc::new(Open { cache, channels, blocks })));
+    }
+
+    /// Frees the cache. No channel uses it any more.
+    pub(super) fn end(&self) {
+        if let Some(open) = self.set(None) {
+            // A channel that gets no bytes holds it until its end.
+            crate::threads::drop_aside(Some(Freed(open)));
+        }
+    }
+
+    fn set(&self, open: Option<Arc<Open>>) -> Option<Arc<Open>> {
+        let mut now = self.open.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *now, open)
+    }
+}
+
+/// A cache whose memory is freed where it is dropped.
+struct Freed(Arc<Open>);
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        self.0.cache.close();
+    }
+}
+
+impl Open {
+    pub(super) fn cache(&self) -> Arc<ChannelCache> {
+        self.cache.clone()
+    }
+}
+
+/// As [`super::chunk::take_differences`], for the chunk of a multifd channel. `places`: the
+/// addresses of its pages, in their order. `when`: the SYNCs of the channel before the chunk, and
+/// whether new pages are stored.
+pub(super) fn take_differences(
+    sender: &ChannelSender,
+    (chunk, len): (&mut [u8], usize),
+    (tokens, places, page_size): (&[Token], &[u64], usize),
+    known: Option<&Known>,
+    when: (u64, bool),
+) -> Differences {
+    let mut pass = sender.begin((chunk, len), known, when);
+    let (mut at, mut places) = (0, places);
+    for token in tokens {
+        if let Token::Bodies { count } = *token {
+            let count = count as usize;
+            let (here, rest) = places.split_at(count.min(places.len()));
+            pass.bodies(at, count, here);
+            places = rest;
+        }
+        at += token.len(page_size);
+    }
+    let unknown = pass.unknown();
+    let (table_len, counts) = pass.finish();
+    Differences { table_len, counts, unknown }
+}
