@@ -25,9 +25,10 @@ pub struct ChannelCache {
     page_size: usize,
 }
 
-/// [`SEGMENT`] slots.
-#[derive(Debug, Default)]
+/// At most [`SEGMENT`] slots.
+#[derive(Debug)]
 pub(crate) struct Segment {
+    slots: usize,
     /// Empty until one of the slots is used.
     pages: Vec<u8>,
     /// Sender: a use for each slot, once one was used.
@@ -51,7 +52,11 @@ impl ChannelCache {
     /// Memory is allocated as the slots are used.
     pub fn new(bytes: u64, page_size: usize) -> Self {
         let slots = crate::slots(bytes, page_size) as usize;
-        let segments = (0..slots.div_ceil(SEGMENT)).map(|_| Mutex::default()).collect();
+        let segment = |first| {
+            let slots = SEGMENT.min(slots - first);
+            Mutex::new(Segment { slots, pages: Vec::new(), uses: Vec::new(), is_closed: false })
+        };
+        let segments = (0..slots).step_by(SEGMENT).map(segment).collect();
         Self { segments, slots, page_size }
     }
 
@@ -94,8 +99,8 @@ impl Segment {
     /// The page of a slot, which is zeros at first; `None` without memory for it.
     pub(crate) fn page(&mut self, slot: usize, page_size: usize) -> Option<&mut [u8]> {
         if self.pages.is_empty() {
-            self.pages.try_reserve_exact(SEGMENT * page_size).ok()?;
-            self.pages.resize(SEGMENT * page_size, 0);
+            self.pages.try_reserve_exact(self.slots * page_size).ok()?;
+            self.pages.resize(self.slots * page_size, 0);
         }
         let at = slot % SEGMENT * page_size;
         Some(&mut self.pages[at..at + page_size])
@@ -103,7 +108,7 @@ impl Segment {
 
     fn used(&mut self, slot: usize) -> &mut Use {
         if self.uses.is_empty() {
-            self.uses.resize(SEGMENT, Use::default());
+            self.uses.resize(self.slots, Use::default());
         }
         &mut self.uses[slot % SEGMENT]
     }
