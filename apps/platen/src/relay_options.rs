@@ -131,7 +131,7 @@ pub(crate) fn history_size(text: &str) -> Result<Size, String> {
 
 /// Parses a size of a delta cache.
 pub(crate) fn delta_cache_size(text: &str) -> Result<Size, String> {
-    /// Guests of 64 GiB; the cache's table takes 1/512 of this.
+    /// Guests of 64 GiB; the table of the cache takes 1/512 of this, for multifd 1/170.
     const MOST: u64 = 64 << 30;
     let size: Size = text.parse()?;
     if size.0 <= MOST {

@@ -68,11 +68,11 @@ impl ChannelCache {
         self.page_size
     }
 
-    /// Frees the memory. From now on a sender stores no page, and a receiver's pages are zeros.
+    /// Frees the memory. From now on a sender stores no page, and a receiver has no slots.
     pub fn close(&self) {
         for segment in &self.segments {
             let mut segment = segment.lock().unwrap_or_else(PoisonError::into_inner);
-            segment.pages = Vec::new();
+            (segment.pages, segment.uses) = (Vec::new(), Vec::new());
             segment.is_closed = true;
         }
     }
@@ -96,8 +96,12 @@ impl ChannelCache {
 }
 
 impl Segment {
-    /// The page of a slot, which is zeros at first; `None` without memory for it.
+    /// The page of a slot, which is zeros at first; `None` without memory for it, and once the
+    /// cache is closed.
     pub(crate) fn page(&mut self, slot: usize, page_size: usize) -> Option<&mut [u8]> {
+        if self.is_closed {
+            return None;
+        }
         if self.pages.is_empty() {
             self.pages.try_reserve_exact(self.slots * page_size).ok()?;
             self.pages.resize(self.slots * page_size, 0);
@@ -106,11 +110,20 @@ impl Segment {
         Some(&mut self.pages[at..at + page_size])
     }
 
-    fn used(&mut self, slot: usize) -> &mut Use {
+    /// The use of a slot; `None` once the cache is closed.
+    fn used(&mut self, slot: usize) -> Option<&mut Use> {
+        if self.is_closed {
+            return None;
+        }
         if self.uses.is_empty() {
             self.uses.resize(self.slots, Use::default());
         }
-        &mut self.uses[slot % SEGMENT]
+        self.uses.get_mut(slot % SEGMENT)
+    }
+
+    /// Whether this page was the last one sent of those for this slot.
+    fn was_sent(&mut self, number: u64, slot: usize) -> bool {
+        self.used(slot).is_some_and(|used| used.page == number + 1)
     }
 }
 
@@ -185,7 +198,7 @@ impl ChannelPass<'_> {
         let known = self.known?;
         if let Some(cache) = self.sender.cache.as_ref().filter(|_| place != u64::MAX) {
             let (_, number, slot) = cache.run(&[place]);
-            if cache.segment(slot).used(slot).page == number + 1 {
+            if cache.segment(slot).was_sent(number, slot) {
                 return None;
             }
         }
@@ -222,6 +235,7 @@ impl ChannelPass<'_> {
             let run = rest.take_while(|&(number, slot)| self.may_store(segment, number, slot));
             let run = run.count();
             if run == 0 {
+                self.note_sent(segment, number + i as u64, slot + i);
                 i += 1;
                 continue;
             }
@@ -232,7 +246,7 @@ impl ChannelPass<'_> {
             let bits = self.out.head(at + i * page, first_slot, run);
             for j in 0..run {
                 let (number, slot) = (number + (i + j) as u64 + 1, slot + i + j);
-                let used = segment.used(slot);
+                let Some(used) = segment.used(slot) else { continue };
                 let is_former = used.page == number && used.holds;
                 *used = Use { page: number, after: self.epoch + 1, holds: true };
                 let Some(old) = segment.page(slot, page) else { continue };
@@ -242,18 +256,17 @@ impl ChannelPass<'_> {
         }
     }
 
-    /// Whether a page may be stored; if not because it is new, remembers that it was sent.
+    /// Whether a page may be stored.
     fn may_store(&self, segment: &mut Segment, number: u64, slot: usize) -> bool {
-        let is_closed = segment.is_closed;
-        let used = segment.used(slot);
-        if is_closed || used.after > self.epoch {
-            return false;
-        }
-        let may = self.stores_new || used.page == number + 1;
-        if !may {
+        let is_later = segment.used(slot).is_some_and(|used| used.after <= self.epoch);
+        is_later && (self.stores_new || segment.was_sent(number, slot))
+    }
+
+    /// Remembers that a page that is not stored was sent.
+    fn note_sent(&self, segment: &mut Segment, number: u64, slot: usize) {
+        if let Some(used) = segment.used(slot).filter(|used| used.after <= self.epoch) {
             (used.page, used.holds) = (number + 1, false);
         }
-        may
     }
 
     /// The part of the pages looked up in the seed that the seed does not have; 0 if none was

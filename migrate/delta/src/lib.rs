@@ -48,8 +48,8 @@ pub use cache::slots;
 pub use channels::{ChannelCache, ChannelPass, ChannelSender};
 pub use receiver::{Receiver, TableError};
 pub use seed::{
-    fill, offer, page_hash, refers_to_seed, FillError, Known, OfferError, PageHash, PageReader,
-    Seed, SeedKey, SeedPages, MAX_OFFER, MAX_SEED,
+    fill, offer, page_hash, refers_to_cache, refers_to_seed, FillError, Known, OfferError,
+    PageHash, PageReader, Seed, SeedKey, SeedPages, MAX_OFFER, MAX_SEED,
 };
 pub use sender::{Pass, Sender};
 

@@ -54,7 +54,8 @@ pub enum TableError {
         /// Offset in the table.
         at: usize,
     },
-    /// There is no memory for the cache, although its size was granted.
+    /// There is no memory for the cache, although its size was granted; or the channels' cache is
+    /// closed.
     #[error("no memory for slot {slot} of the delta cache")]
     NoMemory {
         /// The slot.

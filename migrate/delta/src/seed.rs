@@ -185,6 +185,13 @@ pub fn refers_to_seed(table: Table<'_>, plain_len: usize, page_size: usize, base
     std::iter::from_fn(|| runs.next().ok().flatten()).any(|run| run.slot >= base)
 }
 
+/// Whether a table has slots below `base`, those of the cache; also of a table that is invalid
+/// behind that.
+pub fn refers_to_cache(table: Table<'_>, plain_len: usize, page_size: usize, base: u32) -> bool {
+    let mut runs = Runs::new(table, plain_len, page_size);
+    std::iter::from_fn(|| runs.next().ok().flatten()).any(|run| run.slot < base)
+}
+
 /// Puts the pages of a seed in place of those that the table of a chunk refers to: the slots from
 /// `base` on are the pages of the seed, of which there are `pages`. Other runs of the table are
 /// those of a [`Receiver`](crate::Receiver), which ignores these. Returns the number of pages.

@@ -161,4 +161,9 @@ fn a_page_that_was_not_stored_when_it_was_new_is_stored_when_it_is_sent_again() 
     let frames = send(&steps, 1, 64);
     let counts: Vec<_> = frames[0].iter().filter_map(stored).collect();
     assert_eq!(counts, [(0, 0), (10, 0), (10, 10)]);
+    // New pages behind one that is known.
+    let steps = [(0, chunk(0..1, 0)), (0, Step::Sync), (0, new(1))];
+    let frames = send(&steps, 1, 64);
+    let counts: Vec<_> = frames[0].iter().filter_map(stored).collect();
+    assert_eq!(counts, [(1, 0), (1, 1)]);
 }

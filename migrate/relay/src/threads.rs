@@ -26,9 +26,15 @@ pub(crate) fn spawn(
 /// a VM may be stopped meanwhile.
 pub(crate) fn drop_aside(cache: Option<impl Send + 'static>) {
     if let Some(cache) = cache {
-        // If the system refuses the thread, the closure, and with it the cache, is dropped here.
-        let _ = spawn("release", move || drop(cache));
+        run_aside(move || drop(cache));
     }
+}
+
+/// The same for a cache that others still hold: `free` frees its memory.
+pub(crate) fn run_aside(free: impl FnOnce() + Send + 'static) {
+    // If the system refuses the thread, the closure is dropped here: a cache that nobody else holds
+    // is freed now, any other at the end of the session.
+    let _ = spawn("release", free);
 }
 
 /// Makes the contexts of codec threads by `make`. With a device this takes a thread of its own: the

@@ -35,7 +35,7 @@ pub(super) fn run(shared: &Arc<Shared>, stream: u16, queue: &Results<Arrived>) {
         held: VecDeque::new(),
         seen: (0, 0),
         deltas: None,
-        has_channel_deltas: false,
+        has_cache: false,
         has_seeded: false,
         packaged: PackagedEnd::default(),
         awaits_pong: false,
@@ -107,8 +107,9 @@ struct Delivery<'a> {
     seen: (u64, u64),
     /// Set at the first delta table.
     deltas: Option<delta::Receiver>,
-    /// Multifd: `deltas` has the cache of all channels.
-    has_channel_deltas: bool,
+    /// `deltas` has the cache of the session, or all that is left of it: none. On multifd streams
+    /// that is the cache of all channels.
+    has_cache: bool,
     /// Pages of the seed were put into the stream.
     has_seeded: bool,
     /// Main stream: fed once the packaged state of postcopy begins.
@@ -187,17 +188,25 @@ impl Delivery<'_> {
         if layout == Layout::Bodies {
             self.use_channel_deltas(header)?;
         }
-        let is_main = self.is_main();
+        let (plain, table) = chunk.split_at_mut(header.plain_len as usize);
+        let table = Table { bytes: &table[..header.table_len as usize], layout };
+        // A main stream that only refers to the seed leaves the cache to the channels.
+        let (size, base) = (shared.page_size, shared.seed.base());
+        let takes_cache = !self.has_cache
+            && self.is_main()
+            && (seed == 0 || delta::refers_to_cache(table, plain.len(), size, base));
+        if takes_cache {
+            (self.deltas, self.has_cache) = (None, true);
+        }
         let receiver = self.deltas.get_or_insert_with(|| {
             // The session has one cache. A second stream that wants a cache gets none.
-            let granted = if is_main { shared.delta_cache.swap(0, Ordering::AcqRel) } else { 0 };
+            let granted =
+                if takes_cache { shared.delta_cache.swap(0, Ordering::AcqRel) } else { 0 };
             match granted {
                 0 => delta::Receiver::without_cache(shared.seed.base(), shared.page_size),
                 granted => delta::Receiver::new(granted, shared.page_size),
             }
         });
-        let (plain, table) = chunk.split_at_mut(header.plain_len as usize);
-        let table = Table { bytes: &table[..header.table_len as usize], layout };
         let counts = receiver.apply(plain, table, seed);
         let counts = counts.map_err(|error| SessionError::Unit {
             stream: header.stream,
@@ -216,10 +225,10 @@ impl Delivery<'_> {
         if self.kind != Some(Kind::Multifd) {
             return Err(no_table_here(header).into());
         }
-        if !self.has_channel_deltas {
+        if !self.has_cache {
             let cache = self.shared.channel_deltas().ok_or_else(|| no_table_here(header))?;
             self.deltas = Some(delta::Receiver::of_channel(cache.clone()));
-            self.has_channel_deltas = true;
+            self.has_cache = true;
         }
         self.wait_for_syncs(header.channels, self.tokeniser.facts().syncs, "another channel")
     }
@@ -273,7 +282,6 @@ impl Delivery<'_> {
                 return Err(no_table_here(&header).into());
             }
             drop_aside(self.deltas.take());
-            self.shared.end_channel_deltas();
         }
         let (end, fed) = (facts.switch_end, facts.fed);
         if self.is_main() && end > 0 && self.packaged.feed(bytes, fed, end) {
@@ -326,6 +334,10 @@ impl Delivery<'_> {
         };
         self.note_state(header.offset, free);
         self.write_main(&chunk, 0, free, &markers, header.channels)?;
+        // Not before: a table of a channel may be behind the barriers of this chunk.
+        if self.tokeniser.facts().postcopy_running {
+            self.shared.end_channel_deltas();
+        }
         if free < len {
             self.held.push_back(Held { header, chunk, from: free, markers, receipt });
         } else {

@@ -87,6 +87,7 @@ impl Destination {
             is_disk,
             delta_cache: AtomicU64::new(delta_cache),
             channel_deltas: OnceLock::new(),
+            channel_deltas_ended: AtomicBool::new(false),
             seed: Arc::new(SessionSeed::new(delta::slots(delta_cache, page_size), page_size)),
             histories: Arc::new(Parts::new(histories)),
             barriers: Barriers::default(),

@@ -8,6 +8,7 @@ use crate::counters::Counters;
 use crate::error::RelayError;
 use crate::inbox::Arrived;
 use crate::qemu_socket::{QemuAddress, QemuSocket};
+use crate::threads::run_aside;
 use delta::ChannelCache;
 use pipeline::{Pool, Results};
 use ring::EventCount;
@@ -67,6 +68,7 @@ pub(super) struct Shared {
     pub(super) delta_cache: AtomicU64,
     /// The cache of the multifd channels, once one of them has used it (W29c).
     pub(super) channel_deltas: OnceLock<Option<Arc<ChannelCache>>>,
+    pub(super) channel_deltas_ended: AtomicBool,
     /// The pages that this host has already (W29b).
     pub(super) seed: Arc<SessionSeed>,
     /// The source's histories (W29a).
@@ -113,10 +115,13 @@ impl Shared {
         self.channel_deltas.get_or_init(make).as_ref()
     }
 
-    /// Frees that cache: in postcopy no page is sent twice.
+    /// Frees that cache: in postcopy no page is sent twice. Every table of the channels was applied
+    /// before.
     pub(super) fn end_channel_deltas(&self) {
-        if let Some(Some(cache)) = self.channel_deltas.get() {
-            cache.close();
+        let Some(Some(cache)) = self.channel_deltas.get() else { return };
+        if !self.channel_deltas_ended.swap(true, Ordering::AcqRel) {
+            let cache = cache.clone();
+            run_aside(move || cache.close());
         }
     }
 

@@ -1,10 +1,12 @@
 //! The delta cache that the multifd channels of a VM share (W29c).
 
 use delta::{ChannelCache, ChannelSender, Known};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use stream::{BlockTable, Token};
 
 use super::chunk::Differences;
+use crate::threads::run_aside;
 
 /// The cache, once the main stream has shown that there are channels.
 pub(super) struct Open {
@@ -20,11 +22,13 @@ pub(super) struct ChannelDeltas {
     /// Bytes granted to channels; 0 if the peer grants channels none.
     granted: u64,
     open: RwLock<Option<Arc<Open>>>,
+    /// The channels that have begun.
+    begun: AtomicU32,
 }
 
 impl ChannelDeltas {
     pub(super) fn new(granted: u64) -> Self {
-        Self { granted, open: RwLock::default() }
+        Self { granted, ..Self::default() }
     }
 
     /// Whether channels may have the cache.
@@ -37,6 +41,15 @@ impl ChannelDeltas {
         self.open.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Counts a channel that begins. QEMU opens all of them before its first barrier: with one more
+    /// than the receiver waits for, no table could rely on what the receiver has.
+    pub(super) fn count_channel(&self) {
+        let begun = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        if self.open().is_some_and(|open| begun > open.channels) {
+            self.end();
+        }
+    }
+
     /// Makes the cache, for the channels that QEMU has opened: all of them have been accepted.
     pub(super) fn begin(&self, channels: u32, page_size: usize, blocks: BlockTable) {
         let cache = Arc::new(ChannelCache::new(self.granted, page_size));
@@ -47,22 +60,13 @@ impl ChannelDeltas {
     pub(super) fn end(&self) {
         if let Some(open) = self.set(None) {
             // A channel that gets no bytes holds it until its end.
-            crate::threads::drop_aside(Some(Freed(open)));
+            run_aside(move || open.cache.close());
         }
     }
 
     fn set(&self, open: Option<Arc<Open>>) -> Option<Arc<Open>> {
         let mut now = self.open.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *now, open)
-    }
-}
-
-/// A cache whose memory is freed where it is dropped.
-struct Freed(Arc<Open>);
-
-impl Drop for Freed {
-    fn drop(&mut self) {
-        self.0.cache.close();
     }
 }
 

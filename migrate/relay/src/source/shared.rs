@@ -236,6 +236,7 @@ impl Shared {
 
     /// The delta sender for a multifd channel, if it may have one.
     pub(super) fn multifd_deltas(&self) -> Option<delta::ChannelSender> {
+        self.channel_deltas.count_channel();
         let sender = || delta::ChannelSender::new(self.seed.base, self.page_size);
         (self.seed.is_wanted || self.channel_deltas.is_granted()).then(sender)
     }

@@ -178,7 +178,7 @@ fn a_hundred_idle_connections_do_not_block_a_migration() {
 /// A peer that speaks the protocol by hand.
 pub(crate) struct Liar {
     pub(crate) link: Link,
-    hash: RunningHash,
+    pub(crate) hash: RunningHash,
 }
 
 impl Liar {
@@ -216,36 +216,64 @@ impl Liar {
         plain: &[u8],
         table: &[u8],
     ) {
-        self.data_with_flags(0, stream, (seq, offset), plain, table);
+        let head = Header { stream, seq, offset, ..Header::free(FrameType::Data, 0) };
+        self.frame(head, plain, table);
     }
 
-    fn data_with_flags(
+    /// A DATA frame with these numbers, flags and channels.
+    pub(crate) fn frame(&mut self, head: Header, plain: &[u8], table: &[u8]) {
+        self.hash.add(codec::checksum(plain));
+        self.hashed_frame(head, plain, table);
+    }
+
+    /// As [`Self::of_channel`], with differences. The stream is `plain`.
+    pub(crate) fn difference(
         &mut self,
-        flags: u8,
+        stream: u16,
+        (seq, offset): (u64, u64),
+        (differences, plain): (&[u8], &[u8]),
+        table: &[u8],
+    ) {
+        self.hash.add(codec::checksum(plain));
+        let (flags, channels) = (FLAG_BODIES, 1);
+        let free = Header::free(FrameType::Data, 0);
+        let head = Header { flags, stream, seq, offset, channels, ..free };
+        self.hashed_frame(head, differences, table);
+    }
+
+    fn hashed_frame(&mut self, head: Header, plain: &[u8], table: &[u8]) {
+        let checksum = codec::checksum(plain);
+        let length = |len: usize| u32::try_from(len).unwrap();
+        let plain_len = length(plain.len());
+        let unit = UnitHeader { codec: Codec::Raw, plain_len, payload_len: plain_len, checksum }
+            .to_bytes();
+        let header = Header {
+            plain_len,
+            hash: self.hash.value(),
+            table_len: length(table.len()),
+            payload_len: length(unit.len() + plain.len() + table.len()),
+            ..head
+        };
+        let _ = self.link.write_all(&[&header.to_bytes()[..], &unit, plain, table].concat());
+    }
+
+    /// A frame of multifd stream `stream` whose table refers to the cache of all channels.
+    pub(crate) fn of_channel(
+        &mut self,
         stream: u16,
         (seq, offset): (u64, u64),
         plain: &[u8],
         table: &[u8],
     ) {
-        let checksum = codec::checksum(plain);
-        self.hash.add(checksum);
-        let plain_len = u32::try_from(plain.len()).unwrap();
-        let unit = UnitHeader { codec: Codec::Raw, plain_len, payload_len: plain_len, checksum }
-            .to_bytes();
-        let header = Header {
-            stream,
-            seq,
-            offset,
-            plain_len,
-            flags,
-            hash: self.hash.value(),
-            table_len: u32::try_from(table.len()).unwrap(),
-            ..Header::free(
-                FrameType::Data,
-                u32::try_from(unit.len() + plain.len() + table.len()).unwrap(),
-            )
-        };
-        let _ = self.link.write_all(&[&header.to_bytes()[..], &unit, plain, table].concat());
+        let (flags, channels) = (FLAG_BODIES, 1);
+        let free = Header::free(FrameType::Data, 0);
+        self.frame(Header { flags, stream, seq, offset, channels, ..free }, plain, table);
+    }
+
+    /// The first frame of multifd stream 1.
+    pub(crate) fn open_channel(&mut self) {
+        let header = Header { stream: 1, flags: 1, ..Header::free(FrameType::Open, 0) };
+        let _ = self.link.write_all(&header.to_bytes());
     }
 
     /// `plain` of stream 0 as a part of a history.
@@ -411,17 +439,16 @@ fn invalid_delta_tables_of_channels_end_their_session_alone() {
         // Channels share a cache; a main stream has one of its own.
         let error = caught(None, |liar| {
             liar.open(0);
-            liar.data_with_flags(FLAG_BODIES, 0, (1, 0), &page, &table);
+            liar.of_channel(0, (1, 0), &page, &table);
         });
         assert!(error.contains("may have none"), "{error}");
         // One session has one cache. In any order, as each stream has its own writer.
         let error = caught(None, |liar| {
             liar.bare(FrameType::Open, 0, 0);
-            let header = Header { stream: 1, flags: 1, ..Header::free(FrameType::Open, 0) };
-            let _ = liar.link.write_all(&header.to_bytes());
+            liar.open_channel();
             liar.data_with_table(0, 1, 0, &page, &table);
             liar.hash = RunningHash::default();
-            liar.data_with_flags(FLAG_BODIES, 1, (1, 0), &page, &table);
+            liar.of_channel(1, (1, 0), &page, &table);
         });
         let refused = ["may have none", "slots from 0 of 0"];
         assert!(refused.iter().any(|text| error.contains(text)), "{error}");
@@ -430,18 +457,17 @@ fn invalid_delta_tables_of_channels_end_their_session_alone() {
         let error = caught(None, |liar| {
             liar.open(0);
             liar.data(0, 1, 0, b"QEVM");
-            let header = Header { stream: 1, flags: 1, ..Header::free(FrameType::Open, 0) };
-            let _ = liar.link.write_all(&header.to_bytes());
+            liar.open_channel();
             liar.hash = RunningHash::default();
             let pages = [page, page].concat();
-            liar.data_with_flags(FLAG_BODIES, 1, (1, 0), &pages, &[0, 2, 0, 0]);
+            liar.of_channel(1, (1, 0), &pages, &[0, 2, 0, 0]);
             let second = pages.len() as u64;
-            liar.data_with_flags(FLAG_BODIES, 1, (2, second), &pages, &[0, 2, 0, 1]);
+            liar.of_channel(1, (2, second), &pages, &[0, 2, 0, 1]);
         });
         assert!(error.contains("running hash"), "{error}");
         let error = caught(None, |liar| {
             liar.open(1);
-            liar.data_with_flags(FLAG_BODIES, 0, (1, 0), &page, &[0, 2, 0, 0]);
+            liar.of_channel(0, (1, 0), &page, &[0, 2, 0, 0]);
         });
         assert!(error.contains("names 2 pages from byte 0"), "{error}");
     });

@@ -1,13 +1,15 @@
 //! W29c: multifd channels share a delta cache. A page goes as a difference on whichever channel it
 //! is sent again.
 
+use crate::bad_peers::Liar;
 use crate::cutter::{Plan, Way};
 use crate::harness::{
-    assert_same, bounded, bounded_by, destination_qemu, source_qemu, Noise, Options, Reader,
-    Receiving, Sending, Streams, PAGE,
+    assert_same, bounded, bounded_by, destination_qemu, read_exactly, source_qemu, Noise, Options,
+    Reader, Receiving, Sending, Streams, PAGE,
 };
 use crate::resume::{survives_with, MANY, RESUME};
 use codec::Codec;
+use session::{FrameType, Header, RunningHash};
 use stream::synth::{ChannelStream, Configuration, MainStream, Section, Style};
 
 const CACHE: u64 = 12 << 20;
@@ -120,5 +122,69 @@ fn with_channel_deltas_a_link_is_cut_at_every_message() {
             }
             assert!(after > 5, "only {after} messages went");
         }
+    });
+}
+
+/// The frame that turns to postcopy overtakes a frame of a channel: it frees the cache only behind
+/// its barrier.
+#[test]
+fn a_turn_to_postcopy_does_not_take_the_cache_from_a_channel_that_is_behind() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let mut main = MainStream::new(PAGE);
+        main.file_header();
+        main.configuration(&Configuration { machine: "pc-q35-10.1", ..Configuration::default() });
+        main.command(1, &[]).command(2, &[0, 0, 0, 1]).advise_postcopy(PAGE as u64);
+        main.section(Section::Start).block_table(&[("pc.ram", 600 * PAGE as u64)]);
+        main.flush_marker().end_of_section();
+        let begin = main.take();
+        main.section(Section::Part).flush_marker().end_of_section();
+        main.packaged(&[7; 500]);
+        let turn = main.take();
+        let mut channel = ChannelStream::new(Style::Qemu92, PAGE, 0);
+        let (first, second) = (vec![3; PAGE], vec![4; PAGE]);
+        channel.packet(1, "pc.ram", &[(0, Some(&first))], false);
+        let body = channel.len() - PAGE;
+        channel.sync(2);
+        let stored = channel.take();
+        channel.packet(3, "pc.ram", &[(0, Some(&second))], false);
+        let body_again = channel.len() - PAGE;
+        channel.sync(4);
+        let again = channel.take();
+
+        let mut liar = Liar::new(receiving.address, None);
+        liar.open(0);
+        let mut main_hash = RunningHash::default();
+        let mut turn_to = |liar: &mut Liar, seq, offset: usize, bytes: &[u8]| {
+            std::mem::swap(&mut liar.hash, &mut main_hash);
+            let head = Header::free(FrameType::Data, 0);
+            let (channels, offset) = (1, offset as u64);
+            liar.frame(Header { seq, offset, channels, ..head }, bytes, &[]);
+            std::mem::swap(&mut liar.hash, &mut main_hash);
+        };
+        // A number of two bytes.
+        let gap =
+            |at: usize| [u8::try_from(at & 127).unwrap() | 128, u8::try_from(at >> 7).unwrap()];
+        liar.open_channel();
+        liar.of_channel(1, (1, 0), &stored, &[&gap(body)[..], &[1, 0, 0]].concat());
+        turn_to(&mut liar, 1, 0, &begin);
+        turn_to(&mut liar, 2, begin.len(), &turn);
+        let to_main = listener.accept().unwrap().0;
+        let to_channel = listener.accept().unwrap().0;
+        assert_same(&read_exactly(&to_main, begin.len()), &begin, "main");
+        assert_same(&read_exactly(&to_channel, stored.len()), &stored, "channel");
+        // QEMU has the bytes in front of the barrier: the frame behind it was processed.
+        let head = read_exactly(&to_main, 5);
+        assert_same(&head, &turn[..5], "the section in front of the barrier");
+        // The page as its difference from the first one. The hash is that of the page itself.
+        let table = [&gap(body_again)[..], &[1, 0, 1]].concat();
+        let mut difference = again.clone();
+        difference[body_again..body_again + PAGE].fill(3 ^ 4);
+        let offset = stored.len() as u64;
+        liar.difference(1, (2, offset), (&difference, &again), &table);
+        assert_same(&read_exactly(&to_channel, again.len()), &again, "channel");
+        drop((liar, to_main, to_channel));
+        receiving.result().unwrap_err();
     });
 }
