@@ -10,7 +10,7 @@ const SOURCES: [(&str, &[&str]); 6] = [
     ("apps/platen/src/device/requests.rs", &["anyhow!(", "bail!(", "context("]),
     ("apps/platen/src/device/renewal.rs", &["Err(", "other(", "ensure!("]),
     ("apps/platen/src/device/writeback.rs", &["Err(", "bail!("]),
-    ("memory/swap/src/supervisor", &["say(", "Err(", "#[error("]),
+    ("memory/swap/src/supervisor", &["say(", "Err(", "#[error(", "cannot_end("]),
     ("memory/swap/src/supervisor/run/renew.rs", &["refuse_renewal("]),
 ];
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// The first part of a message of which only the last one counts.
 const STATUS: &str = "STATUS=";
@@ -62,6 +63,20 @@ impl Notify {
             if let Some((socket, address)) = &self.socket {
                 let _ = socket.send_to_addr(b"WATCHDOG=1", address);
             }
+        }
+    }
+
+    /// Whether there is a manager.
+    pub fn has_manager(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// Asks the manager not to kill the service before `time` has passed. Like a heartbeat, the
+    /// message does not wait: another one follows.
+    pub fn extend(&self, time: Duration) {
+        if let Some((socket, address)) = &self.socket {
+            let message = format!("EXTEND_TIMEOUT_USEC={}", time.as_micros());
+            let _ = socket.send_to_addr(message.as_bytes(), address);
         }
     }
 

@@ -27,6 +27,14 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// The pause before a stand-by server that has ended is replaced: it may have found no memory.
 const STAND_BY_AGAIN: Duration = Duration::from_secs(10);
 
+/// The first and the longest pause before another attempt to take the disk down, each pause twice
+/// as long as the one before: a swapoff that fails needs memory and time.
+const DOWN_AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+
+/// For how long a service manager is asked, every second, to wait for the end. The last steps may
+/// take as long without a message.
+const EXTENSION: Duration = Duration::from_secs(120);
+
 /// How long the supervisor waits for a server that was killed at the end.
 const GONE: Duration = Duration::from_secs(10);
 
@@ -58,6 +66,10 @@ pub(super) struct Supervisor<'a> {
     stand_by: Option<Instant>,
     /// When to retry the failed helper after a later server's start.
     up_again: Option<Instant>,
+    /// When to retry the failed helper before the end.
+    down_again: Option<Instant>,
+    /// How often that helper has failed.
+    downs: u32,
     /// Whether the helper after the first start was begun.
     up_begun: bool,
     started: u32,
@@ -70,8 +82,10 @@ pub(super) struct Supervisor<'a> {
     set_up: bool,
     /// The helper after the first start failed with this status: everything is taken down.
     up_failed: Option<ExitStatus>,
-    /// Whether the supervisor was asked to end.
+    /// Whether the supervisor was asked to end, and the attempt has not failed.
     stopping: bool,
+    /// Whether the service manager knows that the service ends. It takes nothing back.
+    announced: bool,
     /// Whether the server was ordered to end.
     ending: bool,
 }
@@ -106,6 +120,8 @@ impl<'a> Supervisor<'a> {
             restart: Some(Instant::now()),
             stand_by: None,
             up_again: None,
+            down_again: None,
+            downs: 0,
             up_begun: false,
             started: 0,
             late: 0,
@@ -113,6 +129,7 @@ impl<'a> Supervisor<'a> {
             set_up: false,
             up_failed: None,
             stopping: false,
+            announced: false,
             ending: false,
         }
     }
@@ -167,6 +184,9 @@ impl<'a> Supervisor<'a> {
         }
         if due(&mut self.up_again) {
             self.up()?;
+        }
+        if due(&mut self.down_again) {
+            self.stop();
         }
         if due(&mut self.stand_by) {
             self.stand_by();
@@ -236,8 +256,8 @@ impl<'a> Supervisor<'a> {
         let deadlines = self.helpers.iter().map(|helper| helper.deadline);
         let due = self.server.as_ref().and_then(|server| server.deadline);
         let renewal = self.successor.as_ref().and_then(|successor| successor.deadline);
-        let others = [self.restart, self.stand_by, self.up_again, due, renewal, Some(self.look)];
-        let deadlines = deadlines.chain(others);
+        let again = [self.restart, self.stand_by, self.up_again, self.down_again];
+        let deadlines = deadlines.chain(again).chain([due, renewal, Some(self.look)]);
         let timeout = deadlines.flatten().min().and_then(|at| {
             let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec::try_from(left).ok()

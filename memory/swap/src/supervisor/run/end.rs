@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use thread_stat::Proc;
 
-use super::{Supervisor, GONE, STAND_BY_AGAIN};
+use super::{Supervisor, DOWN_AGAIN, EXTENSION, GONE, STAND_BY_AGAIN};
 use crate::supervisor::child::{Server, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
 use crate::supervisor::watchdog::{Hang, LOOK};
@@ -39,6 +39,9 @@ impl Supervisor<'_> {
         }
         self.look = now + LOOK;
         self.notify.beat(self.service.manager_watches());
+        if self.announced {
+            self.notify.extend(EXTENSION);
+        }
         let ended = |standby: &mut Server| !matches!(standby.child.try_wait(), Ok(None));
         if self.standby.take_if(ended).is_some() {
             self.stand_by = Some(now + STAND_BY_AGAIN);
@@ -101,7 +104,10 @@ impl Supervisor<'_> {
             return;
         }
         self.stopping = true;
-        self.notify.say("STOPPING=1");
+        self.down_again = None;
+        if !std::mem::replace(&mut self.announced, true) {
+            self.notify.say("STOPPING=1");
+        }
         // swapoff needs memory and a server, so the trainer ends.
         self.end_training();
         self.refuse_renewal("the device ends");
@@ -119,14 +125,31 @@ impl Supervisor<'_> {
         let Some(command) = down else { return self.tell_to_end() };
         let limit = self.service.down_limit();
         if let Err(error) = self.help(command, Task::Down, Some(limit)) {
-            self.stopping = false;
-            self.service.say(&format!("cannot end: {}. Ask again later", with_cause(&error)));
+            self.cannot_end(&format!("cannot end: {}", with_cause(&error)));
         }
+    }
+
+    /// Continues to serve after a failed attempt to take the disk down. A service manager that
+    /// waits for the end kills the service in the end, and the swapped-out pages would be lost: so
+    /// the supervisor tries again by itself.
+    pub(super) fn cannot_end(&mut self, why: &str) {
+        self.stopping = false;
+        if !(self.announced && self.notify.has_manager()) {
+            return self.service.say(&format!("{why}. Ask again later"));
+        }
+        let (first, longest) = DOWN_AGAIN;
+        let pause = (first * 2_u32.pow(self.downs.min(8))).min(longest);
+        self.downs += 1;
+        self.down_again = Some(Instant::now() + pause);
+        let line = format!("{why}; another attempt in {pause:?}");
+        self.notify.say(&format!("STATUS={line}"));
+        self.service.say(&line);
     }
 
     pub(super) fn tell_to_end(&mut self) {
         self.ending = true;
-        (self.restart, self.stand_by, self.up_again) = (None, None, None);
+        (self.restart, self.stand_by) = (None, None);
+        (self.up_again, self.down_again) = (None, None);
         if let Some(standby) = self.standby.take() {
             self.dismiss(standby.child);
         }

@@ -55,7 +55,7 @@ impl Supervisor<'_> {
     /// Starts the trainer that the server asked for, if none runs. If it cannot be started, its
     /// socket is closed, which tells the server.
     pub(super) fn train(&mut self) {
-        if self.ending || self.stopping {
+        if self.ending || self.stopping || self.down_again.is_some() {
             self.to_train = None;
         }
         if self.to_train.is_none() {
@@ -156,10 +156,9 @@ impl Supervisor<'_> {
                 self.tell_to_end();
             }
             (Task::Down, false) => {
-                self.stopping = false;
                 self.up_failed = None;
-                self.service.say(&format!(
-                    "cannot end, the disk is still in use ({status}): serving goes on. Ask again later"
+                self.cannot_end(&format!(
+                    "cannot end, the disk is still in use ({status}): serving goes on"
                 ));
             }
         }

@@ -31,7 +31,7 @@ impl Supervisor<'_> {
     fn busy(&self) -> Option<&'static str> {
         let ready = self.server.as_ref().is_some_and(|server| server.ready.is_some());
         let helps = |task: Task| matches!(task, Task::Up { .. } | Task::Down);
-        if self.stopping || self.ending {
+        if self.stopping || self.ending || self.down_again.is_some() {
             Some("the device ends")
         } else if self.successor.is_some() || self.renewing {
             Some("its server is being replaced already; try again when that is over")

@@ -68,6 +68,43 @@ fn the_end_waits_for_the_helper_and_is_postponed_when_it_fails() {
     assert!(shell.log.borrow().iter().any(|line| line.contains("serving goes on")));
 }
 
+/// systemd kills a unit that neither ends nor asks for more time.
+#[test]
+fn an_end_that_fails_is_tried_again_while_the_service_manager_waits() {
+    let mut shell = Shell::new(SERVER);
+    let path = shell.folder.path().join("notify");
+    let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    shell.notify = Some(path.to_str().unwrap().to_owned());
+    shell.down =
+        Some("if grep -q tried $NOTE; then exit 0; fi; echo tried >> $NOTE; exit 9".into());
+    let over = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&over);
+    let hearing = std::thread::spawn(move || {
+        let (mut heard, mut bytes) = (Vec::new(), [0; 256]);
+        loop {
+            match manager.recv(&mut bytes) {
+                Ok(got) => heard.push(String::from_utf8_lossy(&bytes[..got]).into_owned()),
+                Err(_) if ended.load(Ordering::Acquire) => return heard,
+                Err(_) => {}
+            }
+        }
+    });
+    // A single request.
+    run(&mut shell, "up\n").unwrap();
+    over.store(true, Ordering::Release);
+    let heard = hearing.join().unwrap();
+    assert_eq!(shell.noted(), "up\ntried\nend\n");
+    let stopping = heard.iter().position(|said| said == "STOPPING=1").unwrap();
+    let (before, after) = heard.split_at(stopping);
+    let asks = |said: &&String| said.starts_with("EXTEND_TIMEOUT_USEC=");
+    assert_eq!(before.iter().filter(asks).count(), 0, "{heard:?}");
+    assert!(after.iter().filter(asks).count() >= 3, "{heard:?}");
+    assert!(after.iter().any(|said| said.starts_with("STATUS=cannot end")), "{heard:?}");
+    assert_eq!(heard.iter().filter(|said| *said == "STOPPING=1").count(), 1, "{heard:?}");
+    assert!(shell.log.borrow().iter().any(|line| line.contains("another attempt in 5s")));
+}
+
 #[test]
 fn the_helper_of_a_later_start_is_tried_again_and_delays_no_end() {
     // A swapoff that reads from a disk without a server ends once the disk has its next server.
