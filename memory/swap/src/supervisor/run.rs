@@ -66,6 +66,8 @@ pub(super) struct Supervisor<'a> {
     stand_by: Option<Instant>,
     /// When to retry the failed helper after a later server's start.
     up_again: Option<Instant>,
+    /// Whether that helper is due when the helper that now has the disk has ended.
+    up_later: bool,
     /// When to retry the failed helper before the end.
     down_again: Option<Instant>,
     /// How often that helper has failed.
@@ -120,6 +122,7 @@ impl<'a> Supervisor<'a> {
             restart: Some(Instant::now()),
             stand_by: None,
             up_again: None,
+            up_later: false,
             down_again: None,
             downs: 0,
             up_begun: false,

@@ -134,6 +134,7 @@ impl Supervisor<'_> {
     /// the supervisor tries again by itself.
     pub(super) fn cannot_end(&mut self, why: &str) {
         self.stopping = false;
+        self.up_now();
         if !(self.announced && self.notify.has_manager()) {
             return self.service.say(&format!("{why}. Ask again later"));
         }
@@ -190,7 +191,7 @@ impl Supervisor<'_> {
         }
         // The trainer and the helper were for that server only.
         self.end_training();
-        self.up_again = None;
+        (self.up_again, self.up_later) = (None, false);
         self.renewal_failed(status);
         if self.ending {
             if killed {

@@ -16,6 +16,12 @@ impl Supervisor<'_> {
         let ready = self.server.as_ref().filter(|server| server.ready.is_some());
         let Some(pid) = ready.map(|server| server.child.id()) else { return Ok(()) };
         let first = !self.up_begun;
+        if !first && self.is_set_up_or_taken_down() {
+            self.up_later = true;
+            // Requests reach the server all the same.
+            self.renewal_served();
+            return Ok(());
+        }
         self.up_begun = true;
         let Some(command) = self.service.up(!first, pid) else {
             self.up_ended(first);
@@ -42,6 +48,20 @@ impl Supervisor<'_> {
         }
     }
 
+    /// Whether the disk has a helper beside which no other may work on it. Swapping must not start
+    /// again on a disk that is being taken down.
+    fn is_set_up_or_taken_down(&self) -> bool {
+        let has_the_disk = |task| matches!(task, Task::Up { first: true } | Task::Down);
+        self.stopping || self.helpers.iter().any(|helper| has_the_disk(helper.task))
+    }
+
+    /// Runs the helper that has waited for another one's end.
+    pub(super) fn up_now(&mut self) {
+        if std::mem::take(&mut self.up_later) {
+            self.up_again = Some(Instant::now());
+        }
+    }
+
     /// Records that the helper after a server's start has succeeded.
     pub(super) fn up_ended(&mut self, first: bool) {
         if first && !self.been_up {
@@ -50,6 +70,7 @@ impl Supervisor<'_> {
         self.been_up |= first;
         self.notify.say("STATUS=serving");
         self.renewal_served();
+        self.up_now();
     }
 
     /// Starts the trainer that the server asked for, if none runs. If it cannot be started, its
@@ -128,11 +149,6 @@ impl Supervisor<'_> {
         task: Task,
         status: ExitStatus,
     ) -> Result<(), SuperviseError> {
-        let up = matches!(task, Task::Up { .. });
-        if up && self.ending {
-            // The disk is down already: it must not be taken down or set up again.
-            return Ok(());
-        }
         match (task, status.success()) {
             (Task::Train, _) => self.train(),
             (Task::Up { first }, true) => self.up_ended(first),
@@ -162,7 +178,7 @@ impl Supervisor<'_> {
                 ));
             }
         }
-        if up && self.stopping {
+        if matches!(task, Task::Up { .. }) && self.stopping {
             self.go_down();
         }
         Ok(())

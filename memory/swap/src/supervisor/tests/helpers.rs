@@ -105,43 +105,92 @@ fn an_end_that_fails_is_tried_again_while_the_service_manager_waits() {
     assert!(shell.log.borrow().iter().any(|line| line.contains("another attempt in 5s")));
 }
 
-#[test]
-fn the_helper_of_a_later_start_is_tried_again_and_delays_no_end() {
-    // A swapoff that reads from a disk without a server ends once the disk has its next server.
-    let mut shell = Shell::new(
+/// What notes `failed` and fails, and notes `again` and succeeds when it is tried again.
+const SECOND_UP: &str = "if [ $REPLACES = false ]; then echo up >> $NOTE; exit 0; fi; \
+     if grep -q failed $NOTE; then echo again >> $NOTE; exit 0; fi; echo failed >> $NOTE; exit 1";
+
+/// A server that is killed when `text` is noted; the next one waits for the order to end.
+fn dies_at(text: &str) -> Shell {
+    Shell::new(&format!(
         "echo ready >&0; \
-         if [ $REPLACES = false ]; then until grep -q down $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
+         if [ $REPLACES = false ]; then until grep -qs {text} $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
          read line; echo $line >> $NOTE",
-    );
-    shell.up = Some(
-        "if [ $REPLACES = false ]; then echo up >> $NOTE; exit 0; fi; \
-         if grep -q failed $NOTE; then echo again >> $NOTE; exit 0; fi; echo failed >> $NOTE; exit 1"
-            .into(),
-    );
-    shell.down = Some("echo down >> $NOTE; until grep -q again $NOTE; do sleep 0.01; done".into());
-    // Requested at any moment after "up" was recorded, also before that is known to have succeeded.
-    run(&mut shell, "up\n").unwrap();
-    assert_eq!(shell.noted(), "up\ndown\nfailed\nagain\nend\n");
+    ))
 }
 
 #[test]
-fn the_device_is_not_taken_down_again_when_the_helper_of_a_later_start_ends_last() {
-    // The server ends when the helper of its start, its shell's `UP`, is gone.
-    let mut shell = Shell::new(
-        "echo ready >&0; \
-         if [ $REPLACES = false ]; then until grep -q down $NOTE; do sleep 0.01; done; kill -9 $$; fi; \
-         read line; echo $line >> $NOTE; while [ -e /proc/$(cat $NOTE.up) ]; do sleep 0.01; done",
-    );
+fn the_helper_of_a_later_start_is_tried_again_and_delays_no_end() {
+    let mut shell = dies_at("up");
+    shell.up = Some(SECOND_UP.into());
+    shell.down = Some("echo down >> $NOTE".into());
+    run(&mut shell, "failed\nagain\n").unwrap();
+    assert_eq!(shell.noted(), "up\nfailed\nagain\ndown\nend\n");
+    // A request to end does not wait until it succeeds.
+    let mut shell = dies_at("up");
     shell.up = Some(
-        "if [ $REPLACES = false ]; then echo up >> $NOTE; exit 0; fi; \
-         echo $$ > $NOTE.up; echo again >> $NOTE; until grep -q end $NOTE; do sleep 0.01; done; exit 1"
+        "if [ $REPLACES = true ]; then echo failed >> $NOTE; exit 1; fi; echo up >> $NOTE".into(),
+    );
+    shell.down = Some("echo down >> $NOTE".into());
+    run(&mut shell, "failed\n").unwrap();
+    assert!(shell.noted().ends_with("failed\ndown\nend\n"), "{}", shell.noted());
+}
+
+/// It would swap to the areas again that swapoff has emptied.
+#[test]
+fn no_helper_of_a_later_start_runs_while_the_disk_is_taken_down() {
+    // A swapoff that reads from a disk without a server ends once the disk has its next server.
+    let mut shell = dies_at("down");
+    shell.up = Some(
+        "if [ $REPLACES = true ]; then echo swapping >> $NOTE; exit 0; fi; echo up >> $NOTE".into(),
+    );
+    shell.down =
+        Some("echo down >> $NOTE; until [ -e $NOTE.ready ]; do sleep 0.01; done; sleep 0.5".into());
+    shell.script = shell.script.replace("read line", "touch $NOTE.ready; read line");
+    // Requested at any moment after "up" was recorded, also before that is known to have succeeded.
+    run(&mut shell, "up\n").unwrap();
+    assert_eq!(shell.noted(), "up\ndown\nend\n");
+}
+
+/// The next server's disk may be larger, for example.
+#[test]
+fn the_helper_of_a_later_start_runs_when_the_disk_could_not_be_taken_down() {
+    let mut shell = dies_at("down");
+    shell.up = Some(SECOND_UP.replace("exit 1", "exit 0"));
+    shell.script = shell.script.replace("read line", "touch $NOTE.ready; read line");
+    shell.down = Some(
+        "if grep -q down $NOTE; then echo off >> $NOTE; exit 0; fi; echo down >> $NOTE; \
+         until [ -e $NOTE.ready ]; do sleep 0.01; done; exit 9"
             .into(),
     );
-    shell.down = Some("echo down >> $NOTE; until grep -q again $NOTE; do sleep 0.01; done".into());
-    run(&mut shell, "up\n").unwrap();
-    let log = shell.log.borrow();
-    assert_eq!(log.iter().filter(|line| *line == "down").count(), 1, "{log:?}");
-    assert!(!log.iter().any(|line| line.contains("trying again")), "{log:?}");
+    let (stop, ask) = UnixStream::pair().unwrap();
+    stop.set_nonblocking(true).unwrap();
+    let note = shell.note();
+    let asking = std::thread::spawn(move || {
+        for text in ["up", "failed"] {
+            while !fs::read_to_string(&note).unwrap_or_default().contains(text) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (&ask).write_all(b"x").unwrap();
+        }
+        ask
+    });
+    supervise(&mut shell, stop.as_fd()).unwrap();
+    asking.join().unwrap();
+    assert_eq!(shell.noted(), "up\ndown\nfailed\noff\nend\n");
+}
+
+/// Two helpers would divide the same disk.
+#[test]
+fn the_helper_of_a_later_start_waits_for_the_one_of_the_first_start() {
+    let mut shell = dies_at("begun");
+    shell.script = shell.script.replace("read line", "touch $NOTE.ready; read line");
+    shell.up = Some(
+        "if [ $REPLACES = true ]; then echo later >> $NOTE; exit 0; fi; echo begun >> $NOTE; \
+         until [ -e $NOTE.ready ]; do sleep 0.01; done; sleep 0.5; echo up >> $NOTE"
+            .into(),
+    );
+    run(&mut shell, "later\n").unwrap();
+    assert_eq!(shell.noted(), "begun\nup\nlater\nend\n");
 }
 
 #[test]
