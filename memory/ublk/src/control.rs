@@ -109,28 +109,33 @@ impl Control {
         self.features
     }
 
-    /// Creates a device with user recovery, reissue, and this mark; the driver chooses its number.
+    /// Creates a device with this mark; the driver chooses its number. If it `recovers`, its disk
+    /// stays without a server, and the next one gets the requests of the dead one (user recovery,
+    /// reissue).
     ///
     /// # Errors
     ///
     /// The driver's error.
-    pub fn add(&mut self, geometry: &Geometry, mark: u64) -> Result<Info, ControlError> {
+    pub fn add(
+        &mut self,
+        geometry: &Geometry,
+        mark: u64,
+        recovers: bool,
+    ) -> Result<Info, ControlError> {
+        let wanted = recovery(recovers);
         let ask = DeviceInfo {
             queues: geometry.queues,
             depth: geometry.depth,
             max_io: geometry.max_io,
             id: u32::MAX,
             pid: pid(),
-            flags: sys::USER_RECOVERY
-                | sys::USER_RECOVERY_REISSUE
-                | if self.ioctl { sys::CMD_IOCTL_ENCODE } else { 0 },
+            flags: wanted | if self.ioctl { sys::CMD_IOCTL_ENCODE } else { 0 },
             server_flags: mark,
             ..DeviceInfo::default()
         };
         let mut payload = Payload::of_info(&ask);
         self.run(Command::Add, "adding", -1, 64, &mut payload, 0)?;
         let info = payload.to_info();
-        let wanted = sys::USER_RECOVERY | sys::USER_RECOVERY_REISSUE;
         if info.flags & wanted != wanted {
             let _ = self.delete(info.id);
             return Err(ControlError::Refused {
@@ -270,6 +275,16 @@ impl std::fmt::Debug for Control {
 
 const EBUSY: i32 = 16;
 
+/// The flags of a device that another server may take over. Without them the driver removes the
+/// disk of a server that dies.
+fn recovery(recovers: bool) -> u64 {
+    if recovers {
+        sys::USER_RECOVERY | sys::USER_RECOVERY_REISSUE
+    } else {
+        0
+    }
+}
+
 fn pid() -> i32 {
     i32::try_from(std::process::id()).expect("process numbers are positive ints")
 }
@@ -277,6 +292,12 @@ fn pid() -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_device_that_another_server_takes_over_stays_without_one() {
+        assert_eq!(recovery(true), sys::USER_RECOVERY | sys::USER_RECOVERY_REISSUE);
+        assert_eq!(recovery(false), 0);
+    }
 
     #[test]
     fn without_the_driver_the_error_says_what_to_do() {

@@ -28,6 +28,9 @@ pub struct Options {
     pub timeout: Duration,
     /// The [`mark`] of a new device; 0 for none.
     pub mark: u64,
+    /// Whether another server takes the device over if this one dies. Otherwise the disk goes with
+    /// its server: processes that have it open would wait for ever.
+    pub recovers: bool,
 }
 
 impl Options {
@@ -55,7 +58,7 @@ impl Options {
                 geometry.depth /= 2;
             }
         }
-        Self { geometry, timeout: Duration::from_secs(30), mark: 0 }
+        Self { geometry, timeout: Duration::from_secs(30), mark: 0, recovers: true }
     }
 
     /// Checks that [`Server::recover`] takes over the device that the driver describes, with
@@ -80,7 +83,7 @@ const MAX_IO: u32 = 32 << 20;
 const LARGEST: Geometry =
     Geometry { size: u64::MAX, queues: sys::MAX_QUEUES, depth: MAX_DEPTH, max_io: MAX_IO };
 
-/// A device with its queues' threads.
+/// A device with its queues' threads. If no other server takes the device over, a drop stops it.
 #[derive(Debug)]
 pub struct Server {
     control: Control,
@@ -90,6 +93,8 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
     ends: Receiver<End>,
     ended: Arc<AtomicBool>,
+    /// Whether a drop leaves the disk to the next server.
+    stays: bool,
 }
 
 impl Server {
@@ -107,7 +112,7 @@ impl Server {
     ) -> Result<Self, ServeError> {
         let wanted = checked(&options.geometry, backend.pages())?;
         let mut control = Control::open(options.timeout)?;
-        let info = control.add(&wanted, options.mark)?;
+        let info = control.add(&wanted, options.mark, options.recovers)?;
         let id = info.id;
         on_add(id);
         let begun = (|| {
@@ -125,7 +130,7 @@ impl Server {
         match begun {
             Ok(queues) => {
                 notice_deaths(id);
-                Ok(queues.into_server(control, id, wanted.size))
+                Ok(queues.into_server(control, id, wanted.size, options.recovers))
             }
             Err(error) => {
                 // Best effort: the first error is the more useful one.
@@ -178,7 +183,7 @@ impl Server {
         queues.serve();
         let ended = control.end_recovery(id);
         queues.or_first_end(id, ended)?;
-        Ok(queues.into_server(control, id, wanted.size))
+        Ok(queues.into_server(control, id, wanted.size, options.recovers))
     }
 
     /// Makes the disk as large as the backend, if it is smaller: the backend has grown since an
@@ -227,6 +232,11 @@ impl Server {
     ///
     /// The driver's error; then the device may still exist.
     pub fn stop(mut self) -> Result<(), ControlError> {
+        self.stays = true;
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), ControlError> {
         self.control.stop(self.id)?;
         for thread in self.threads.drain(..) {
             // A panic of the thread has ended the process, or was reported already.
@@ -236,10 +246,19 @@ impl Server {
     }
 }
 
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.stays {
+            // The error for which the server ends is the more useful one.
+            let _ = self.end();
+        }
+    }
+}
+
 impl Queues {
-    fn into_server(self, control: Control, id: u32, size: u64) -> Server {
+    fn into_server(self, control: Control, id: u32, size: u64, stays: bool) -> Server {
         let (threads, ends, ended) = self.into_parts();
-        Server { control, id, size, threads, ends, ended }
+        Server { control, id, size, threads, ends, ended, stays }
     }
 }
 

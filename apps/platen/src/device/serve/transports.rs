@@ -31,6 +31,7 @@ pub(super) fn disk(
     // The supervisor finds the device by it.
     let owner = if supervisor.is_there() { parent_id() } else { std::process::id() };
     options.mark = ublk::mark(owner);
+    options.recovers = supervisor.is_there();
     let buffers = inherited.buffers.map(descriptor).transpose()?;
     let told = |id: u32| supervisor.tell(&format!("device {id}"));
     let Some(id) = inherited.device else {

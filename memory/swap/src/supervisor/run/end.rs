@@ -174,7 +174,10 @@ impl Supervisor<'_> {
         let _ = poll(&mut fds, Some(&patience));
         server.child.kill();
         let _ = poll(&mut fds, Some(&patience));
-        let _ = server.child.try_wait();
+        let ended = server.child.try_wait();
+        if !ended.is_ok_and(|status| status.is_some_and(|status| status.success())) {
+            self.service.abandon(self.set_up);
+        }
     }
 
     /// Handles the server's exit; returns whether the supervisor is done.
@@ -209,6 +212,8 @@ impl Supervisor<'_> {
             if let Some(why) = self.oom.since() {
                 self.service.say(&why);
             }
+            // It may have made its disk.
+            self.service.abandon(self.set_up);
             return Err(SuperviseError::Start(status));
         }
         let pause = match status.code() {

@@ -227,6 +227,21 @@ fn nothing_follows_the_start_of_a_server_that_gets_ready_after_it_was_told_to_en
     assert_eq!(*shell.log.borrow(), ["said device 9"]);
 }
 
+/// Users of its disk, or a program that opens every new disk, would wait for ever.
+#[test]
+fn a_device_whose_first_server_fails_after_it_has_made_the_disk_is_abandoned() {
+    let mut shell = Shell::new("echo device 9 >&0; exit 1");
+    let error = run(&mut shell, "never").unwrap_err();
+    assert!(matches!(error, SuperviseError::Start(_)), "{error}");
+    assert_eq!(*shell.log.borrow(), ["said device 9", "abandoned"]);
+    // It has made the disk, and does not end in the proper order.
+    let mut shell = Shell::new("echo device 9 >&0; echo ready >&0; read line; exit 1");
+    shell.up = Some("cannot be started".into());
+    let error = run(&mut shell, "never").unwrap_err();
+    assert!(matches!(error, SuperviseError::Io { .. }), "{error}");
+    assert_eq!(shell.log.borrow().last().map(String::as_str), Some("abandoned"));
+}
+
 /// Another device may have the disk of that number now.
 #[test]
 fn a_device_is_abandoned_without_the_disk_that_it_has_not_set_up_or_has_taken_down() {
