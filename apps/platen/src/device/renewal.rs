@@ -177,13 +177,15 @@ impl Serving {
         if asked.codec.is_some() && asked.level.is_none() {
             args.level = None;
         }
-        let policy = match (policy, &self.policy) {
-            (None, Some(present)) => Some(present.try_clone()?),
-            (policy, _) => policy,
+        let kept = match (policy, &self.policy) {
+            (Some(clients), _) => Some(settings_file::keep(clients)?),
+            (None, Some(present)) => {
+                Some((present.try_clone()?, settings_file::shared(present.as_fd())?))
+            }
+            (None, None) => None,
         };
+        let (policy, text) = kept.unzip();
         let policy = policy.map(inheritable).transpose()?;
-        let text = policy.as_ref().map(|policy| settings_file::shared(policy.as_fd()));
-        let text = text.transpose()?;
         // Leaked: they live as long as the process, as its first arguments do. Each takes a few
         // hundred bytes, and only user requests create them.
         let args = Box::leak(Box::new(args));

@@ -6,7 +6,7 @@ use anyhow::{ensure, Context};
 use rustix::fs::{fcntl_get_seals, open, Mode, OFlags};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Maximum size in bytes, a hundred times the size of all keys.
@@ -43,6 +43,13 @@ pub(super) fn shared(file: BorrowedFd<'_>) -> anyhow::Result<String> {
     bounded(File::from(descriptor(file.as_raw_fd())?)).context("cannot read the policy's settings")
 }
 
+/// A file of this process with the text of a client's, and the text. The client's memory may lie on
+/// the very disk whose servers read the text before they serve, and the client can still change it.
+pub(super) fn keep(clients: OwnedFd) -> anyhow::Result<(OwnedFd, String)> {
+    let text = shared(clients.as_fd())?;
+    Ok((share(&text)?, text))
+}
+
 /// Creates a memfd with the settings, for servers.
 pub(super) fn share(text: &str) -> anyhow::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("policy", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -69,7 +76,6 @@ fn bounded(file: File) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     #[test]
     fn only_small_regular_files_are_read() {
@@ -106,5 +112,18 @@ mod tests {
             assert!(said.contains("not in a file in memory"), "{said}");
         }
         assert_eq!(shared(share("[policy]\n").unwrap().as_fd()).unwrap(), "[policy]\n");
+    }
+
+    #[test]
+    fn a_supervisor_keeps_its_own_copy_of_a_client_s_settings() {
+        let clients = share("[policy]\n").unwrap();
+        let mut writer = File::from(clients.try_clone().unwrap());
+        let (kept, text) = keep(clients).unwrap();
+        // What is written after the check reaches no server.
+        writer.write_all(b"period = \"x\"\n").unwrap();
+        assert_eq!(text, "[policy]\n");
+        assert_eq!(shared(kept.as_fd()).unwrap(), "[policy]\n");
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        assert_ne!(inode(&kept), inode(&writer.into()));
     }
 }
