@@ -74,11 +74,7 @@ impl Queues {
             let ended: Sender<_> = ended.clone();
             let spawned = thread::Builder::new()
                 .name(format!("ublk{id}-q{queue}"))
-                .spawn(move || {
-                    let result = thread.run(backend);
-                    // The receiver is gone when the server is being dropped.
-                    let _ = ended.send((queue, result));
-                })
+                .spawn(move || thread.run(backend, &ended))
                 .map_err(failed("start a thread"))?;
             queues.threads.push(spawned);
             queues.orders.push(order);
@@ -160,7 +156,24 @@ struct Thread {
 }
 
 impl Thread {
-    fn run(self, mut backend: impl Queue) -> Result<(), QueueError> {
+    fn run(self, mut backend: impl Queue, ended: &Sender<End>) {
+        let queue = self.queue;
+        // The backend may still write to the buffers.
+        let buffers = Arc::clone(&self.buffers);
+        let mut ring = None;
+        let result = self.run_on(&mut backend, &mut ring);
+        // First the report: the drop of the backend waits for its requests, and so for a disk that
+        // may never answer. The receiver is gone when the server is being dropped.
+        let _ = ended.send((queue, result));
+        drop(backend);
+        drop((ring, buffers));
+    }
+
+    fn run_on(
+        self,
+        backend: &mut impl Queue,
+        kept: &mut Option<KernelRing>,
+    ) -> Result<(), QueueError> {
         let Self { geometry, queue, ioctl, buffers, orders, report, is_ended } = self;
         let mut tags = Tags::new(geometry.depth, geometry.size / 4096, geometry.max_io);
         let mut arrivals: Vec<Arrival> = Vec::with_capacity(usize::from(geometry.depth) + 1);
@@ -168,10 +181,10 @@ impl Thread {
         // The receiver is gone when the start has failed; then no order comes either.
         let _ = report.send(false);
         let Ok(Order::Fetch(device)) = orders.recv() else { return Ok(()) };
-        let kept = Arc::clone(&buffers);
-        let backend_fd = backend.fd();
-        let mut ring = KernelRing::new(ring, device, &geometry, queue, ioctl, kept, backend_fd)?;
-        fetch(&mut ring, &mut tags)?;
+        let (of_ring, backend_fd) = (Arc::clone(&buffers), backend.fd());
+        let ring = KernelRing::new(ring, device, &geometry, queue, ioctl, of_ring, backend_fd)?;
+        let ring = kept.insert(ring);
+        fetch(ring, &mut tags)?;
         let _ = report.send(false);
         loop {
             match orders.recv() {
@@ -181,14 +194,9 @@ impl Thread {
             }
         }
         let path = IoPath::enter();
-        let arrivals = &mut arrivals;
-        let result =
-            serve(&mut ring, &mut backend, &mut tags, &buffers, queue, arrivals, &is_ended);
+        let served = serve(ring, backend, &mut tags, &buffers, queue, &mut arrivals, &is_ended);
         drop(path);
-        // First the backend, because it may still write to the buffers.
-        drop(backend);
-        drop(ring);
-        result
+        served
     }
 }
 
@@ -209,5 +217,74 @@ fn open_device(id: u32) -> Result<File, ServeError> {
             }
             Err(source) => return Err(ServeError::Io { id, action: "open /dev/ublkc", source }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::{Errno, Extent, Request};
+    use std::os::fd::{AsFd, BorrowedFd};
+
+    /// The queue of a device whose drop waits for a disk until it is told to end.
+    struct Waits(File, Receiver<()>);
+
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let _ = self.1.recv();
+        }
+    }
+
+    impl Queue for Waits {
+        fn submit(&mut self, _: u64, _: Request) -> Option<Result<(), Errno>> {
+            unreachable!("no request comes")
+        }
+        fn reap(&mut self, _: &mut dyn FnMut(u64, Result<(), Errno>)) -> usize {
+            0
+        }
+        fn in_flight(&self) -> usize {
+            1
+        }
+        fn arm(&mut self) -> bool {
+            true
+        }
+        fn fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+        fn patch(&mut self, _: u64, _: usize, _: &[u8]) -> Result<(), Errno> {
+            unreachable!("no request comes")
+        }
+        fn extent(&mut self, _: u64, _: u64) -> Result<Extent, Errno> {
+            unreachable!("nobody asks")
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_queue_is_reported_before_its_requests_to_a_disk_are_waited_for() {
+        let geometry = Geometry { size: 1 << 20, queues: 1, depth: 4, max_io: 8 * 4096 };
+        let (order, orders) = mpsc::channel();
+        let (report, _reports) = mpsc::channel();
+        let thread = Thread {
+            geometry,
+            queue: 7,
+            ioctl: true,
+            buffers: Arc::new(Buffers::new(&geometry).unwrap()),
+            orders,
+            report,
+            is_ended: Arc::default(),
+        };
+        // No device of the driver: the queue ends with an error.
+        let file = File::open("/dev/null").unwrap();
+        order.send(Order::Fetch(Arc::new(file.try_clone().unwrap()))).unwrap();
+        let (answers, answered) = mpsc::channel();
+        let backend = Waits(file, answered);
+        let (ended, ends) = mpsc::channel();
+        let running = thread::spawn(move || thread.run(backend, &ended));
+        // Only a hang takes longer.
+        let (queue, result) = ends.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(queue == 7 && result.is_err());
+        assert!(!running.is_finished());
+        drop(answers);
+        running.join().unwrap();
     }
 }

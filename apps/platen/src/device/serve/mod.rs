@@ -65,6 +65,9 @@ pub(crate) fn run(args: &ServeArgs, inherited: Option<&Inherited>) -> anyhow::Re
         None => transports::serve(&plan, &inherited, ways.nbd, &nbd, disk, &stopping, &supervisor),
     };
 
+    if let Err(error) = &served {
+        supervisor.give_up(error);
+    }
     // First the endpoints, which use the objects dropped below.
     drop((control, metrics, watch));
     if let Some(starting) = starting {

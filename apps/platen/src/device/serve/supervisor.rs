@@ -102,6 +102,16 @@ impl Supervisor {
         }
     }
 
+    /// Ends this process at once with its error, if the supervisor then starts another server. That
+    /// one waits for the end of this process, which would otherwise wait for all of its requests to
+    /// a disk that may not answer. The device's users wait meanwhile.
+    pub(super) fn give_up(&self, error: &anyhow::Error) {
+        if !self.has_gone() {
+            say(&format!("{error:#}"));
+            std::process::exit(1);
+        }
+    }
+
     /// Calls `stop` on the supervisor's order. When the supervisor has been killed, a server with a
     /// kernel `disk` continues and obeys signals, except while the host swaps to the disk; other
     /// servers stop.
@@ -161,4 +171,37 @@ impl Supervisor {
 /// Whether the kernel swaps to this disk, or does not answer.
 pub(super) fn swapped_to(disk: &str) -> bool {
     !matches!(swap::area::in_use(Path::new(disk)), Ok(None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    /// Set where the test below runs this program.
+    const GIVES_UP: &str = "gives_up_while_a_thread_waits_for_a_disk";
+
+    #[test]
+    fn gives_up_while_a_thread_waits_for_a_disk() {
+        let Some(there) = std::env::var_os(GIVES_UP) else { return };
+        let supervisor = Supervisor::new(there == "true").unwrap();
+        thread::spawn(|| loop {
+            thread::park();
+        });
+        supervisor.give_up(&anyhow::anyhow!("queue 3 has failed"));
+        std::process::exit(70);
+    }
+
+    #[test]
+    fn a_server_that_another_one_follows_ends_at_once_with_its_error() {
+        for (there, code) in [("true", 1), ("false", 70)] {
+            let name = format!("{}::{GIVES_UP}", module_path!().split_once("::").unwrap().1);
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", &name, "--nocapture"]).env(GIVES_UP, there);
+            let ended = command.stdin(Stdio::null()).output().unwrap();
+            assert_eq!(ended.status.code(), Some(code), "{ended:?}");
+            let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+            assert_eq!(said.contains("queue 3 has failed"), there == "true", "{said}");
+        }
+    }
 }

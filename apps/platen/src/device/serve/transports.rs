@@ -4,7 +4,7 @@ use super::supervisor::Supervisor;
 use crate::device::inherited::{descriptor, Inherited};
 use crate::device::plan::Plan;
 use crate::say::{say, say_untaken};
-use anyhow::{bail, Context};
+use anyhow::{anyhow, Context};
 use device::Device;
 use nbd::Server;
 use std::os::unix::net::UnixListener;
@@ -78,22 +78,26 @@ pub(super) fn serve(
                 break Some((0, Ok(())));
             }
         };
-        nbd.stop();
-        let other = other.map_or(Ok(()), |other| other.join().expect("its panic ends the process"));
-        match ended {
-            None => {
-                disk.stop().with_context(|| format!("device {}", plan.args.name))?;
-                other
-            }
-            Some((_, Ok(()))) if disk.is_there() => {
-                bail!("the driver has ended requests of {}, which is there", disk.disk().display())
+        let path = disk.disk();
+        let name = path.display();
+        let failed = ended.map(|(queue, result)| match result {
+            Ok(()) if disk.is_there() => {
+                anyhow!("the driver has ended requests of {name}, which is there")
             }
             // Another process has removed the disk.
-            Some((_, Ok(()))) => bail!("{} is gone", disk.disk().display()),
-            Some((queue, Err(error))) => {
-                Err(error).with_context(|| format!("{}, queue {queue}", disk.disk().display()))
-            }
+            Ok(()) => anyhow!("{name} is gone"),
+            Err(error) => anyhow::Error::from(error).context(format!("{name}, queue {queue}")),
+        });
+        if let Some(error) = &failed {
+            supervisor.give_up(error);
         }
+        nbd.stop();
+        let other = other.map_or(Ok(()), |other| other.join().expect("its panic ends the process"));
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        disk.stop().with_context(|| format!("device {}", plan.args.name))?;
+        other
     })
 }
 
