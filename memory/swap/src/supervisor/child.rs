@@ -43,6 +43,11 @@ impl Server {
         bytes[..got].get(at + 2).copied()
     }
 
+    /// Whether the process is stopped: it would accept a line and not act on it.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state() == Some(b'T')
+    }
+
     /// The lines received since the last call.
     pub(super) fn lines(&mut self) -> Vec<String> {
         let mut lines = Vec::new();

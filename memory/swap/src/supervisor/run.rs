@@ -201,9 +201,7 @@ impl<'a> Supervisor<'a> {
         let replaces = self.started > 0;
         if let Some(mut standby) = self.standby.take() {
             let line = format!("{}{}\n", words::GO, self.service.go());
-            // A stopped process would accept the line and not act on it.
-            let stopped = standby.state() == Some(b'T');
-            if !stopped && standby.channel.write_all(line.as_bytes()).is_ok() {
+            if !standby.is_stopped() && standby.channel.write_all(line.as_bytes()).is_ok() {
                 self.started += 1;
                 standby.deadline = Some(self.to_be_ready());
                 self.server = Some(standby);

@@ -26,6 +26,9 @@ use crate::supervisor::service::{Adopted, HandOver, Handed};
 use crate::supervisor::step::step;
 use crate::supervisor::words;
 
+/// Why a server does not get an order, which it would carry out some time later.
+const STOPPED: &str = "it has been stopped (SIGSTOP)";
+
 impl Supervisor<'_> {
     /// The reason why the server cannot be replaced now.
     fn busy(&self) -> Option<&'static str> {
@@ -130,6 +133,9 @@ impl Supervisor<'_> {
     fn hand_over(&mut self) {
         let (Some(server), Some(successor)) = (&self.server, &self.successor) else { return };
         step("stands by");
+        if successor.is_stopped() {
+            return self.refuse_renewal(&format!("the new server cannot be told to go: {STOPPED}"));
+        }
         let state = HandOver {
             server: handed(server),
             successor: handed(successor),
@@ -172,9 +178,15 @@ impl Supervisor<'_> {
         let Some(mut successor) = self.successor.take() else { return };
         let line = format!("{}{}\n", words::GO, self.service.go());
         step("before go");
-        if let Err(error) = successor.channel.write_all(line.as_bytes()) {
+        let told = match successor.is_stopped() {
+            true => Err(STOPPED.to_owned()),
+            false => {
+                successor.channel.write_all(line.as_bytes()).map_err(|error| error.to_string())
+            }
+        };
+        if let Err(why) = told {
             self.dismiss(successor.child);
-            self.service.renewed(Err(format!("the new server cannot be told to go: {error}")));
+            self.service.renewed(Err(format!("the new server cannot be told to go: {why}")));
             // The former stand-by server may be gone: start one.
             return self.stand_by();
         }

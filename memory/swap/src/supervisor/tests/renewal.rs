@@ -69,11 +69,16 @@ fn a_request_for_another_server_ends_when_requests_reach_it() {
 #[test]
 fn a_successor_that_fails_before_its_takeover_changes_nothing() {
     let stands_by = "echo stands by >&0; read line; echo wrong $line >> $NOTE";
+    let stopped =
+        "exec 3>&0; pid=$$; (until grep -q '^State:.T' /proc/$pid/status; do sleep 0.01; done; \
+                   echo stands by >&3) & kill -STOP $$; echo wrong >> $NOTE";
     let short = Duration::from_secs(1);
     for (successor, limit, no_hand_over, why) in [
         ("exit 3", LONG, None, "the new server ended with exit status: 3"),
         ("exec sleep 1000", short, None, "the new server did not get its memory in"),
         (stands_by, LONG, Some("no such program"), "no such program"),
+        // It says so when it is stopped, and would take the order to go and not act on it.
+        (stopped, LONG, None, "the new server cannot be told to go: it has been stopped"),
     ] {
         let mut shell = Shell::new(
             "echo ready >&0; echo up >> $NOTE; until [ -e ${NOTE%note}renewed ]; do sleep 0.01; \
