@@ -11,10 +11,13 @@ use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use crate::partition;
 use crate::sys;
+
+mod off;
+
+pub use off::off;
 
 const PAGE: usize = 4096;
 
@@ -230,37 +233,6 @@ fn on(area: &Path, priority: i64) -> io::Result<()> {
     const DISCARD_PAGES: i32 = 0x4_0000;
     let priority = i32::try_from(priority.clamp(0, 0x7fff)).expect("15 bits");
     sys::swapon(area, PREFER | priority | DISCARD | DISCARD_PAGES)
-}
-
-/// Stops swapping to a disk. The kernel first reads all pages of its areas back into memory, which
-/// may take minutes. If one area cannot be emptied, or not by the deadline, the kernel swaps to all
-/// of them again.
-///
-/// A child process calls swapoff(2) for each area, because the OOM killer kills the process in
-/// `swapoff` before any other.
-///
-/// # Errors
-///
-/// An error of the kernel; [`io::ErrorKind::OutOfMemory`] if memory did not suffice,
-/// [`io::ErrorKind::TimedOut`] at the deadline.
-pub fn off(disk: &Path, deadline: Instant) -> io::Result<()> {
-    let mut areas = areas_of(disk)?;
-    // The area of highest priority comes last: pages that the kernel swaps out meanwhile find free
-    // slots there.
-    areas.sort_by_key(|(_, used)| used.priority);
-    for (nth, (area, _)) in areas.iter().enumerate() {
-        if let Err(error) = sys::swapoff_in_child(area, deadline) {
-            for (area, used) in &areas[..nth] {
-                // The header of the area is still there.
-                let _ = on(area, used.priority);
-            }
-            return Err(error);
-        }
-    }
-    if let Ok(file) = File::open(disk) {
-        partition::remove_all(&file);
-    }
-    Ok(())
 }
 
 /// Use of a disk's areas; `None` if it has none.
