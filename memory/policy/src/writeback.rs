@@ -135,9 +135,6 @@ impl WriteBack {
                 if matches!(wanted, Wanted::Asked(_)) {
                     // A request means that the user has removed the cause of the failure.
                     self.worker.store().resume_backing();
-                } else {
-                    // If the device cannot be read, the next pass tries again.
-                    let _ = self.worker.store().retry_backing();
                 }
                 0
             }

@@ -19,8 +19,9 @@
 //! server that was killed while it wrote.
 
 use std::io;
+use std::sync::MutexGuard;
 
-use crate::backing_device::{Backing, BackingStats, Stopped};
+use crate::backing_device::{Backing, BackingStats, Stopped, Writer};
 use crate::backing_header::{
     blocks, check, header, io_error, look_for_new_owners, look_for_others, was_ours, BackingError,
 };
@@ -79,7 +80,8 @@ impl Store {
 
     /// Takes the device of an earlier server of this store, which may not answer just now: only a
     /// reader of a page on it waits for it. Nothing is written to it until
-    /// [`retry_backing`](Self::retry_backing) has read its header.
+    /// [`retry_backing`](Self::retry_backing) has read its header, which the caller calls, on a
+    /// thread that may wait for the device, until it does.
     ///
     /// # Errors
     ///
@@ -152,11 +154,14 @@ impl Store {
         self.backing.get()?.disk.free()
     }
 
-    /// Resumes writing after a failure, at the request of the user, who has removed its cause.
+    /// Resumes writing after a failure, at the request of the user, who has removed its cause. Does
+    /// not wait for another thread that waits for the device.
     pub fn resume_backing(&self) {
-        // The call that took the device has reported the error.
-        let _ = self.retry_backing();
         if let Some(backing) = self.backing.get() {
+            if let Some(writer) = backing.try_lock() {
+                // The call that took the device has reported the error.
+                let _ = self.retry(backing, writer);
+            }
             backing.stopped().take_if(|stopped| matches!(stopped, Stopped::Write { .. }));
         }
     }
@@ -169,8 +174,14 @@ impl Store {
     /// [`BackingError::Io`] when it cannot be read: try again later. Any other error is final:
     /// pages that it still returns are read, and nothing is written to it.
     pub fn retry_backing(&self) -> Result<(), BackingError> {
-        let Some(backing) = self.backing.get() else { return Ok(()) };
-        let _writer = backing.lock();
+        self.backing.get().map_or(Ok(()), |backing| self.retry(backing, backing.lock()))
+    }
+
+    fn retry(
+        &self,
+        backing: &Backing,
+        _writer: MutexGuard<'_, Writer>,
+    ) -> Result<(), BackingError> {
         if !matches!(*backing.stopped(), Some(Stopped::Unread { .. })) {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! A store's backing device in use: its free blocks, reads and writes, and failures.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -162,6 +162,15 @@ impl Backing {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Writer> {
         // A panic under this lock interrupts no update.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`lock`](Self::lock); `None` if another thread holds the lock.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Writer>> {
+        match self.writer.try_lock() {
+            Ok(writer) => Some(writer),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Why writeback has stopped.

@@ -114,10 +114,13 @@ impl Worker {
     fn write_runs(&self, batch: &Batch) -> Result<WrittenBack, WriteBackError> {
         let store = Arc::clone(self.store());
         let backing = store.backing.get().ok_or(WriteBackError::None)?;
+        let is_stopped =
+            || backing.stopped().map_or(Ok(()), |why| Err(WriteBackError::Stopped(why)));
+        // First without the lock: a thread that reads the header holds it as long as the device does
+        // not answer.
+        is_stopped()?;
         let mut writer = backing.lock();
-        if let Some(stopped) = *backing.stopped() {
-            return Err(WriteBackError::Stopped(stopped));
-        }
+        is_stopped()?;
         let mut done = WrittenBack::default();
         let mut first = 0;
         while first < batch.blocks() {

@@ -74,6 +74,58 @@ fn a_temporarily_unreadable_device_is_attached_and_used_once_readable() {
     }
 }
 
+/// A disk whose reads of the header wait, first at one barrier and then at the other.
+#[derive(Clone, Debug)]
+struct Silent(Shelf, Arc<[Barrier; 2]>);
+
+impl Disk for Silent {
+    fn blocks(&self) -> std::io::Result<u64> {
+        self.0.blocks()
+    }
+
+    fn read(&self, block: u32, out: &mut Block) -> std::io::Result<()> {
+        for barrier in self.1.iter() {
+            barrier.wait();
+        }
+        self.0.read(block, out)
+    }
+
+    fn write(&self, block: u32, blocks: &[Block]) -> std::io::Result<()> {
+        self.0.write(block, blocks)
+    }
+}
+
+/// The thread that recompresses pages, too, writes to the device.
+#[test]
+fn nobody_who_would_write_waits_for_the_header_of_a_silent_device() {
+    const PAGES: u64 = 20;
+    let disk = Shelf::new(60);
+    let (store, worker) = written_back(&disk, PAGES, 10);
+    let fd = store.fd().try_clone_to_owned().unwrap();
+    drop((worker, store));
+    let store = Store::attach(fd.as_fd(), options()).unwrap();
+    let silent = Silent(disk, Arc::new([Barrier::new(2), Barrier::new(2)]));
+    store.take_backing(Box::new(silent.clone()), "shelf").unwrap();
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| store.retry_backing());
+        silent.1[0].wait();
+        let (over, is_over) = std::sync::mpsc::channel();
+        scope.spawn(|| {
+            let over = over;
+            store.resume_backing();
+            let mut worker = store.worker().unwrap();
+            over.send(write_back(&mut worker, 10..PAGES).is_err()).unwrap();
+        });
+        // Only a hang takes longer.
+        let refused = is_over.recv_timeout(std::time::Duration::from_secs(60));
+        silent.1[1].wait();
+        reading.join().unwrap().unwrap();
+        assert_eq!(refused, Ok(true));
+    });
+    let mut worker = store.worker().unwrap();
+    assert_eq!(write_back(&mut worker, 10..PAGES).unwrap().pages, 10);
+}
+
 /// A disk whose next read fails.
 #[derive(Clone, Debug)]
 struct FailsOnce(Shelf, Arc<AtomicBool>);
