@@ -8,6 +8,7 @@ mod check;
 mod claims;
 mod codec_name;
 pub(crate) mod control;
+mod covered;
 pub(crate) mod endpoint;
 mod family;
 mod footprint;

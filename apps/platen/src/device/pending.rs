@@ -27,6 +27,8 @@ pub(super) struct Settings {
     pub(super) former: Option<&'static Plan<'static>>,
     /// The text of the policy's settings.
     pub(super) policy: Option<OwnedFd>,
+    /// Whether a size was asked for, be it the present one.
+    pub(super) sizes: bool,
 }
 
 /// The socket for requests.

@@ -8,6 +8,7 @@
 use super::adopt::Adopt;
 use super::changes::Changes;
 use super::claims::{taken, Claims};
+use super::covered::Covered;
 use super::inherited::Inherited;
 use super::manager::Manager;
 use super::pending::{arguments, requests, Renewal, Settings};
@@ -79,6 +80,7 @@ impl Serving {
             manager,
             device: servers.device,
             disk: servers.disk.as_ref().map(Into::into),
+            covered: servers.device.map(|id| Covered::whole(&ublk::disk(id))).unwrap_or_default(),
             attacher: None,
             adopted: true,
         })
@@ -199,7 +201,7 @@ impl Serving {
             now == then,
             "backing_dev: a device has its backing device, or none, from its start to its end"
         );
-        Ok(Settings { changes, plan, former: None, policy })
+        Ok(Settings { changes, plan, former: None, policy, sizes: asked.size.is_some() })
     }
 
     /// Refuses a size that the device cannot change to. The new server checks the limits that only
@@ -264,6 +266,10 @@ impl Serving {
         // The new server has inherited its own copies.
         renewal.held = None;
         if let Some(settings) = &mut renewal.settings {
+            if settings.sizes {
+                // All of the disk is asked for.
+                self.covered = Covered::default();
+            }
             std::mem::swap(&mut self.changes, &mut settings.changes);
             let former = std::mem::replace(&mut self.plan, settings.plan);
             // Restored if the new server does not start.

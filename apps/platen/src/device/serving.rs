@@ -5,6 +5,7 @@ use super::args::SwapTask;
 use super::backing::{self, NewFile};
 use super::changes::Changes;
 use super::claims::Claims;
+use super::covered::Covered;
 use super::inherited::{Go, Inherited};
 use super::manager::Manager;
 use super::pending::{arguments, requests, Renewal};
@@ -82,6 +83,8 @@ pub(super) struct Serving {
     pub(super) device: Option<u32>,
     /// The disk of the kernel's NBD client.
     pub(super) disk: Option<PathBuf>,
+    /// The part of the ublk disk that has had swap areas.
+    pub(super) covered: Covered,
     /// The process that attaches this disk. Unknown in a supervisor that another program has handed
     /// the device over to.
     pub(super) attacher: Option<u32>,
@@ -148,6 +151,7 @@ impl Serving {
             manager,
             device: None,
             disk,
+            covered: Covered::default(),
             attacher: None,
             adopted: false,
         })
@@ -260,13 +264,19 @@ impl Service for Serving {
         }
         if replaces {
             // The kernel still has the ublk disk, which may be larger than before.
-            let grown = swap::area::beyond(&disk).is_ok_and(|bytes| bytes > 0);
+            let grown = self.covered.is_outgrown_by(&disk);
             return grown.then(|| self.helper(SwapTask::Grow, disk));
         }
         let mut command = self.helper(SwapTask::On, disk);
         command.args(["--priority", &self.plan.args.swap_priority.to_string()]);
         command.args(["--pids", &format!("{pid},{}", std::process::id())]);
         Some(command)
+    }
+
+    fn is_up(&mut self) {
+        if let Some(disk) = self.device.map(ublk::disk).filter(|_| self.plan.args.swap) {
+            self.covered.look(&disk);
+        }
     }
 
     fn up_runs(&mut self, helper: u32) {

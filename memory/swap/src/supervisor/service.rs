@@ -63,6 +63,9 @@ pub trait Service {
     /// users wait for it.
     fn up(&mut self, replaces: bool, pid: u32) -> Option<Command>;
 
+    /// Called when a server's helper has succeeded, or a server has none.
+    fn is_up(&mut self) {}
+
     /// Called when the helper after the first start runs, as process `helper`.
     fn up_runs(&mut self, _helper: u32) {}
 

@@ -68,6 +68,7 @@ impl Supervisor<'_> {
             self.notify.say("READY=1");
         }
         self.been_up |= first;
+        self.service.is_up();
         self.notify.say("STATUS=serving");
         self.renewal_served();
         self.up_now();
