@@ -12,7 +12,7 @@ use image::{Options, State, Writer};
 use recorder::{
     beginning, record, record_file, Beginning, Ending, RecordError, Recorded, SaveFormat,
 };
-use serde_json::json;
+use serde_json::{json, Value};
 use std::fs::File;
 use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
@@ -52,11 +52,7 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
         }
     };
     let recorded = recorded.with_context(|| format!("{from}"))?;
-    let mut facts = json!({ "platen": env!("CARGO_PKG_VERSION") });
-    if let Some(was_running) = was_running {
-        facts["running"] = json!(was_running);
-    }
-    let facts = facts.to_string().into_bytes();
+    let facts = facts(&recorded.state, was_running).to_string().into_bytes();
     let from_channels = is_from_channels(&recorded);
     let finished = writer.finish(&State { facts, ..recorded.state })?;
     let unsent = finished.summary().unsent;
@@ -70,6 +66,17 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     say(&format!("{} pages in {}", summary.slots, bytes(summary.file_bytes)));
     say_shared(&summary);
     Ok(())
+}
+
+/// The facts for `image info`. `was_running` is what libvirt's file says: libvirt pauses a VM before
+/// QEMU saves it, so that the state in the stream is always `paused` there.
+fn facts(state: &State, was_running: Option<bool>) -> Value {
+    let mut facts = json!({ "platen": env!("CARGO_PKG_VERSION") });
+    let was_running = was_running.or_else(|| Some(state.run_state()? == "running"));
+    if let Some(was_running) = was_running {
+        facts["running"] = json!(was_running);
+    }
+    facts
 }
 
 /// Whether a stream that lacks pages is the main channel of a multifd migration. That channel looks
@@ -126,6 +133,29 @@ fn unpacked(mut file: File, format: SaveFormat, writer: &mut Writer) -> anyhow::
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Device state of a VM that was in this state.
+    fn in_state(run_state: &str) -> State {
+        let mut devices = b"\x04\0\0\0\x28\x0bglobalstate\0\0\0\0\0\0\0\x01\0\0\0\x07".to_vec();
+        devices.extend(run_state.as_bytes());
+        devices.push(0);
+        State { devices, ..State::default() }
+    }
+
+    #[test]
+    fn the_stream_says_whether_the_vm_ran_unless_libvirt_does() {
+        for (run_state, libvirt, expected) in [
+            ("running", None, json!(true)),
+            ("paused", None, json!(false)),
+            ("prelaunch", None, json!(false)),
+            ("paused", Some(true), json!(true)),
+            ("paused", Some(false), json!(false)),
+        ] {
+            let facts = facts(&in_state(run_state), libvirt);
+            assert_eq!(facts["running"], expected, "{run_state} {libvirt:?}");
+        }
+        assert_eq!(facts(&State::default(), None)["running"], Value::Null);
+    }
 
     #[test]
     fn a_main_channel_is_told_from_a_stream_of_a_guest_that_does_not_use_all_pages() {

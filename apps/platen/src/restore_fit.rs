@@ -15,7 +15,7 @@ pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
     Ok((!here.is_empty() && saved != here).then(|| here.to_owned()))
 }
 
-/// Whether the VM was paused when `platen save` saved it. An imported stream does not say that.
+/// Whether the VM was paused when it was saved.
 pub(crate) fn was_paused(image: &Image) -> bool {
     let facts: Value = serde_json::from_slice(&image.state().facts).unwrap_or_default();
     facts["running"] == false

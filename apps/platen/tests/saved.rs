@@ -31,6 +31,8 @@ mod disk;
 mod hot;
 #[path = "saved/hung.rs"]
 mod hung;
+#[path = "saved/imported.rs"]
+mod imported;
 #[path = "saved/killed.rs"]
 mod killed;
 #[path = "saved/leave.rs"]
