@@ -1,6 +1,7 @@
 //! The checks and the settings of `platen save` before a save.
 
 use crate::monitor::refuse_in_progress;
+use crate::restore_fit::get;
 use crate::saved_vm::PLAIN;
 use crate::settings;
 use anyhow::{bail, ensure};
@@ -22,6 +23,13 @@ pub(crate) fn vm(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
     let creds = qmp.query_parameters()?.get("tls-creds").cloned().unwrap_or_default();
     if creds.as_str().is_some_and(|creds| !creds.is_empty()) {
         bail!("this QEMU has tls-creds set, which hides the stream: clear it (migrate-set-parameters tls-creds \"\")");
+    }
+    // QEMU would wait for an answer behind a device state whose end cannot be found.
+    if get(qmp, "/machine", "suppress-vmdesc")? == true {
+        bail!(
+            "this VM's machine has suppress-vmdesc on, so that QEMU does not describe the device state, and platen \
+             cannot find its end: turn it off (qom-set /machine suppress-vmdesc false)"
+        );
     }
     Ok(vm)
 }

@@ -3,6 +3,20 @@
 use std::convert::Infallible;
 use std::io;
 
+/// The part of a stream at whose end QEMU describes it.
+pub(crate) const DEVICE_STATE: &str = "in its device state";
+
+/// The possible causes of a stream's end in this part.
+fn why_it_ends(during: &str) -> &'static str {
+    if during == DEVICE_STATE {
+        "the save was cancelled, the file is cut off, or the VM's machine has suppress-vmdesc=on, \
+         so that QEMU does not describe the state, and platen cannot find its end: turn it off \
+         (qom-set /machine suppress-vmdesc false) and save again"
+    } else {
+        "the save was cancelled, or the file is cut off"
+    }
+}
+
 /// The reason that a stream was not recorded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -16,9 +30,7 @@ pub enum RecordError<E> {
         source: io::Error,
     },
     /// The stream is cut off.
-    #[error(
-        "QEMU's stream ends at byte {at}, {during}: the save was cancelled, or the file is cut off"
-    )]
+    #[error("QEMU's stream ends at byte {at}, {during}: {}", why_it_ends(during))]
     Ends {
         /// Length of the stream.
         at: u64,

@@ -5,6 +5,7 @@ use std::io::{Read, Seek};
 use image::{State, MAX_STATE};
 
 use crate::configuration::{self, Configuration};
+use crate::error::DEVICE_STATE;
 use crate::ram::Ram;
 use crate::section::{footer, head};
 use crate::source::{refused, unknown, Source};
@@ -117,7 +118,7 @@ pub(crate) fn parse<R: Read, T: Target>(
     if !mapped_ram {
         agree(source, &this.ram, sink.is_multifd())?;
     }
-    source.during = "in its device state";
+    source.during = DEVICE_STATE;
     let mut tail = Collector::default();
     let tail = loop {
         if ending == Ending::Described {

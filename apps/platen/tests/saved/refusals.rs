@@ -31,6 +31,38 @@ fn an_image_that_does_not_fit_is_refused_before_anything_is_touched() {
     assert_eq!(waiting.monitor().query_status().unwrap().status, "inmigrate");
 }
 
+/// Such a QEMU does not describe its device state. A save waited for the description for ten
+/// minutes, with the VM stopped.
+#[test]
+fn a_machine_that_suppresses_its_description_is_refused_with_the_remedy() {
+    const SUPPRESS: &str = "turn it off (qom-set /machine suppress-vmdesc false)";
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let machine = ["-machine", "pc,suppress-vmdesc=on"];
+    let Some(source) = Qemu::start(folder, "source", &machine) else { return };
+    let path = |name: &str| folder.join(name).display().to_string();
+    let (image, stream) = (path("image"), path("stream"));
+    let words = ["save", &image, "--qmp", &source.address()];
+    let before = settings(&source);
+    fails(folder, &words, SUPPRESS);
+    assert!(settings(&source) == before && !Path::new(&image).exists());
+    let mut monitor = source.monitor();
+    assert_eq!(monitor.query_migrate().unwrap().status(), "none");
+    assert!(monitor.query_status().unwrap().running);
+    // A stream without the description, as QEMU itself saves it.
+    monitor.migrate(&format!("exec:cat > {stream}")).unwrap();
+    drop(monitor);
+    comes_to(&source, &["postmigrate"]);
+    fails(folder, &["image", "import", &stream, &image], SUPPRESS);
+    let mut monitor = source.monitor();
+    monitor.execute("cont", None).unwrap();
+    let off = json!({ "path": "/machine", "property": "suppress-vmdesc", "value": false });
+    monitor.execute("qom-set", Some(off)).unwrap();
+    drop(monitor);
+    works(folder, &words);
+    assert!(works(folder, &["image", "verify", &image]).0.contains("sound"));
+}
+
 #[test]
 fn an_image_in_use_is_not_restored_again_unless_all_share_it() {
     let dir = tempfile::tempdir().unwrap();
