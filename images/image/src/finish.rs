@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use aws_lc_rs::rand;
 
+use crate::disk;
 use crate::file::{LinkError, NewFile};
 use crate::layout::{Form, MAX_INDEX};
 use crate::map::PageMap;
-use crate::pack::{pack_path, Base, PackIndex, PackRef, PageHash};
+use crate::pack::{pack_path, Base, PackIndex, PackRef, PageHash, PACKS};
 use crate::sharing::Sharing;
 use crate::store::Store;
 use crate::unit_file::Sealing;
@@ -187,8 +188,37 @@ pub struct Finished {
     /// The files in the order in which they are linked; the image or the save is the last one.
     pub(crate) files: Vec<(NewFile, PathBuf)>,
     pub(crate) summary: Summary,
+    pub(crate) target: Option<InStore>,
+}
+
+/// The store of a save that is complete.
+#[derive(Debug)]
+pub(crate) struct InStore {
+    pub(crate) store: Store,
+    /// The packs that the save names and that have not been looked for yet: its own, and those of
+    /// others.
+    pub(crate) packs: Vec<PackRef>,
     /// The store's lock. Until the save is linked, no save names its packs.
-    pub(crate) _lock: Option<File>,
+    pub(crate) _lock: File,
+}
+
+impl InStore {
+    /// Makes the names of the packs durable, and looks for each pack. A process that died may have
+    /// linked one that this save shares, without making its name durable. On NFS a lock can be
+    /// lost, and another host has removed packs then.
+    fn secure_packs(&mut self) -> Result<(), WriteError> {
+        if self.packs.is_empty() {
+            return Ok(());
+        }
+        let folder = self.store.folder().join(PACKS);
+        disk::sync_folder(&folder).map_err(|source| name(&folder, source))?;
+        disk::refresh(&folder);
+        for pack in std::mem::take(&mut self.packs) {
+            let path = pack_path(self.store.folder(), pack.id);
+            disk::named(&path).map_err(|source| WriteError::PackGone { path, source })?;
+        }
+        Ok(())
+    }
 }
 
 impl Finished {
@@ -196,8 +226,8 @@ impl Finished {
     ///
     /// # Errors
     ///
-    /// The file system fails, or a file has appeared at the path meanwhile. There is no image then,
-    /// except after [`WriteError::Stays`].
+    /// The file system fails, a file has appeared at the path meanwhile, or a shared pack is gone.
+    /// There is no image then, except after [`WriteError::Stays`].
     pub fn link(mut self) -> Result<Summary, WriteError> {
         self.link_packs()?;
         if let Some((new, path)) = self.files.pop() {
@@ -209,14 +239,15 @@ impl Finished {
         Ok(self.summary)
     }
 
-    /// Links the packs. Another save may share one as soon as it has its name, so each keeps it
-    /// after an error. A collection removes those that no save names.
+    /// Links the packs, and makes sure that all packs which the save names are there, durably.
+    /// Another save may share one as soon as it has its name, so each keeps it after an error. A
+    /// collection removes those that no save names.
     pub(crate) fn link_packs(&mut self) -> Result<(), WriteError> {
         let packs = self.files.len().saturating_sub(1);
         for (new, path) in self.files.drain(..packs) {
             new.link_shared(&path).map_err(|source| name(&path, source))?;
         }
-        Ok(())
+        self.target.as_mut().map_or(Ok(()), InStore::secure_packs)
     }
 
     /// Gives all files the owner and mode of the file that the save will replace.

@@ -57,6 +57,14 @@ pub enum WriteError {
         /// The kernel's error when the name was to be made durable.
         source: io::Error,
     },
+    /// A pack that a save shares is not there any more.
+    #[error("cannot find pack {path}, with which this save shares pages: another process has removed it although the store is locked (a server of files may have lost the lock), so save again", path = path.display())]
+    PackGone {
+        /// Path of the pack.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
     /// Memory or threads could not be allocated.
     #[error("cannot set up compression")]
     SetUp(#[source] io::Error),

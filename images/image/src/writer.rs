@@ -11,7 +11,7 @@ use pages::Slot;
 use crate::extents::Content;
 use crate::file::NewFile;
 use crate::finish::{
-    block, random, used, Finished, NewPack, OwnSlots, PackPages, Place, Table, PACK_PAGES,
+    block, random, used, Finished, InStore, NewPack, OwnSlots, PackPages, Place, Table, PACK_PAGES,
 };
 use crate::layout::{header, Form, MAX_BLOCKS, MAX_RAM};
 use crate::map::PageMap;
@@ -395,7 +395,7 @@ impl Writer {
             let index = index.to_bytes().ok_or(too_long)?;
             let (new, trailer) = file.seal(Form::Image, &state, &index)?;
             summary.file_bytes = trailer.file_len;
-            return Ok(Finished { files: vec![(new, self.path)], summary, _lock: None });
+            return Ok(Finished { files: vec![(new, self.path)], summary, target: None });
         };
         // A save without new pages has no pack of its own.
         if !pages.hashes.is_empty() {
@@ -408,18 +408,19 @@ impl Writer {
             None => table.slot(&sharing, slot),
         };
         let blocks = blocks.into_iter().map(|entry| block(entry, number)).collect();
-        let index = SaveIndex { identity, packs: table.refs.clone(), blocks };
-        let index = index.to_bytes().ok_or(too_long)?;
+        let index = SaveIndex { identity, packs: table.refs, blocks };
+        let bytes = index.to_bytes().ok_or(too_long)?;
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let new = NewFile::create_in(store.folder(), &name)
             .map_err(|source| io("create", &self.path, source))?;
         let mut save = Sealing::new(new, &self.path);
         save.append(&header(Form::Save, self.shape))?;
-        let (new, trailer) = save.seal(Form::Save, &state, &index)?;
+        let (new, trailer) = save.seal(Form::Save, &state, &bytes)?;
         summary.file_bytes = trailer.file_len + packs.iter().map(|pack| pack.bytes).sum::<u64>();
         let mut files: Vec<_> = packs.into_iter().map(|pack| pack.named(&store)).collect();
         files.push((new, self.path));
-        Ok(Finished { files, summary, _lock: Some(lock) })
+        let target = InStore { store, packs: index.packs, _lock: lock };
+        Ok(Finished { files, summary, target: Some(target) })
     }
 }
 

@@ -49,6 +49,56 @@ fn a_pack_whose_name_cannot_be_made_durable_stays_until_a_collection() {
     assert_eq!(packs(&store), 0);
 }
 
+/// A process links a pack and dies, before the name is durable. Another one shares all of its pages
+/// with that pack. Without the name a loss of power would take the pack from a finished save.
+#[test]
+fn a_save_makes_the_name_of_a_pack_durable_that_a_dead_process_has_linked() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(&folder.path().join("store")).unwrap();
+    let ram = vec![page(1), page(2)];
+    let is_link = |(step, ..): &Entry| *step == Step::Link;
+    // Ended after its first link, that of its pack.
+    let (mut dead, mut dies) = (Vec::new(), 0);
+    while !dead.iter().any(is_link) {
+        dies += 1;
+        steps::begin(dies);
+        let ended = run(&store, &Op::Save("x", None, ram.clone()));
+        dead = steps::end();
+        assert!(ended.is_err(), "{dead:?}");
+    }
+    assert!(packs(&store) == 1 && store.names().unwrap().is_empty(), "{dead:?}");
+    steps::begin(usize::MAX);
+    run(&store, &Op::Save("y", None, ram.clone())).unwrap();
+    let log = steps::end();
+    assert_eq!(packs(&store), 1, "y shares the pack: {log:?}");
+    in_the_order_that_a_disk_needs(&store, &[dead, log].concat());
+    is_whole(&store, "y", &ram);
+}
+
+/// A server of files has lost the lock of a save, and another host has removed what no save names.
+#[test]
+fn a_save_whose_shared_pack_is_removed_before_it_has_its_name_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(&folder.path().join("store")).unwrap();
+    let ram = vec![page(1), page(2)];
+    run(&store, &Op::Save("a", None, ram.clone())).unwrap();
+    let mut writer = Writer::create_in(&store, "b", None, options()).unwrap();
+    writer.blocks(PAGE, &[RamBlock { name: "ram".into(), len: 8192, host_page: 0 }]).unwrap();
+    for (number, bytes) in (0..).zip(&ram) {
+        writer.page(0, number, bytes).unwrap();
+    }
+    let finished = writer.finish(&State::default()).unwrap();
+    // This host knows the names in the folder, until it asks its server.
+    steps::share_folders();
+    let pack = store.info("a").unwrap().packs[0].id;
+    let path = crate::pack::pack_path(store.folder(), pack);
+    crate::disk::named(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let error = finished.link().unwrap_err();
+    assert!(error.to_string().contains(&format!("{pack:032x}")), "{error}");
+    assert_eq!(store.names().unwrap(), ["a"]);
+}
+
 /// A store with save `b`, which a collection writes again, and the pages of `b`.
 fn sparse_store(folder: &Path) -> (Store, Ram) {
     let store = Store::create(&folder.join("store")).unwrap();
