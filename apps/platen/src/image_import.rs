@@ -8,7 +8,7 @@ use crate::store_command::{begin_image, say_shared};
 use anyhow::{bail, ensure, Context};
 use clap::Args;
 use filter::{decompress, Format};
-use image::{Options, State, Writer};
+use image::{Options, State, WriteError, Writer};
 use recorder::{
     beginning, record, record_file, Beginning, Ending, RecordError, Recorded, SaveFormat,
 };
@@ -31,6 +31,10 @@ pub(crate) struct ImportArgs {
     #[command(flatten)]
     compression: CompressionArgs,
 }
+
+/// The remedy for an image whose name may not be durable.
+const STAYS: &str =
+    "the image is complete, and a loss of power may take it: remove it, look at the disk, and import again";
 
 pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     let options = args.compression.options()?;
@@ -62,7 +66,15 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
         unsent == 0 || !from_channels,
         "{from} lacks {unsent} pages: is it the main channel of a multifd migration? Save again without multifd"
     );
-    let summary = finished.link()?;
+    let summary = finished.link().map_err(|error| {
+        let stays = matches!(error, WriteError::Stays { .. });
+        let error = anyhow::Error::new(error);
+        if stays {
+            error.context(STAYS)
+        } else {
+            error
+        }
+    })?;
     say(&format!("{} pages in {}", summary.slots, bytes(summary.file_bytes)));
     say_shared(&summary);
     Ok(())

@@ -138,7 +138,7 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     write_json(args.json.as_deref(), &report);
     let (summary, vm) = result.map_err(|error| {
         let vm = qmp.query_status().map_or("unknown".into(), |vm| vm.status);
-        let image = image_left(&error, is_linked);
+        let image = image_left(&error, is_linked, args.then);
         error.context(format!("{image}; the VM is '{vm}'"))
     })?;
     say(&format!(
@@ -162,11 +162,17 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The image of a save that has failed.
-fn image_left(error: &anyhow::Error, is_linked: bool) -> String {
+fn image_left(error: &anyhow::Error, is_linked: bool, then: Then) -> String {
     match error.downcast_ref() {
-        Some(WriteError::Stays { path, .. }) => {
+        Some(WriteError::Stays { path, .. }) if then == Then::Continue => {
             format!("the image {} stays, and is out of date: remove it", path.display())
         }
+        // The VM must not go on beside it.
+        Some(WriteError::Stays { path, .. }) => format!(
+            "the image {0} is complete, and a loss of power may take its name: look at the disk, then keep the image \
+             (platen image verify {0}) and end this QEMU, or remove it and let the VM go on (cont)",
+            path.display()
+        ),
         _ if is_linked => "the image is complete".into(),
         _ => "no image was made".into(),
     }
@@ -317,9 +323,15 @@ mod tests {
             source: std::io::Error::other("the disk fails"),
         };
         let error = anyhow::Error::new(stays()).context("QEMU stays").context("monitor");
-        assert!(image_left(&error, false).starts_with("the image /srv/vm stays"));
+        let left = |error: &anyhow::Error, is_linked| image_left(error, is_linked, Then::Continue);
+        assert!(left(&error, false).starts_with("the image /srv/vm stays, and is out of date"));
+        // The VM has not gone on.
+        for then in [Then::Pause, Then::Quit] {
+            let said = image_left(&error, false, then);
+            assert!(said.starts_with("the image /srv/vm is complete"), "{said}");
+        }
         let other = || anyhow::anyhow!("other").context("monitor");
-        assert_eq!(image_left(&other(), false), "no image was made");
-        assert_eq!(image_left(&other(), true), "the image is complete");
+        assert_eq!(left(&other(), false), "no image was made");
+        assert_eq!(left(&other(), true), "the image is complete");
     }
 }

@@ -4,7 +4,7 @@ use crate::save::{Saving, Then, ASK, VERDICT};
 use crate::save_intake::{Intake, MORE};
 use crate::settings::Before;
 use anyhow::{bail, ensure, Context};
-use image::{Finished, State, Summary, Writer};
+use image::{Finished, State, Summary, WriteError, Writer};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::thread;
@@ -66,7 +66,11 @@ impl Saving<'_> {
         if let Err(error) = intake.say_loaded().and_then(|()| self.left()) {
             if self.qmp.query_status().is_err() {
                 // This image may be all that is left of the VM.
-                self.link(finished)?;
+                let error = match self.link(finished) {
+                    Ok(_) => error,
+                    Err(stays) if has_name(&stays) => stays,
+                    Err(error) => return Err(error),
+                };
                 return Err(error.context(
                     "QEMU does not answer: if it has ended, its VM is in the image; if the VM runs \
                      there, the image is out of date, so remove it",
@@ -76,6 +80,11 @@ impl Saving<'_> {
         }
         let summary = match self.link(finished) {
             Ok(summary) => summary,
+            // The image is complete: the VM must not run beside it.
+            Err(error) if has_name(&error) => {
+                intake.wait_for_channels();
+                return Err(error);
+            }
             Err(error) => return Err(self.undo(intake, error)),
         };
         intake.wait_for_channels();
@@ -200,6 +209,11 @@ impl Saving<'_> {
             thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// Whether the image has its name after this error.
+fn has_name(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(WriteError::Stays { .. }))
 }
 
 fn intake_writer((writer, more): (Writer, bool)) -> anyhow::Result<Writer> {

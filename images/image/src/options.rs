@@ -50,7 +50,7 @@ pub enum WriteError {
         source: io::Error,
     },
     /// The image has its name, which could not be made durable, and could not be removed either.
-    #[error("cannot make the name {path} durable, and cannot remove it: remove this file", path = path.display())]
+    #[error("cannot make the name {path} durable, and cannot remove it", path = path.display())]
     Stays {
         /// Path of the image.
         path: PathBuf,

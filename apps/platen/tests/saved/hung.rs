@@ -26,6 +26,12 @@ impl Hung {
 
     /// Lets the call go on that waits.
     pub(super) fn pass(&self) {
+        self.answer(|_| None);
+    }
+
+    /// Ends the call that waits with the errno that `decide` gives for its number, or lets it go
+    /// on.
+    pub(super) fn answer(&self, decide: impl FnOnce(i64) -> Option<i32>) {
         const RECEIVE: libc::c_ulong = 0xc050_2100;
         const SEND: libc::c_ulong = 0xc018_2101;
         let fd = self.listener.as_raw_fd();
@@ -34,8 +40,12 @@ impl Hung {
         // SAFETY: the kernel fills the struct, or fails.
         let received = unsafe { libc::ioctl(fd, RECEIVE, &mut call) };
         assert_eq!(received, 0, "{}", std::io::Error::last_os_error());
-        let flags = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap();
-        let mut answer = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags };
+        let goes_on = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap();
+        let (error, flags) = match decide(call.data.nr.into()) {
+            Some(errno) => (-errno, 0),
+            None => (0, goes_on),
+        };
+        let mut answer = libc::seccomp_notif_resp { id: call.id, val: 0, error, flags };
         // SAFETY: the kernel reads the struct.
         let sent = unsafe { libc::ioctl(fd, SEND, &mut answer) };
         assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());

@@ -64,6 +64,45 @@ fn a_vm_never_runs_beside_its_complete_image() {
     }
 }
 
+/// The disk fails when the name is made durable, and when it is removed. The image is complete: the
+/// VM does not go on beside it.
+#[test]
+fn a_vm_does_not_run_beside_an_image_whose_name_can_neither_be_made_durable_nor_removed() {
+    #[cfg(target_arch = "x86_64")]
+    const REMOVE: [i64; 2] = [libc::SYS_unlink, libc::SYS_unlinkat];
+    #[cfg(not(target_arch = "x86_64"))]
+    const REMOVE: [i64; 1] = [libc::SYS_unlinkat];
+    for how in HOW {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path();
+        let Some(source) = Qemu::start(folder, "source", &MACHINE) else { return };
+        let before = settings(&source);
+        let image = folder.join("image");
+        let mut save = Command::new(env!("CARGO_BIN_EXE_platen"));
+        save.arg("save").arg(&image).args(["--qmp", &source.address()]).args(how);
+        save.stderr(Stdio::piped());
+        let calls = rules(&[&REMOVE[..], &[libc::SYS_fsync]].concat());
+        let (save, hung) = with_held(calls, || save.spawn().unwrap());
+        let mut failed = [false; 2];
+        // Until the save and its helpers have ended.
+        while hung.wait() {
+            hung.answer(|call| {
+                let nth = usize::from(REMOVE.contains(&call));
+                let fails = image.exists() && !std::mem::replace(&mut failed[nth], true);
+                fails.then_some(libc::EIO)
+            });
+        }
+        let output = save.wait_with_output().unwrap();
+        let said = said(&output);
+        assert!(failed == [true; 2] && !output.status.success(), "{how:?} {failed:?}: {said}");
+        assert!(said.contains("or remove it and let the VM go on"), "{how:?}: {said}");
+        assert!(said.contains("the VM is 'postmigrate'"), "{how:?}: {said}");
+        settings_come_back(&source, &before);
+        assert_eq!(status(&source), "postmigrate", "{how:?}");
+        works(folder, &["image", "verify", image.to_str().unwrap()]);
+    }
+}
+
 /// The VM is stopped, and its image has no name yet. A VM that was paused stays so.
 #[test]
 fn a_save_killed_before_its_image_has_a_name_lets_the_vm_continue() {
