@@ -9,7 +9,7 @@ use aws_lc_rs::rand;
 
 use crate::disk;
 use crate::file::{LinkError, NewFile};
-use crate::layout::{Form, MAX_INDEX};
+use crate::layout::{Form, MAX_INDEX, MAX_PACKS, MAX_SLOTS};
 use crate::map::PageMap;
 use crate::pack::{pack_path, Base, PackIndex, PackRef, PageHash, PACKS};
 use crate::sharing::Sharing;
@@ -43,6 +43,8 @@ impl OwnSlots {
 /// A table of packs: the save's own packs, and some of the packs with which it shares pages.
 pub(crate) struct Table {
     pub(crate) refs: Vec<PackRef>,
+    /// Number of slots in all packs.
+    slots: u64,
     /// First slot of each pack in the table, by the pack's number among the shared ones.
     first: HashMap<usize, u64>,
     /// First slot of each of the save's own packs.
@@ -60,19 +62,24 @@ impl Table {
         let own_packs = own.iter().enumerate().map(|(nth, pack)| (pack.of, Err(nth)));
         let mut packs: Vec<_> = shared.chain(own_packs).collect();
         packs.sort_by_key(|(of, _)| of.id);
-        let mut this = Self { refs: Vec::new(), first: HashMap::new(), own: vec![0; own.len()] };
-        let mut slots = 0;
+        let mut this =
+            Self { refs: Vec::new(), slots: 0, first: HashMap::new(), own: vec![0; own.len()] };
         for (of, pack) in packs {
             match pack {
                 Ok(pack) => {
-                    this.first.insert(pack, slots);
+                    this.first.insert(pack, this.slots);
                 }
-                Err(nth) => this.own[nth] = slots,
+                Err(nth) => this.own[nth] = this.slots,
             }
-            slots += of.units * unit_pages;
+            this.slots += of.units * unit_pages;
             this.refs.push(of);
         }
         this
+    }
+
+    /// Whether a reader accepts the table.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.refs.len() <= MAX_PACKS && self.slots <= MAX_SLOTS
     }
 
     /// The number in the table of a slot of the save's own pack `nth`.
@@ -111,6 +118,8 @@ pub(crate) fn used(
 /// Maximum number of pages in a pack that is written: 32 GiB. The writer holds their hashes in
 /// memory, 128 MiB, until the pack is complete.
 pub(crate) const PACK_PAGES: usize = 8 << 20;
+// A table has room for 200 shared packs and for the writer's own, which fill all slots.
+const _: () = assert!(MAX_SLOTS / PACK_PAGES as u64 + 200 <= MAX_PACKS as u64);
 // A pack exceeds its maximum by less than two units.
 const _: () = assert!((PACK_PAGES as u64 + 1024) * size_of::<PageHash>() as u64 <= MAX_INDEX);
 

@@ -65,6 +65,12 @@ pub const MAX_STATE: u64 = 512 << 20;
 pub(crate) const MAX_INDEX: u64 = 1 << 30;
 /// Maximum size of RAM, bytes.
 pub(crate) const MAX_RAM: u64 = 16 << 40;
+/// Maximum number of packs in a table. A writer shares at most 200, and those of its own hold
+/// [`MAX_SLOTS`] at most.
+pub(crate) const MAX_PACKS: usize = 4096;
+/// Maximum number of slots in the packs of a table: those of four times the largest RAM. A save of
+/// a VM that writes meanwhile has superseded pages, and not every unit is full.
+pub(crate) const MAX_SLOTS: u64 = 4 * MAX_RAM / 4096;
 /// Maximum number of RAM blocks.
 pub(crate) const MAX_BLOCKS: usize = 4096;
 

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::index::{put, read_unit, Cursor, UnitEntry};
-use crate::layout::{pack_header, Form, Trailer, HEADER_LEN, MAX_INDEX, TRAILER_LEN};
+use crate::layout::{
+    pack_header, Form, Trailer, HEADER_LEN, MAX_INDEX, MAX_PACKS, MAX_SLOTS, TRAILER_LEN,
+};
 use crate::part::{part, read_at};
 use crate::{Damage, ImageFile, Shape};
 use varint::{unzigzag, zigzag};
@@ -64,12 +66,16 @@ pub(crate) fn read_refs(
     if count > (cursor.left() / REF_LEN) as u64 {
         return Err(cursor.bad("more packs than the index has room for"));
     }
+    // A reader opens all of them, and holds their units in memory.
+    if count > MAX_PACKS as u64 {
+        return Err(cursor.bad("more than 4096 packs"));
+    }
     let (mut refs, mut slots) = (Vec::<PackRef>::new(), 0_u64);
     for _ in 0..count {
         let id = u128::from_be_bytes(cursor.array("no name of a pack")?);
         let units = cursor.number("no number of units")?;
         let total = units.checked_mul(shape.unit_pages()).and_then(|n| slots.checked_add(n));
-        slots = total.filter(|&n| n < 1 << 60).ok_or_else(|| cursor.bad("too many units"))?;
+        slots = total.filter(|&n| n <= MAX_SLOTS).ok_or_else(|| cursor.bad("too many units"))?;
         if refs.last().is_some_and(|last| last.id >= id) {
             return Err(cursor.bad("packs that are not in the order of their names"));
         }
@@ -255,7 +261,16 @@ mod tests {
         assert!(refused(|i| i.units[0].pages = 0).contains("another number of pages"));
         assert!(refused(|i| i.units[0].len = 1 << 20).contains("another length"));
         assert!(refused(|i| i.bases[1].units = 1).contains("base page that does not exist"));
-        assert!(refused(|i| i.bases[1].units = 1 << 60).contains("too many units"));
+        for units in [1 << 60, MAX_SLOTS / 16 - 2] {
+            let mut index = index.clone();
+            index.bases[1].units = units;
+            let refused = PackIndex::from_bytes(&index.to_bytes().unwrap(), shape, end);
+            assert!(refused.unwrap_err().to_string().contains("too many units"), "{units}");
+        }
+        let mut largest = index.clone();
+        largest.bases[1].units = MAX_SLOTS / 16 - 3;
+        let bytes = largest.to_bytes().unwrap();
+        assert_eq!(PackIndex::from_bytes(&bytes, shape, end), Ok(largest));
         assert!(refused(|i| i.bases[0].id = 1 << 101).contains("order"));
     }
 }

@@ -403,6 +403,9 @@ impl Writer {
         }
         let used = used(&sharing, &blocks, &own, &packs);
         let table = Table::new(&sharing, &used, &packs, unit_pages);
+        if !table.is_readable() {
+            return Err(WriteError::TooLong { what: "the table of packs" });
+        }
         let number = |slot| match own.place(slot) {
             Some(place) => table.own_slot(place),
             None => table.slot(&sharing, slot),
