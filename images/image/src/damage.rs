@@ -216,6 +216,26 @@ impl Damage {
         text
     }
 
+    /// Whether the file is withheld from this process, and is not damaged by that: another process
+    /// has removed it, or this user may not read it.
+    pub fn is_withheld(&self) -> bool {
+        let kinds = [
+            io::ErrorKind::NotFound,
+            io::ErrorKind::PermissionDenied,
+            io::ErrorKind::StaleNetworkFileHandle,
+        ];
+        match self {
+            Self::Io { source, .. } => kinds.contains(&source.kind()),
+            Self::Pack { damage, .. } => damage.is_withheld(),
+            _ => false,
+        }
+    }
+
+    /// Whether this user may not read the file.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+
     pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
         Self::Io { what: what.into(), source: Arc::new(source) }
     }

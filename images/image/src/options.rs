@@ -102,6 +102,14 @@ pub enum WriteError {
         /// The defect.
         source: crate::Damage,
     },
+    /// A save of the store cannot be read by this user. While it exists, no pack is removed.
+    #[error("save {name} is another user's, and the packs that it names are unknown, so none is removed: let a user run platen image gc who can read all saves, such as root")]
+    Foreign {
+        /// Name of the save.
+        name: String,
+        /// The kernel's error.
+        source: crate::Damage,
+    },
     /// No save may have this name.
     #[error("'{}' cannot be the name of a save: give it at most 200 bytes of UTF-8, no / and no dot at the beginning, and neither packs nor platen-store", name.escape_default())]
     Name {

@@ -63,7 +63,8 @@ impl Sharing {
         let mut damaged = 0;
         // Without its parent a save is complete, but larger.
         let parent = parent.and_then(|name| {
-            let parts = Parts::open(&folder.join(name)).inspect_err(|_| damaged += 1).ok()?;
+            let parts = Parts::open(&folder.join(name));
+            let parts = parts.inspect_err(|error| damaged += is_damage(error)).ok()?;
             // The slots of a save with units of another shape stand for other pages.
             (parts.shape == shape).then_some(parts)
         });
@@ -88,7 +89,7 @@ impl Sharing {
             {
                 Ok(pack) if pack.shape == shape => packs.push((id, pack)),
                 Ok(_) => {}
-                Err(_) => damaged += 1,
+                Err(error) => damaged += is_damage(&error),
             }
         }
         let mut left = MAX_PAGES;
@@ -103,7 +104,8 @@ impl Sharing {
         let packs = Packs::new(packs, shape);
         let mut stored = HashMap::new();
         for pack in &packs.packs {
-            let hashes = pack.hashes().inspect_err(|_| damaged += 1).unwrap_or_default();
+            let hashes = pack.hashes().inspect_err(|error| damaged += is_damage(error));
+            let hashes = hashes.unwrap_or_default();
             let mut hashes = hashes.chunks_exact(size_of::<PageHash>());
             stored.reserve(hashes.len());
             for unit in pack.first..pack.first + pack.units {
@@ -194,10 +196,10 @@ impl Sharing {
         if let Some(sound) = self.sound[at] {
             return sound;
         }
-        let sound = self.units.check(&self.packs, unit).is_ok();
-        self.sound[at] = Some(sound);
-        self.damaged += u64::from(!sound);
-        sound
+        let checked = self.units.check(&self.packs, unit);
+        self.damaged += checked.as_ref().map_or_else(is_damage, |_| 0);
+        self.sound[at] = Some(checked.is_ok());
+        checked.is_ok()
     }
 
     /// Adds a page of the save itself. Beyond the maximum number, equal pages are stored again.
@@ -243,10 +245,13 @@ impl Sharing {
         if !has_page || self.sound[unit] == Some(false) {
             return None;
         }
-        let Ok(base) = self.units.base(&self.packs, slot) else {
-            self.sound[unit] = Some(false);
-            self.damaged += 1;
-            return None;
+        let base = match self.units.base(&self.packs, slot) {
+            Ok(base) => base,
+            Err(error) => {
+                self.sound[unit] = Some(false);
+                self.damaged += is_damage(&error);
+                return None;
+            }
         };
         let mut changed = 0;
         let words = bytes.chunks_exact(8).zip(base.chunks_exact(8)).zip(out.chunks_exact_mut(8));
@@ -258,6 +263,12 @@ impl Sharing {
         }
         (changed <= bytes.len() / 8 / CHANGED).then_some(slot)
     }
+}
+
+/// 1 for a part that is damaged, 0 for one that another process has removed, or that this user may
+/// not read.
+fn is_damage(error: &Damage) -> u64 {
+    u64::from(!error.is_withheld())
 }
 
 impl Parent {

@@ -257,13 +257,16 @@ impl Store {
         match self.info(name) {
             Ok(info) => Ok(info.packs.iter().map(|pack| pack.id).collect()),
             Err(_) if self.is_gone(name) => Ok(Vec::new()),
+            Err(source) if source.is_forbidden() => {
+                Err(WriteError::Foreign { name: name.to_owned(), source })
+            }
             Err(source) => Err(WriteError::Save { name: name.to_owned(), source }),
         }
     }
 
     /// Whether another process has removed the save. If the file is not found for any other reason
     /// (the disk's, or a name that is not UTF-8), the save may exist.
-    pub(crate) fn is_gone(&self, name: &str) -> bool {
+    pub fn is_gone(&self, name: &str) -> bool {
         let found = self.folder.join(name).symlink_metadata();
         !name.contains(char::REPLACEMENT_CHARACTER)
             && matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)

@@ -3,6 +3,7 @@
 mod forged;
 mod hosts;
 mod links;
+mod withheld;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::fs::PermissionsExt;
