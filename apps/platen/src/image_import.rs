@@ -9,6 +9,7 @@ use anyhow::{bail, ensure, Context};
 use clap::Args;
 use filter::{decompress, Format};
 use image::{Options, State, WriteError, Writer};
+use libvirt::Domain;
 use recorder::{
     beginning, record, record_file, Beginning, Ending, RecordError, Recorded, SaveFormat,
 };
@@ -48,7 +49,9 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     let first = file.stream_position().ok();
     // Before there is a file of the image.
     let begins = beginning(&mut file).with_context(|| format!("{from}"))?;
-    let mut writer = begin_image(&args.image, options, None)?;
+    let domain = domain(&begins);
+    let uuid = domain.as_ref().map(Domain::uuid);
+    let mut writer = begin_image(&args.image, options, uuid.as_deref())?;
     let (recorded, was_running) = match begins {
         Beginning::Other(head) => (stream(file, first, head, &mut writer), None),
         Beginning::Libvirt(head) => {
@@ -56,7 +59,7 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
         }
     };
     let recorded = recorded.with_context(|| format!("{from}"))?;
-    let facts = facts(&recorded.state, was_running).to_string().into_bytes();
+    let facts = facts(&recorded.state, was_running, domain.as_ref()).to_string().into_bytes();
     let from_channels = is_from_channels(&recorded);
     let finished = writer.finish(&State { facts, ..recorded.state })?;
     let unsent = finished.summary().unsent;
@@ -80,10 +83,19 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The domain of libvirt's file. A description that platen cannot read costs only what it says.
+fn domain(begins: &Beginning) -> Option<Domain> {
+    let Beginning::Libvirt(head) = begins else { return None };
+    Domain::parse(std::str::from_utf8(&head.description).ok()?).ok()
+}
+
 /// The facts for `image info`. `was_running` is what libvirt's file says: libvirt pauses a VM before
 /// QEMU saves it, so that the state in the stream is always `paused` there.
-fn facts(state: &State, was_running: Option<bool>) -> Value {
+fn facts(state: &State, was_running: Option<bool>, domain: Option<&Domain>) -> Value {
     let mut facts = json!({ "platen": env!("CARGO_PKG_VERSION") });
+    if let Some(domain) = domain {
+        (facts["name"], facts["uuid"]) = (json!(domain.name()), json!(domain.uuid()));
+    }
     let was_running = was_running.or_else(|| Some(state.run_state()? == "running"));
     if let Some(was_running) = was_running {
         facts["running"] = json!(was_running);
@@ -163,10 +175,10 @@ mod tests {
             ("paused", Some(true), json!(true)),
             ("paused", Some(false), json!(false)),
         ] {
-            let facts = facts(&in_state(run_state), libvirt);
+            let facts = facts(&in_state(run_state), libvirt, None);
             assert_eq!(facts["running"], expected, "{run_state} {libvirt:?}");
         }
-        assert_eq!(facts(&State::default(), None)["running"], Value::Null);
+        assert_eq!(facts(&State::default(), None, None)["running"], Value::Null);
     }
 
     #[test]

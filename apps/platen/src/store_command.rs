@@ -66,7 +66,8 @@ pub(crate) fn open_store(folder: &Path) -> anyhow::Result<Store> {
 }
 
 /// Begins the image at `path`. If its folder is a store, the image becomes a save that shares pages
-/// with the others there, and is compared with the newest one of the VM with this UUID.
+/// with the others there, and is compared with the newest one of the VM with this UUID. Of a VM
+/// whose UUID nobody knows there is no earlier one.
 pub(crate) fn begin_image(
     path: &Path,
     options: Options,
@@ -81,7 +82,7 @@ pub(crate) fn begin_image(
         let facts = facts(&info);
         // A seed has pages of a VM without their addresses.
         let is_vm = facts["seed"] != true && !info.packs.is_empty();
-        if is_vm && facts["uuid"].as_str() == uuid {
+        if is_vm && uuid.is_some() && facts["uuid"].as_str() == uuid {
             newest = newest.max(Some((facts["saved"].as_u64(), info.modified, name)));
         }
     }

@@ -15,7 +15,7 @@ use std::io::{self, Read};
 const HEAD: usize = 92;
 /// Length of the magic.
 const MAGIC: usize = 16;
-/// The longest description that is skipped; libvirt's own limit is below.
+/// The longest description that is read; libvirt's own limit is below.
 const MAX_DESCRIPTION: u32 = 64 << 20;
 
 /// The form of the migration stream.
@@ -32,8 +32,10 @@ pub enum SaveFormat {
 }
 
 /// The head of libvirt's save file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SaveHead {
+    /// The domain's description: XML.
+    pub description: Vec<u8>,
     /// Whether the VM ran when it was saved.
     pub was_running: bool,
     /// The form of the stream that follows.
@@ -109,11 +111,14 @@ pub fn beginning(reader: &mut impl Read) -> Result<Beginning, SaveHeadError> {
         6 => SaveFormat::Sparse,
         other => return Err(SaveHeadError::Format(name_of(other))),
     };
-    let skipped = io::copy(&mut reader.by_ref().take(description.into()), &mut io::sink())?;
-    if skipped < description.into() {
+    let mut text = Vec::new();
+    if reader.by_ref().take(description.into()).read_to_end(&mut text)? < description as usize {
         return Err(SaveHeadError::Io(io::ErrorKind::UnexpectedEof.into()));
     }
-    Ok(Beginning::Libvirt(SaveHead { was_running: was_running != 0, format }))
+    // Padding follows, or a cookie of libvirt's own.
+    text.truncate(text.iter().position(|&byte| byte == 0).unwrap_or(text.len()));
+    let was_running = was_running != 0;
+    Ok(Beginning::Libvirt(SaveHead { description: text, was_running, format }))
 }
 
 /// The head of a save file whose stream is not compressed, for the domain that `description` (XML)
@@ -179,7 +184,8 @@ mod tests {
             for to_bytes in [u32::to_le_bytes, u32::to_be_bytes] {
                 for ran in [0, 1] {
                     let (found, rest) = read(&file([2, 9, ran, format], to_bytes));
-                    let head = SaveHead { was_running: ran == 1, format: is };
+                    let description = vec![b'x'; 9];
+                    let head = SaveHead { description, was_running: ran == 1, format: is };
                     assert_eq!(found.unwrap(), Beginning::Libvirt(head));
                     assert_eq!(rest, b"Q");
                 }
@@ -194,7 +200,8 @@ mod tests {
             assert_eq!((file.len(), &file[92..102]), (4096, &b"<domain/>\0"[..]));
             file.push(b'Q');
             let (found, rest) = read(&file);
-            let is = SaveHead { was_running, format: SaveFormat::Raw };
+            let description = b"<domain/>".to_vec();
+            let is = SaveHead { description, was_running, format: SaveFormat::Raw };
             assert_eq!((found.unwrap(), &rest[..]), (Beginning::Libvirt(is), &b"Q"[..]));
         }
         let error = head(&vec![b'x'; 64 << 20], true).unwrap_err();

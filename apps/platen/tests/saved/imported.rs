@@ -29,3 +29,48 @@ fn a_paused_vm_is_paused_after_its_image_is_exported_imported_and_restored() {
         }
     }
 }
+
+/// Two VMs of one store, each with libvirt's description. A changed word is stored as a difference
+/// from the page of the same VM, whichever was imported last.
+#[test]
+fn an_imported_vm_is_compared_with_its_own_earlier_import() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved_paused(folder) else { return };
+    drop(source);
+    let path = |name: &str| folder.join(name).display().to_string();
+    works(folder, &["image", "export", &image, &path("stream")]);
+    let stream = fs::read(path("stream")).unwrap();
+    let rom = block(&image, "pc.bios");
+    let is_full = |page: &&[u8]| page.chunks(8).filter(|word| **word != [0; 8]).count() > 400;
+    let page = rom.chunks(4096).find(is_full).unwrap();
+    let at = stream.windows(4096).position(|bytes| bytes == page).unwrap();
+    let store = path("store");
+    works(folder, &["image", "init", &store]);
+    let import = |name: &str, vm: u8, change: &dyn Fn(&mut [u8])| {
+        let uuid = format!("00000000-0000-4000-8000-00000000000{vm}");
+        let xml = format!("<domain><name>vm{vm}</name><uuid>{uuid}</uuid></domain>");
+        let mut file = recorder::head(xml.as_bytes(), false).unwrap();
+        let head = file.len();
+        file.extend(&stream);
+        change(&mut file[head + at..head + at + 4096]);
+        fs::write(path(name), file).unwrap();
+        let save = format!("{store}/{name}");
+        let (output, _) = platen(folder, &["image", "import", &path(name), &save]);
+        assert!(output.status.success(), "{}", said(&output));
+        said(&output)
+    };
+    import("a", 1, &|_| {});
+    // No word of this page is that of the other VM.
+    import("b", 2, &|page| {
+        page.iter_mut().enumerate().for_each(|(at, byte)| {
+            *byte = byte.wrapping_add(1 + u8::try_from(at % 251).unwrap());
+        })
+    });
+    let said = import("again", 1, &|page| page[8] ^= 1);
+    assert!(said.contains("; 1 others are stored as differences"), "{said}");
+    let info = works(folder, &["image", "info", "--json", &format!("{store}/again")]).0;
+    let info: Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(info["facts"]["name"], "vm1");
+    assert_eq!(info["facts"]["uuid"], "00000000-0000-4000-8000-000000000001");
+}
