@@ -83,6 +83,9 @@ pub(crate) fn as_program() -> Option<anyhow::Result<ExitCode>> {
     })
 }
 
+/// The levels that this program has, under either name.
+const LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
+
 /// The arguments that both programs and this one understand; `None` if there is any other.
 fn parse(format: Name, words: &[OsString]) -> Option<FilterArgs> {
     // Both programs write to a file by default, and refuse terminals.
@@ -109,6 +112,10 @@ fn parse(format: Name, words: &[OsString]) -> Option<FilterArgs> {
                             args.threads = Some(letters.parse().ok()?);
                             letters = "";
                         }
+                        // gzip reads each digit as a level, and the last one counts.
+                        '1'..='9' if format == Name::Gzip => {
+                            args.level = letter.to_digit(10)?.cast_signed();
+                        }
                         '1'..='9' => {
                             let end = letters.find(|c: char| !c.is_ascii_digit());
                             let (rest, after) = letters.split_at(end.unwrap_or(letters.len()));
@@ -120,6 +127,10 @@ fn parse(format: Name, words: &[OsString]) -> Option<FilterArgs> {
                 }
             }
         }
+    }
+    // The usual program clamps other levels, or refuses them, with its own words.
+    if !args.decompress && !LEVELS.contains(&args.level) {
+        return None;
     }
     // Then both programs pass on what is not compressed.
     let passes_on = args.decompress && force;
@@ -164,10 +175,11 @@ mod tests {
 
     #[test]
     fn the_usual_arguments_are_understood_and_others_are_refused() {
-        let parsed = |line: &str| {
+        let parsed_as = |name, line: &str| {
             let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
-            parse(Name::Zstd, &words).map(|args| (args.decompress, args.level, args.threads))
+            parse(name, &words).map(|args| (args.decompress, args.level, args.threads))
         };
+        let parsed = |line| parsed_as(Name::Zstd, line);
         for (line, expected) in [
             ("-c", (false, 1, None)),
             ("-dc", (true, 1, None)),
@@ -192,8 +204,16 @@ mod tests {
             "-T4x -c",
             "-V",
             "-c -b",
+            "-20 -c",
+            "-99999999999c",
         ] {
             assert_eq!(parsed(line), None, "{line}");
+        }
+        // zstd refuses no level of a stream that it decompresses.
+        assert_eq!(parsed("-22 -dc").map(|(decompress, ..)| decompress), Some(true));
+        // gzip reads one digit at a time.
+        for (line, level) in [("-19c", 9), ("-91 -c", 1), ("-c -6", 6), ("-c", 1)] {
+            assert_eq!(parsed_as(Name::Gzip, line), Some((false, level, None)), "{line}");
         }
     }
 }
