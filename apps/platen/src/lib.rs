@@ -78,6 +78,8 @@ mod seed;
 mod serve_images;
 mod settings;
 mod settings_claim;
+mod settings_former;
+mod settings_inherited;
 mod settings_keeper;
 mod size;
 mod source_end;

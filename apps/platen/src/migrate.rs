@@ -141,12 +141,12 @@ fn migrate(
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
         bail!("cancelled; {}", source_vm(qmp));
     }
-    settings.cancel_held_at_death(true)?;
+    settings.cancel_held_at_death()?;
     ending.begin();
     if let Err(error) = qmp.migrate(&address.to_string()) {
         if !matches!(error, QmpError::TimedOut { .. }) {
             // Another client's migration may be in progress, which platen must not cancel.
-            let _ = settings.cancel_held_at_death(false);
+            let _ = settings.migration_is_over();
         }
         source.handle().end(&format!("the source QEMU has not begun to migrate: {error}"));
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));
@@ -158,7 +158,7 @@ fn migrate(
     let info = verdict(qmp, result.is_err().then(Instant::now));
     if info.as_ref().is_some_and(MigrationInfo::is_over) {
         // The next migration is another client's.
-        let _ = settings.cancel_held_at_death(false);
+        let _ = settings.migration_is_over();
     }
     let mut report = measure.report(&source);
     report.channels = Some(args.channels.count());

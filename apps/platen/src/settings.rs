@@ -2,9 +2,10 @@
 
 use crate::save_leave::Leave;
 use crate::settings_claim::SettingsClaim;
-use crate::settings_keeper::{Former, Parameter, SettingsKeeper};
+use crate::settings_former::{Former, Parameter};
+use crate::settings_keeper::SettingsKeeper;
 use anyhow::{ensure, Context};
-use qmp::{MigrationInfo, Qmp, QmpError};
+use qmp::{MigrationInfo, Qmp};
 use relay::UnixAddress;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -16,17 +17,6 @@ pub(crate) struct Before {
     former: Former,
     /// The process that restores them if this one is killed.
     keeper: Option<SettingsKeeper>,
-}
-
-/// Whether the error means that QEMU has set nothing.
-fn is_refusal(error: &QmpError) -> bool {
-    matches!(
-        error,
-        QmpError::Refused { .. }
-            | QmpError::NoCapability { .. }
-            | QmpError::InProgress { .. }
-            | QmpError::Unreleased { .. }
-    )
 }
 
 /// Queries the capabilities and their states, by name.
@@ -71,7 +61,7 @@ impl Before {
         }
         self.tell()?;
         let set = qmp.set_capabilities(&change);
-        if set.as_ref().is_err_and(is_refusal) {
+        if set.as_ref().is_err_and(|error| error.is_refusal()) {
             // A setting that was not changed is not restored: others may have set it later.
             self.former.capabilities.truncate(before);
             self.tell()?;
@@ -117,10 +107,17 @@ impl Before {
         Ok(qmp.set_parameters(Value::Object(wanted))?)
     }
 
-    /// Tells the keeper whether it has to cancel QEMU's migration if this process dies and QEMU
-    /// waits to hand the VM over (`pre-switchover`). QEMU does not notice that death.
-    pub(crate) fn cancel_held_at_death(&mut self, cancel: bool) -> anyhow::Result<()> {
-        self.former.cancel_held = cancel;
+    /// Tells the keeper that it has to cancel QEMU's migration if this process dies and QEMU waits
+    /// to hand the VM over (`pre-switchover`). QEMU does not notice that death.
+    pub(crate) fn cancel_held_at_death(&mut self) -> anyhow::Result<()> {
+        self.former.cancel_held = true;
+        self.tell()
+    }
+
+    /// Tells the keeper that the command's own migration is over, or has not begun: one that is in
+    /// progress is another client's.
+    pub(crate) fn migration_is_over(&mut self) -> anyhow::Result<()> {
+        (self.former.cancel_held, self.former.over) = (false, true);
         self.tell()
     }
 
@@ -161,17 +158,24 @@ impl Before {
     /// A destination may still load the VM. QEMU 7.2 aborts at the end of that if multifd or the
     /// number of channels has changed.
     pub(crate) fn put_back(self, qmp: &mut Qmp) -> anyhow::Result<()> {
-        if !self.former.is_empty() {
-            let info = qmp.query_migrate()?;
-            let status = info.status();
-            ensure!(
-                info.is_over() || status == "none",
-                "QEMU's migration is '{status}': its settings are not as they were before yet"
-            );
+        if let Err(error) = self.restore(qmp) {
+            return Err(self.former.relieve_after(qmp, error));
         }
-        self.former.restore(qmp)?;
         self.discard();
         Ok(())
+    }
+
+    fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
+        if self.former.is_empty() {
+            return Ok(());
+        }
+        let info = qmp.query_migrate()?;
+        ensure!(
+            !info.is_in_progress(),
+            "QEMU's migration is '{}': its settings are not as they were before yet",
+            info.status()
+        );
+        self.former.restore(qmp)
     }
 
     /// Restores nothing, because QEMU ends.
@@ -179,6 +183,13 @@ impl Before {
         if let Some(keeper) = self.keeper {
             keeper.dismiss();
         }
+    }
+}
+
+#[cfg(test)]
+impl From<Former> for Before {
+    fn from(former: Former) -> Self {
+        Self { former, keeper: None }
     }
 }
 
@@ -275,7 +286,7 @@ mod tests {
         settings.set_parameter(&mut qmp, limit, json!(1000)).unwrap();
         settings.set_parameter(&mut qmp, limit, json!(1500)).unwrap();
         set(bandwidth, 1 << 20);
-        settings.former.restore_parameters(&mut qmp).unwrap();
+        settings.former.restore_parameters(&mut qmp, |_| true).unwrap();
         let now = Value::Object(parameters.lock().unwrap().clone());
         assert_eq!(now, json!({ limit: 2000, bandwidth: 1 << 20, throttle: 99 }));
         drop(qmp);

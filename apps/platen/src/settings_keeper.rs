@@ -12,14 +12,14 @@
 use crate::save_leave::Leave;
 use crate::say::say;
 use crate::settings_claim::{socket_of, SettingsClaim, SocketId};
+use crate::settings_former::Former;
+use crate::settings_inherited::Inherited;
 use anyhow::{ensure, Context};
 use clap::Args;
 use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::UnixAddress;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use serde::{Deserialize, Serialize};
-use serde_json::{json, Map, Value};
-use std::collections::BTreeMap;
+use serde_json::json;
 use std::io::{BufRead, ErrorKind, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -45,104 +45,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pause of a helper that has printed what it waits for.
 const LATER_PAUSE: Duration = Duration::from_secs(5);
-
-/// A migration parameter that platen has changed.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Parameter {
-    /// Its value for the time afterwards.
-    pub(crate) former: Value,
-    /// The two values that platen has set last: QEMU may not have carried out the last command. Any
-    /// other value is another client's.
-    pub(crate) ours: Vec<Value>,
-}
-
-impl Parameter {
-    /// Whether another client has set the parameter to `now`.
-    pub(crate) fn is_of_another(&self, now: &Value) -> bool {
-        *now != self.former && !self.ours.contains(now)
-    }
-}
-
-/// Migration settings of a QEMU before platen changed them.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Former {
-    pub(crate) capabilities: Vec<(String, bool)>,
-    pub(crate) parameters: BTreeMap<String, Parameter>,
-    /// Whether QEMU's migration is cancelled if it waits to hand the VM over: nobody else can
-    /// complete it.
-    #[serde(default)]
-    pub(crate) cancel_held: bool,
-    /// Whether QEMU does not notice the death of the command, so that its migration is cancelled.
-    #[serde(default)]
-    pub(crate) cancel: bool,
-    /// The save at whose end the VM stays stopped.
-    #[serde(default)]
-    pub(crate) leave: Option<Leave>,
-}
-
-impl Former {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.capabilities.is_empty() && self.parameters.is_empty()
-    }
-
-    /// The commands that restore the settings, for a person at the monitor.
-    fn commands(&self) -> String {
-        let mut commands = Vec::new();
-        if !self.capabilities.is_empty() {
-            let list = self.capabilities.iter();
-            let list = list.map(|(name, on)| json!({ "capability": name, "state": on }));
-            let list = json!({ "capabilities": list.collect::<Vec<_>>() });
-            commands.push(json!({ "execute": "migrate-set-capabilities", "arguments": list }));
-        }
-        if !self.parameters.is_empty() {
-            let list = self.parameters.iter().map(|(name, one)| (name.clone(), one.former.clone()));
-            let list = Value::Object(list.collect());
-            commands.push(json!({ "execute": "migrate-set-parameters", "arguments": list }));
-        }
-        let commands: Vec<_> = commands.iter().map(Value::to_string).collect();
-        commands.join(" and ")
-    }
-
-    /// Restores the settings, but none while a migration may use them, and no parameter that
-    /// another client has set meanwhile. An error names those that could not be restored.
-    pub(crate) fn restore(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
-        if self.is_empty() {
-            return Ok(());
-        }
-        qmp.wait_released().context("QEMU's migration settings are not as they were before")?;
-        let list: Vec<_> =
-            self.capabilities.iter().map(|(name, on)| (name.as_str(), *on)).collect();
-        let mut capabilities = Ok(());
-        if !list.is_empty() {
-            capabilities = qmp.set_capabilities(&list);
-        }
-        if !self.parameters.is_empty() {
-            self.restore_parameters(qmp)
-                .context("QEMU's migration parameters are not as they were before")?;
-        }
-        capabilities.context("QEMU's migration capabilities are not as they were before")
-    }
-
-    /// The parameters alone, of a QEMU without a migration.
-    pub(crate) fn restore_parameters(&self, qmp: &mut Qmp) -> Result<(), QmpError> {
-        let now = qmp.query_parameters()?;
-        let mut changed = Map::new();
-        for (name, one) in &self.parameters {
-            if one.is_of_another(&now[name]) {
-                say(&format!(
-                    "another monitor has set {name} to {}, from {}: it stays so",
-                    now[name], one.former
-                ));
-            } else if now[name] != one.former {
-                changed.insert(name.clone(), one.former.clone());
-            }
-        }
-        if changed.is_empty() {
-            return Ok(());
-        }
-        qmp.set_parameters(Value::Object(changed))
-    }
-}
 
 /// A running helper.
 #[derive(Debug)]
@@ -246,12 +148,12 @@ fn restore(
 ) -> anyhow::Result<Left> {
     let until = Instant::now() + Duration::from_secs(args.patience);
     let (mut pause, mut longest) = (FIRST_PAUSE, LONGEST_PAUSE);
-    let mut is_missing = None;
+    let (mut is_missing, mut inherited) = (None, Inherited::default());
     loop {
         if socket_of(&args.qmp) != socket {
             return Ok(Left::Gone);
         }
-        let reason = match attempt(args, former, died, is_missing.take())? {
+        let reason = match attempt(args, former, died, (is_missing.take(), &mut inherited))? {
             Left::Look => match former.leave.as_ref().map(Leave::is_missing).transpose() {
                 Ok(found) => {
                     is_missing = found;
@@ -312,7 +214,7 @@ fn attempt(
     args: &KeepSettingsArgs,
     former: &Former,
     died: Instant,
-    is_missing: Option<bool>,
+    (is_missing, inherited): (Option<bool>, &mut Inherited),
 ) -> anyhow::Result<Left> {
     let later = |error: QmpError| Ok(Left::Later(error.to_string()));
     let mut qmp = match Qmp::connect(args.qmp.path(), Duration::from_secs(args.answer)) {
@@ -365,7 +267,11 @@ fn attempt(
             return later(error);
         }
     }
-    if !info.is_over() && status != "none" {
+    if info.is_in_progress() && (former.over || !is_of_command(&info, died)) {
+        let looked = inherited.look((&mut qmp, &args.qmp), former, status);
+        return Ok(Left::Later(looked.unwrap_or_else(|error| format!("{error:#}"))));
+    }
+    if info.is_in_progress() {
         return Ok(Left::Later(format!("QEMU's migration stays '{status}'")));
     }
     if let Some(leave) = &former.leave {

@@ -274,13 +274,19 @@ fn a_save_by_channels_is_cancelled_and_no_later_migration() {
             json!({ "status": "cancelling", "total-time": 3_600_000 }),
             json!({ "status": "active", "total-time": 0 }),
         ] {
+            let is_anothers = info["total-time"] == 0;
             let mut client = Client::accept(&listener);
             client.hear("query-migrate", info);
+            if is_anothers {
+                relieves(&mut client, &json!([]));
+            }
             client.hangs_up();
         }
         let mut client = Client::accept(&listener);
         client.hear("query-migrate", json!({ "status": "cancelled" }));
-        restores_parameters(client);
+        released(&mut client);
+        client.hear("query-migrate-parameters", json!({ "downtime-limit": 300 }));
+        client.hangs_up();
         assert!(helper.wait_with_output().unwrap().status.success());
     }
 }
@@ -367,21 +373,66 @@ fn a_qemu_that_has_lost_the_cancel_of_a_rehearsal_is_woken() {
     assert!(helper.wait_with_output().unwrap().status.success());
 }
 
-/// The migration of the command is over, and another client migrates. A save leaves a migration to
-/// those who continue it.
+/// A save leaves a migration to those who continue it.
 #[test]
 fn no_other_migration_is_cancelled() {
-    let waits = |former: &str, age: u64| {
-        let (_folder, monitor, listener) = made_monitor();
-        let mut helper = orphan_with(&monitor, former, &[]);
-        let mut client = Client::accept(&listener);
-        client.hear("query-migrate", json!({ "status": "pre-switchover", "total-time": age }));
-        client.hangs_up();
-        helper.kill().unwrap();
-        helper.wait().unwrap();
+    let (_folder, monitor, listener) = made_monitor();
+    let mut helper = orphan_with(&monitor, FORMER, &[]);
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "pre-switchover", "total-time": 3_600_000 }));
+    client.hangs_up();
+    helper.kill().unwrap();
+    helper.wait().unwrap();
+}
+
+/// The rehearsal's migration is over, and another client migrates. QEMU takes parameters meanwhile,
+/// and stops that VM for `migrate-continue`, which the other client may not know of.
+#[test]
+fn another_migration_gets_its_parameters_and_the_helper_says_what_lets_it_go_on() {
+    let former = |member: &str| {
+        let list = r#""capabilities":[["pause-before-switchover",false]]"#;
+        HELD.replace(r#""capabilities":[]"#, list).replace(r#""cancel_held":true"#, member)
     };
-    waits(FORMER, 3_600_000);
-    waits(HELD, 0);
+    for (former, age) in
+        [(former(r#""over":true"#), 3_600_000), (former(r#""cancel_held":true"#), 0)]
+    {
+        let (_folder, monitor, listener) = made_monitor();
+        let mut helper = orphan_with(&monitor, &former, &[]);
+        let mut said = BufReader::new(helper.stderr.take().unwrap()).lines();
+        let info = |status: &str| json!({ "status": status, "total-time": age });
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", info("active"));
+        relieves(&mut client, &json!([{ "capability": "pause-before-switchover", "state": true }]));
+        client.hangs_up();
+        for _ in 0..2 {
+            let mut client = Client::accept(&listener);
+            client.hear("query-migrate", info("pre-switchover"));
+            client.hangs_up();
+        }
+        let line = said.next().unwrap().unwrap();
+        let go_on = r#"{"arguments":{"state":"pre-switchover"},"execute":"migrate-continue"}"#;
+        assert!(line.contains(go_on) && line.contains("another client"), "{line}");
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", json!({ "status": "completed" }));
+        released(&mut client);
+        let known = json!([{ "capability": "pause-before-switchover", "state": true }]);
+        client.hear("query-migrate-capabilities", known);
+        released(&mut client);
+        client.hear("migrate-set-capabilities", json!({}));
+        client.hear("query-migrate-parameters", json!({ "downtime-limit": 300 }));
+        client.hangs_up();
+        assert!(helper.wait().unwrap().success());
+        let line = said.next().unwrap().unwrap();
+        assert!(line.contains("as they were before"), "it is said once: {line}");
+    }
+}
+
+/// The helper restores the parameter that [`HELD`] names, for a migration in progress.
+fn relieves(client: &mut Client, known: &Value) {
+    client.hear("query-migrate-parameters", json!({ "downtime-limit": 1 }));
+    let set = client.hear("migrate-set-parameters", json!({}));
+    assert_eq!(set, json!({ "downtime-limit": 300 }));
+    client.hear("query-migrate-capabilities", known.clone());
 }
 
 #[test]

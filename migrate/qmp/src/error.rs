@@ -137,6 +137,19 @@ pub enum QmpError {
     },
 }
 
+impl QmpError {
+    /// Whether the monitor has answered, and QEMU has changed nothing.
+    pub const fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused { .. }
+                | Self::NoCapability { .. }
+                | Self::InProgress { .. }
+                | Self::Unreleased { .. }
+        )
+    }
+}
+
 /// The beginning of a line, made printable.
 pub(crate) fn excerpt(line: &[u8]) -> String {
     let shown = &line[..line.len().min(80)];

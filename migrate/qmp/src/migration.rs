@@ -244,6 +244,11 @@ impl MigrationInfo {
     pub fn is_over(&self) -> bool {
         matches!(self.status(), "completed" | "failed" | "cancelled")
     }
+
+    /// Whether a migration has begun that has not ended.
+    pub fn is_in_progress(&self) -> bool {
+        !self.is_over() && self.status() != "none"
+    }
 }
 
 /// The counters `ram` of `query-migrate`.

@@ -192,13 +192,13 @@ pub(super) fn rehearse(
     // Earlier events mean nothing here.
     while qmp.poll_event(Duration::ZERO)?.is_some() {}
     // From here on the helper cancels a migration that waits to hand the VM over.
-    settings.cancel_held_at_death(true)?;
+    settings.cancel_held_at_death()?;
     let load = Load::now();
     let mut course = Course::new(length);
     if let Err(error) = begin(qmp, &discard) {
         if !is_silent(&error) {
             // Another client's migration may be in progress, which platen must not cancel.
-            settings.cancel_held_at_death(false)?;
+            settings.migration_is_over()?;
         }
         return Err(error);
     }
@@ -212,7 +212,7 @@ pub(super) fn rehearse(
     let (free_cores, vm) = (load.free_cores(), qmp.query_status());
     // Another client's migration is not the helper's to cancel either.
     if ended.is_ok() || course.over {
-        settings.cancel_held_at_death(false)?;
+        settings.migration_is_over()?;
     }
     match (watched, ended) {
         (Ok(()), ended) => ended?,
@@ -246,14 +246,5 @@ fn begin(qmp: &mut Qmp, discard: &Discard) -> anyhow::Result<()> {
 
 /// Whether an error means that the monitor is of no use any more.
 pub(super) fn is_silent(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<QmpError>();
-    error.is_some_and(|error| {
-        !matches!(
-            error,
-            QmpError::Refused { .. }
-                | QmpError::InProgress { .. }
-                | QmpError::NoCapability { .. }
-                | QmpError::Unreleased { .. }
-        )
-    })
+    error.downcast_ref().is_some_and(|error: &QmpError| !error.is_refusal())
 }
