@@ -1,6 +1,7 @@
 //! The file of a report: `--json`.
 
 use anyhow::{ensure, Context};
+use serde_json::Value;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Write};
 use std::path::Path;
@@ -51,6 +52,17 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
         .tempfile_in(folder.unwrap_or(Path::new(".")))?;
     file.write_all(text.as_bytes())?;
     file.persist(path).map(drop).map_err(|error| error.error)
+}
+
+/// Writes a report that is the command's only result, as one line of JSON.
+///
+/// # Errors
+///
+/// The report is not written.
+pub(crate) fn write_result(path: Option<&Path>, report: &Value) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    write_whole(path, &format!("{report}\n"))
+        .with_context(|| format!("cannot write the report to {}", path.display()))
 }
 
 /// Refuses a file that has other contents than a report: an image under a mistyped `--json` would
@@ -108,6 +120,14 @@ mod tests {
             write_whole(&at(name), "{}\n").unwrap();
             assert_eq!(std::fs::read_to_string(at(name)).unwrap(), "{}\n");
         }
+    }
+
+    #[test]
+    fn a_result_that_is_not_written_is_an_error() {
+        let report = serde_json::json!({});
+        let error = write_result(Some(Path::new("/dev/full")), &report).unwrap_err();
+        assert!(format!("{error:#}").contains("/dev/full: No space left"), "{error:#}");
+        write_result(None, &report).unwrap();
     }
 
     #[test]

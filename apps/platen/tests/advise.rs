@@ -76,6 +76,14 @@ fn machines_that_are_not_here_get_an_answer_each() {
     assert!(!bad.status.success() && said(&bad).contains("25g"), "{}", said(&bad));
 }
 
+/// The report is the only result of this command.
+#[test]
+fn a_report_that_cannot_be_written_is_an_error() {
+    let output = advise(&["--what-if", "link=1g,ram=1G", "--json", "/dev/full"]);
+    assert!(!output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("cannot write the report to /dev/full"), "{}", said(&output));
+}
+
 #[test]
 fn a_monitor_that_lies_is_named_with_what_it_said() {
     for (command, answer, words) in [

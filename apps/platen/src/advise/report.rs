@@ -3,7 +3,7 @@
 use super::command::Addresses;
 use super::gather::{Gathered, Machine};
 use super::AdviseArgs;
-use crate::saved_vm::write_json;
+use crate::report_file::write_result;
 use advise::vm::Vm;
 use advise::{Alternative, Answer, Host, MemoryAdvice, Origin, Rule, Verdict};
 use forecast::{rounded, Candidate, Method};
@@ -232,7 +232,6 @@ impl Report {
 
     /// Writes the JSON file.
     pub(super) fn publish(&self, path: Option<&Path>) -> anyhow::Result<()> {
-        write_json(path, &serde_json::to_value(self)?);
-        Ok(())
+        write_result(path, &serde_json::to_value(self)?)
     }
 }

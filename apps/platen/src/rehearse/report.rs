@@ -2,7 +2,7 @@
 
 use super::vm::Rehearsed;
 use crate::link::Over;
-use crate::saved_vm::write_json;
+use crate::report_file::write_result;
 use codec::Codec;
 use forecast::{rounded, Candidate, End, Method, Setup, Sizes};
 use serde::Serialize;
@@ -160,8 +160,7 @@ impl Report {
 
     /// Writes the JSON file.
     pub(super) fn publish(&self, path: Option<&Path>) -> anyhow::Result<()> {
-        write_json(path, &serde_json::to_value(self)?);
-        Ok(())
+        write_result(path, &serde_json::to_value(self)?)
     }
 
     /// The report for people.
