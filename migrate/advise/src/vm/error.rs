@@ -40,6 +40,17 @@ pub enum VmError {
         /// The kind of the device.
         kind: String,
     },
+    /// A read of the guest's memory would allocate memory of the host.
+    #[error(
+        "the VM's memory {id} ({kind}) is not preallocated (prealloc=on): a read would allocate the \
+         pages that the guest has never touched; sample without --sample-memory"
+    )]
+    Holes {
+        /// The backend.
+        id: String,
+        /// What the backend lies in.
+        kind: String,
+    },
     /// The measurement of the dirty rate does not end.
     #[error("QEMU does not end its measurement of the dirty rate: {seconds} s were asked for, and {waited} s are over")]
     Endless {

@@ -1,5 +1,6 @@
 //! A sample of a guest's memory: ranges spread over its RAM, saved by `pmemsave`.
 
+use super::backing::refuse_holes;
 use super::error::VmError;
 use super::ranges::ram_ranges;
 use qmp::{Qmp, QmpError};
@@ -46,7 +47,8 @@ impl Saved {
     /// writes them to a file in a private folder, which is removed at the end.
     ///
     /// # Errors
-    /// QEMU shows no RAM or cannot write the file, or the user ended the call.
+    /// QEMU shows no RAM or cannot write the file, a read would allocate memory, or the user ended
+    /// the call.
     pub fn take(qmp: &mut Qmp, go_on: &dyn Fn() -> bool) -> Result<Self, VmError> {
         // A read of memory that is not plugged would allocate it, and show nothing of the guest.
         let devices = qmp.execute("query-memory-devices", None)?;
@@ -54,6 +56,7 @@ impl Saved {
         if let Some(kind) = kinds.into_iter().find(|kind| *kind != "dimm") {
             return Err(VmError::Sparse { kind: kind.chars().take(64).collect() });
         }
+        refuse_holes(qmp)?;
         let arguments = json!({"command-line": "info mtree -f"});
         let map = qmp.execute("human-monitor-command", Some(arguments))?;
         let ram = ram_ranges(map.as_str().unwrap_or_default());

@@ -4,6 +4,7 @@
 //! Every command only reads. `calc-dirty-rate` in its sampling mode hashes pages twice and tracks
 //! nothing; `pmemsave` copies pages to a file. The guest runs on, and no setting changes.
 
+mod backing;
 mod dirty;
 mod error;
 mod look;
