@@ -39,6 +39,9 @@ pub struct Figures {
     pub data: Option<f64>,
     /// Bytes that the guest writes to, by time; empty for an idle guest.
     pub passes: Vec<Pass>,
+    /// The rate that passes without bytes may hide, bytes per second: `Dirtying::unseen`, or 0
+    /// where nothing was measured.
+    pub unseen: f64,
     /// The pages' sizes and costs.
     pub sampled: Sampled,
     /// How fast this host is: `Measured::reference`.
@@ -117,16 +120,24 @@ impl Figures {
             let why = match (verdict, why) {
                 (Verdict::Converges, _) => None,
                 (_, Some(why)) => Some(why.to_string()),
-                (_, None) => many
-                    .forecast(method, link)
-                    .1
-                    .map(|why| format!("with {:.0} % more writes: {why}", (DOUBT - 1.0) * 100.0)),
+                (_, None) => {
+                    let why = many.forecast(method, link).1;
+                    why.map(|why| format!("with {}: {why}", self.more_writes()))
+                }
             };
             Alternative { method, forecast, verdict, why }
         };
         let alternatives: Vec<Alternative> = self.methods().into_iter().map(of).collect();
         let (choice, because) = choose(&alternatives);
         Answer { alternatives, choice, because }
+    }
+
+    /// The writes that could decide, beyond those that were measured.
+    fn more_writes(&self) -> String {
+        if self.unseen > 0.0 && self.passes.iter().all(|pass| pass.bytes <= 0.0) {
+            return format!("{:.1} MB/s of writes, which QEMU reports as 0", self.unseen / 1e6);
+        }
+        format!("{:.0} % more writes", (DOUBT - 1.0) * 100.0)
     }
 
     /// The methods that are available here.
@@ -152,7 +163,11 @@ impl Figures {
         let costs = Costs::of(self.reference);
         let touch = self.first_touch.clamp(0.0, 100.0);
         let data = self.data.unwrap_or(self.ram).clamp(0.0, self.ram);
-        let more = |pass: &Pass| Pass { bytes: pass.bytes * factor, ..*pass };
+        let unseen = if factor > 1.0 { self.unseen } else { 0.0 };
+        let more = |pass: &Pass| {
+            let hidden = if pass.bytes > 0.0 { 0.0 } else { unseen * pass.seconds };
+            Pass { bytes: pass.bytes * factor + hidden, ..*pass }
+        };
         let passes: Vec<Pass> = self.passes.iter().map(more).collect();
         let guest = Guest {
             ram: self.ram,

@@ -5,7 +5,7 @@ use super::AdviseArgs;
 use crate::link::{measure as measure_link, Over};
 use crate::load::Load;
 use crate::monitor::open_monitor;
-use advise::vm::{dirtying, Saved, Vm};
+use advise::vm::{dirtying, Dirtying, Saved, Vm};
 use advise::{Destination, Figures, Host, Measured};
 use anyhow::Context;
 use forecast::{Link, Pass, QemuSettings};
@@ -28,7 +28,7 @@ pub(super) struct Gathered {
     /// The part of the sampled pages that is not zeros.
     pub(super) data_share: Option<f64>,
     /// The guest's writes; `None`: not measured.
-    pub(super) passes: Option<Vec<Pass>>,
+    pub(super) dirtying: Option<Dirtying>,
     pub(super) measured: Measured,
     /// libqpl, if it can be loaded.
     pub(super) qpl: Option<Qpl>,
@@ -72,7 +72,7 @@ pub(super) fn gather(args: &AdviseArgs, go_on: &dyn Fn() -> bool) -> anyhow::Res
     let mut gathered = Gathered {
         data_share: saved.as_ref().and_then(Saved::data_share),
         vm: looked.vm,
-        passes: looked.passes,
+        dirtying: looked.dirtying,
         measured,
         qpl,
         cores: std::thread::available_parallelism().map_or(1, usize::from) as f64,
@@ -88,7 +88,7 @@ pub(super) fn gather(args: &AdviseArgs, go_on: &dyn Fn() -> bool) -> anyhow::Res
 #[derive(Default)]
 struct Looked {
     vm: Option<Vm>,
-    passes: Option<Vec<Pass>>,
+    dirtying: Option<Dirtying>,
     saved: [Option<Saved>; 2],
 }
 
@@ -102,7 +102,7 @@ fn look(args: &AdviseArgs, qmp: &mut Qmp, go_on: &dyn Fn() -> bool) -> anyhow::R
         looked.saved[0] = Some(Saved::take(qmp, go_on)?);
     }
     if args.sample {
-        looked.passes = Some(dirtying(qmp, vm.ram, go_on)?.passes);
+        looked.dirtying = Some(dirtying(qmp, vm.ram, go_on)?);
     } else if args.sample_memory {
         std::thread::sleep(APART);
     }
@@ -155,9 +155,10 @@ fn machine(args: &AdviseArgs, known: &Gathered, what_if: &WhatIf, over: Over) ->
         let bytes = |seconds: f64| (rate as f64 * seconds).min(ram);
         [1.0, 5.0].map(|seconds| Pass { seconds, bytes: bytes(seconds) }).to_vec()
     };
-    let passes = what_if.dirty.map(steady).or_else(|| known.passes.clone()).unwrap_or_else(|| {
+    let given = what_if.dirty.map(|rate| Dirtying { passes: steady(rate), unseen: 0.0 });
+    let dirtying = given.or_else(|| known.dirtying.clone()).unwrap_or_else(|| {
         assumed.push("the guest writes nothing".to_owned());
-        Vec::new()
+        Dirtying::default()
     });
     let cores = what_if.cores.unwrap_or(known.cores);
     let there = match (args.same_host, what_if.there) {
@@ -189,7 +190,8 @@ fn machine(args: &AdviseArgs, known: &Gathered, what_if: &WhatIf, over: Over) ->
     let figures = Figures {
         ram,
         data,
-        passes,
+        passes: dirtying.passes,
+        unseen: dirtying.unseen,
         sampled: known.measured.sampled.clone(),
         reference: known.measured.reference,
         first_touch: known.measured.first_touch,

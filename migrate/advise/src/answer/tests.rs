@@ -25,6 +25,7 @@ fn figures() -> Figures {
         ram: 64e9,
         data: Some(54e9),
         passes: Vec::new(),
+        unseen: 0.0,
         sampled: sampled(),
         reference: 2.4,
         first_touch: 0.0,
@@ -88,6 +89,22 @@ fn what_is_close_is_uncertain() {
     assert_eq!(with(20e6), Verdict::Converges);
     assert_eq!(with(118e6), Verdict::Uncertain);
     assert_eq!(with(400e6), Verdict::Never);
+}
+
+/// QEMU reports whole MiB a second, rounded down. The link carries a quarter of a MB/s.
+#[test]
+fn a_rate_of_writes_that_is_rounded_to_zero_is_no_promise() {
+    let passes = [0.2, 1.0, 5.0].map(|seconds| Pass { seconds, bytes: 0.0 }).to_vec();
+    let idle = Figures { passes, ram: 64e6, data: Some(64e6), ..figures() };
+    let measured = Figures { unseen: 1_048_576.0, ..idle.clone() };
+    let answer = measured.answer(link(2));
+    let qemu = of(&answer, Method::Qemu);
+    assert_eq!(qemu.verdict, Verdict::Uncertain);
+    let why = qemu.why.as_deref().unwrap();
+    assert!(why.contains("1.0 MB/s of writes, which QEMU reports as 0"), "{why}");
+    assert_eq!(of(&measured.answer(link(1000)), Method::Qemu).verdict, Verdict::Converges);
+    // An idle guest that was given, not measured.
+    assert_eq!(of(&idle.answer(link(2)), Method::Qemu).verdict, Verdict::Converges);
 }
 
 #[test]

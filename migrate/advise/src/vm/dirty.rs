@@ -24,10 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Clone, Debug, Default)]
 pub struct Dirtying {
     /// Bytes of distinct pages, by time. QEMU reports whole MiB a second, so these are the middle
-    /// of each range.
+    /// of each range, but for 0.
     pub passes: Vec<Pass>,
-    /// The possible error of each figure as a rate: half of a MiB, in bytes per second.
-    pub off: f64,
+    /// The rate that a figure of 0 may hide, bytes per second.
+    pub unseen: f64,
 }
 
 /// Measures for some seconds how many bytes a guest of `ram` bytes writes to, while `go_on` returns
@@ -52,7 +52,7 @@ pub fn dirtying(qmp: &mut Qmp, ram: u64, go_on: &dyn Fn() -> bool) -> Result<Dir
         let asked = json!({"calc-time": seconds, "sample-pages": samples});
         passes.push(measure(qmp, asked, Duration::from_secs(seconds), go_on)?);
     }
-    Ok(Dirtying { passes, off: MIB / 2.0 })
+    Ok(Dirtying { passes, unseen: MIB })
 }
 
 fn measure(
