@@ -8,6 +8,7 @@ use forecast::{Candidate, Sampled};
 use qpl::Qpl;
 use rehearse::{measure_pages, Page};
 use rustix::time::{clock_gettime, ClockId};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
@@ -31,6 +32,8 @@ pub struct Measured {
     pub origin: Origin,
     /// The results in chunks, as a migration sends them.
     pub sampled: Sampled,
+    /// Why the results lack codec qpl, although libqpl could be loaded.
+    pub qpl_failed: Option<String>,
     /// The results page by page, as a device in memory stores them: zstd 1 and lz4.
     pub single: Vec<Candidate>,
     /// CPU time of zstd 1 for each byte of the built-in pages, ns: how fast this host is.
@@ -72,12 +75,25 @@ pub fn measure(
     let is_guest = guest.iter().any(is_data);
     let (origin, pages) = if is_guest { (Origin::Guest, &guest) } else { (Origin::BuiltIn, &made) };
     let compressor = qpl.map(|qpl| qpl.compressor(codec::MAX_PLAIN));
+    let counters = compressor.as_ref().map(|one| Arc::clone(one.counters()));
     let compressor = compressor.map(|one| -> Box<dyn Deflate> { Box::new(one) });
     let mut all = settings();
     all.extend(qpl.map(|_| Settings::qpl()));
-    let sampled = measure_pages(pages, &again, &all, compressor, time / 2)?;
+    let mut sampled = measure_pages(pages, &again, &all, compressor, time / 2)?;
+    let qpl_failed = counters.and_then(|counters| failure(&counters.snapshot()));
+    if qpl_failed.is_some() {
+        sampled.first.0.retain(|one| !one.settings.is_qpl());
+        sampled.again.0.retain(|one| !one.settings.is_qpl());
+    }
     let single = single(pages, time / 4)?;
-    Ok(Measured { origin, sampled, single, reference, first_touch: first_touch() })
+    Ok(Measured { origin, sampled, qpl_failed, single, reference, first_touch: first_touch() })
+}
+
+/// Why some streams are not libqpl's: libdeflate has made them.
+fn failure(seen: &qpl::Snapshot) -> Option<String> {
+    let others = seen.failures + seen.without;
+    let why = seen.last_failure.as_deref().unwrap_or("no reason given");
+    (others > 0).then(|| format!("libqpl failed to compress {others} units: {why}"))
 }
 
 /// The codecs that are measured: the candidates of `--codec auto`, zlib 1, and qatzip 1 in

@@ -175,7 +175,9 @@ fn machine(args: &AdviseArgs, known: &Gathered, what_if: &WhatIf, over: Over) ->
             "QEMU alone keeps to its max-bandwidth, {mb:.0} MB/s (`migrate_set_parameter max-bandwidth 0` lifts it)"
         ));
     }
-    if let Some(qpl) = known.qpl.as_ref().filter(|qpl| qpl.path() == qpl::Path::Software) {
+    if let Some(why) = &known.measured.qpl_failed {
+        assumed.push(format!("codec qpl cannot be used here: {why}"));
+    } else if let Some(qpl) = known.qpl.as_ref().filter(|qpl| qpl.path() == qpl::Path::Software) {
         let version = qpl.version();
         assumed.push(format!(
             "codec qpl is libqpl {version} in software: it has found no IAA device here"
