@@ -18,11 +18,16 @@ pub struct Rule {
     pub measured: &'static str,
 }
 
-/// Applies the rules. `bound_by_link`: QEMU alone would take as long as the link takes for the
+/// Applies the rules. `iaa`: IAA devices that can be used; `bound_by_link`: QEMU alone would take as long as the link takes for the
 /// pages; `alone_is_best`: nothing is faster than QEMU alone.
-pub fn rules(found: &Accelerators, bound_by_link: bool, alone_is_best: bool) -> Vec<Rule> {
-    let (qat, iaa) = (found.usable_qat(), found.iaa.len());
-    let counts = format!("{qat} usable QAT devices and {iaa} IAA devices");
+pub fn rules(
+    found: &Accelerators,
+    iaa: usize,
+    bound_by_link: bool,
+    alone_is_best: bool,
+) -> Vec<Rule> {
+    let qat = found.usable_qat();
+    let counts = format!("{qat} usable QAT devices and {iaa} usable IAA devices");
     let link =
         if bound_by_link { "the link is the bottleneck" } else { "the link is no bottleneck" };
     let first = bound_by_link && qat > iaa;
@@ -94,7 +99,10 @@ mod tests {
     }
 
     fn applied(found: &Accelerators, bound_by_link: bool) -> Vec<bool> {
-        rules(found, bound_by_link, false).iter().map(|rule| rule.applies).collect()
+        rules(found, found.iaa.len(), bound_by_link, false)
+            .iter()
+            .map(|rule| rule.applies)
+            .collect()
     }
 
     #[test]
@@ -112,5 +120,10 @@ mod tests {
         let mut found = devices(4, 0, None);
         found.qat_lacks.push("an IOMMU".into());
         assert_eq!(applied(&found, true), [false; 4]);
+        // IAA devices of a host without libqpl.
+        let found = devices(4, 2, Some(true));
+        let applied = rules(&found, found.usable_iaa(None), true, false);
+        let applied: Vec<bool> = applied.iter().map(|rule| rule.applies).collect();
+        assert_eq!(applied, [true, false, false, false]);
     }
 }

@@ -38,6 +38,13 @@ pub(super) struct Gathered {
     pub(super) machines: Vec<Machine>,
 }
 
+impl Gathered {
+    /// libqpl, unless it has failed in the measurement.
+    pub(super) fn usable_qpl(&self) -> Option<&Qpl> {
+        self.qpl.as_ref().filter(|_| self.measured.qpl_failed.is_none())
+    }
+}
+
 /// One machine to advise on.
 pub(super) struct Machine {
     pub(super) over: Over,

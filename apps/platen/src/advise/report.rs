@@ -124,6 +124,8 @@ pub(super) struct Report {
     pub(super) codecs_again: Vec<Codec>,
     /// Codecs on single pages of 4 KiB.
     pub(super) codecs_single: Vec<Codec>,
+    /// IAA devices that can be used: enabled ones, where libqpl works on its hardware path.
+    pub(super) usable_iaa: usize,
     /// Intel's libqpl; left out where it cannot be loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) qpl: Option<QplFound>,
@@ -166,12 +168,13 @@ impl Choice {
 }
 
 impl Advice {
-    fn new(machine: &Machine, host: &Host, addresses: &Addresses) -> Self {
+    fn new(machine: &Machine, known: &Gathered, addresses: &Addresses) -> Self {
         let Machine { over, figures, assumed } = machine;
         let answer = figures.answer(over.link);
         let Answer { alternatives, choice, because } = &answer;
         let chosen = choice.and_then(|at| alternatives.get(at)).map(|one| one.method);
-        let mut found = host.accelerators.clone();
+        let mut found = known.host.accelerators.clone();
+        let iaa = found.usable_iaa(known.usable_qpl());
         if figures.qat != found.usable_qat() {
             // Devices that are imagined.
             found.qat_lacks.clear();
@@ -199,6 +202,7 @@ impl Advice {
             because: because.clone(),
             rules: advise::rules(
                 &found,
+                iaa,
                 figures.is_bound_by(over.link),
                 chosen == Some(Method::Qemu),
             ),
@@ -211,7 +215,7 @@ impl Report {
         let is_capped = known.vm.as_ref().is_some_and(|vm| vm.max_bandwidth.is_some());
         let addresses = Addresses::new(args, is_capped);
         let measured = &known.measured;
-        let advice = known.machines.iter().map(|one| Advice::new(one, &known.host, &addresses));
+        let advice = known.machines.iter().map(|one| Advice::new(one, known, &addresses));
         Self {
             status: "completed",
             host: known.host.clone(),
@@ -220,6 +224,7 @@ impl Report {
             codecs: codecs(&measured.sampled.first.0),
             codecs_again: codecs(&measured.sampled.again.0),
             codecs_single: codecs(&measured.single),
+            usable_iaa: known.host.accelerators.usable_iaa(known.usable_qpl()),
             qpl: known
                 .qpl
                 .as_ref()

@@ -60,7 +60,11 @@ impl Report {
         }
         match found.iaa.len() {
             0 => writeln!(out, "  IAA           none")?,
-            count => writeln!(out, "  IAA           {count} devices (--codec qpl)")?,
+            count => writeln!(
+                out,
+                "  IAA           {count} devices, {} of them usable (--codec qpl)",
+                self.usable_iaa
+            )?,
         }
         match &self.qpl {
             Some(QplFound { version, path }) => {
@@ -260,6 +264,7 @@ mod tests {
             codecs: Vec::new(),
             codecs_again: Vec::new(),
             codecs_single: Vec::new(),
+            usable_iaa: 0,
             qpl: None,
             first_touch: 0.5,
             advice: vec![advice()],

@@ -1,6 +1,7 @@
 //! Intel's QAT and IAA devices.
 
 use super::read::{entries, link_name, number, text};
+use qpl::Qpl;
 use serde::Serialize;
 use std::path::Path;
 
@@ -49,7 +50,8 @@ pub struct Iaa {
 }
 
 impl Accelerators {
-    pub(super) fn look(root: &Path) -> Self {
+    /// `load` loads libqat, without a start of a device.
+    pub(super) fn look(root: &Path, load: impl FnOnce() -> Result<(), String>) -> Self {
         let found = qat::status::Host::look(root);
         let physical = found.functions.iter().any(|function| !function.is_virtual);
         let functions = found.functions.iter().filter(|one| !(physical && one.is_virtual));
@@ -58,8 +60,14 @@ impl Accelerators {
             part: function.part.to_owned(),
             driver: function.driver.clone(),
         });
-        let lacks = found.missing().into_iter().map(|missing| missing.what);
-        Self { qat: qat.collect(), qat_lacks: lacks.collect(), iaa: iaa(root) }
+        let mut lacks: Vec<String> =
+            found.missing().into_iter().map(|missing| missing.what).collect();
+        // Most hosts have no device, and need no library.
+        if lacks.is_empty() {
+            lacks
+                .extend(load().err().map(|why| format!("the libraries libqat and libusdm: {why}")));
+        }
+        Self { qat: qat.collect(), qat_lacks: lacks, iaa: iaa(root) }
     }
 
     /// The QAT devices that platen can use.
@@ -69,6 +77,18 @@ impl Accelerators {
         } else {
             0
         }
+    }
+
+    /// The IAA devices that platen can use; none without a libqpl that works on its hardware path.
+    pub fn usable_iaa(&self, qpl: Option<&Qpl>) -> usize {
+        match qpl.map(Qpl::path) {
+            Some(qpl::Path::Hardware) => self.enabled_iaa(),
+            _ => 0,
+        }
+    }
+
+    fn enabled_iaa(&self) -> usize {
+        self.iaa.iter().filter(|one| one.enabled == Some(true)).count()
     }
 
     /// Whether each IAA device uses shared virtual memory; `None` if no driver reports it.

@@ -61,7 +61,7 @@ impl Host {
             load: text(&root.join("proc/loadavg")).as_deref().and_then(load),
             memory: Memory::look(root),
             nics: network::look(&root.join("sys/class/net")),
-            accelerators: Accelerators::look(root),
+            accelerators: Accelerators::look(root, load_qat),
             kernel: Kernel::look(root),
         }
     }
@@ -117,6 +117,12 @@ impl Memory {
                 .and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())),
         }
     }
+}
+
+/// Loads libqat, and starts no device.
+fn load_qat() -> Result<(), String> {
+    let loaded = qat::Libraries::load(&qat::Location::System);
+    loaded.map(drop).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

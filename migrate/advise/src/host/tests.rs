@@ -1,9 +1,15 @@
 //! Hosts made of files.
 
 use super::*;
+use fake::fake;
 use proptest::prelude::*;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::Arc;
+
+#[path = "../../../../accel/qpl/tests/fake/mod.rs"]
+#[expect(dead_code, reason = "other tests use the rest")]
+mod fake;
 
 struct Tree(tempfile::TempDir);
 
@@ -113,6 +119,45 @@ fn accelerators_are_found_with_their_drivers() {
     assert_eq!((found.qat.len(), found.qat[0].part.as_str()), (1, "4xxx"));
     // Its driver and much else are missing.
     assert!(found.usable_qat() == 0 && !found.qat_lacks.is_empty());
+}
+
+/// A host with all that QAT needs of the kernel, and an IAA device that is not enabled.
+#[test]
+fn an_accelerator_counts_only_with_its_library_and_enabled() {
+    let pci = "sys/bus/pci/devices";
+    let tree = Tree::new()
+        .file(&format!("{pci}/0000:6b:00.0/vendor"), "0x8086\n")
+        .file(&format!("{pci}/0000:6b:00.0/device"), "0x4940\n")
+        .file(&format!("{pci}/0000:6b:00.0/qat/cfg_services"), "dc\n")
+        .link(&format!("{pci}/0000:6b:00.0/driver"), "../../drivers/4xxx")
+        .file(&format!("{pci}/0000:6b:00.1/vendor"), "0x8086\n")
+        .file(&format!("{pci}/0000:6b:00.1/device"), "0x4941\n")
+        .link(&format!("{pci}/0000:6b:00.1/driver"), "../../drivers/vfio-pci")
+        .file("sys/kernel/iommu_groups/7/type", "DMA\n")
+        .file("dev/vfio/vfio", "")
+        .file("dev/vfio/7", "")
+        .file("proc/self/limits", "Max locked memory unlimited unlimited bytes\n");
+    let found = |load: Result<(), String>| Accelerators::look(tree.0.path(), || load);
+    assert_eq!(found(Ok(())).usable_qat(), 1);
+    let without = found(Err("cannot load libusdm.so.0".into()));
+    assert_eq!(without.usable_qat(), 0);
+    assert!(without.qat_lacks[0].contains("libusdm.so.0"), "{:?}", without.qat_lacks);
+
+    let one = |address: &str, enabled: Option<bool>| Iaa {
+        address: address.into(),
+        driver: None,
+        enabled,
+        shared_memory: None,
+    };
+    let iaa = vec![one("a", Some(true)), one("b", Some(false)), one("c", None)];
+    let found = Accelerators { iaa, ..Accelerators::default() };
+    let mut library = fake();
+    assert_eq!(found.usable_iaa(None), 0);
+    library.hardware = Ok(4096);
+    let qpl = qpl::Qpl::open(Arc::new(library), qpl::Options::default()).unwrap();
+    assert_eq!(found.usable_iaa(Some(&qpl)), 1);
+    let qpl = qpl::Qpl::open(Arc::new(fake()), qpl::Options::default()).unwrap();
+    assert_eq!(found.usable_iaa(Some(&qpl)), 0, "in software");
 }
 
 #[test]
