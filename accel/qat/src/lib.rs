@@ -77,6 +77,7 @@ mod piece;
 #[cfg(not(loom))]
 mod process;
 #[cfg(not(loom))]
+mod required;
 mod software;
 #[cfg(not(loom))]
 pub mod status;
@@ -103,6 +104,8 @@ pub use options::{Direction, EngineOptions};
 pub use piece::{BadData, By, Finished, Op, MAX_PIECE};
 #[cfg(not(loom))]
 pub use process::{end_process, Qat, StartError, StartOptions};
+
+pub use required::NoEngine;
 #[cfg(not(loom))]
 pub use watchdog::{Hang, Watchdog};
 #[cfg(not(loom))]

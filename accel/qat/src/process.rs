@@ -26,12 +26,14 @@ pub struct StartOptions {
     pub section: String,
     /// Interval between polls for events of the device. Default 10 ms.
     pub event_interval: Duration,
+    /// Whether the user requires the device: see [`Qat::check_engines`]. Default false.
+    pub required: bool,
 }
 
 impl Default for StartOptions {
     fn default() -> Self {
         let section = std::env::var("QAT_SECTION_NAME").unwrap_or_else(|_| "SHIM".into());
-        Self { section, event_interval: Duration::from_millis(10) }
+        Self { section, event_interval: Duration::from_millis(10), required: false }
     }
 }
 
@@ -82,6 +84,7 @@ fn first(unfit: &[Unfit]) -> String {
 pub struct Qat {
     inner: Arc<Inner>,
     events: Option<JoinHandle<()>>,
+    required: bool,
 }
 
 #[derive(Debug)]
@@ -124,12 +127,16 @@ impl Qat {
             .name("qat-events".into())
             .spawn(move || of_thread.watch(interval))
             .map_err(|error| StartError::Thread(error.to_string()))?;
-        Ok(Arc::new(Self { inner, events: Some(events) }))
+        Ok(Arc::new(Self { inner, events: Some(events), required: options.required }))
     }
 
     /// The instances that cannot be used.
     pub fn unfit(&self) -> &[Unfit] {
         &self.inner.unfit
+    }
+
+    pub(crate) fn is_required(&self) -> bool {
+        self.required
     }
 
     pub(crate) fn all(&self) -> &[Arc<Instance>] {

@@ -28,7 +28,8 @@ pub struct Status {
     pub unfit: Vec<Unfit>,
     /// The host.
     pub host: Host,
-    /// Requirements of QAT that are missing, most basic first. Empty if QAT works.
+    /// Requirements of QAT that are missing, most basic first. If QAT works: at most
+    /// the memory that may be locked.
     pub missing: Vec<Missing>,
 }
 
@@ -96,8 +97,8 @@ impl Status {
         let (mut instances, mut unfit, mut start_error) = (Vec::new(), Vec::new(), None);
         match device {
             Some(Ok(qat)) => {
-                // QAT works, so nothing is missing.
-                missing.clear();
+                // QAT works, so nothing is missing but memory for more threads.
+                missing = host.missing_memlock().into_iter().collect();
                 instances = qat.all().iter().map(|instance| InstanceStatus::of(instance)).collect();
                 unfit = qat.unfit().to_vec();
             }

@@ -20,9 +20,17 @@ impl QatLibraries {
         self.qat_libraries.clone().map_or(Location::System, Location::Folder)
     }
 
-    fn start(&self) -> anyhow::Result<Arc<Qat>> {
+    /// `required`: codec threads that cannot use the device are an error.
+    fn start(&self, required: bool) -> anyhow::Result<Arc<Qat>> {
         let libraries = Libraries::load(&self.location())?;
-        Ok(Qat::start(&libraries, &StartOptions::default())?)
+        Ok(Qat::start(&libraries, &StartOptions { required, ..StartOptions::default() })?)
+    }
+}
+
+/// Prints what the codec threads lacked when they claimed instances of the device.
+pub(crate) fn say_problems(device: Option<Arc<Qat>>) {
+    for problem in device.into_iter().flat_map(|device| device.problems()) {
+        say(&format!("QAT device: {problem}"));
     }
 }
 
@@ -47,7 +55,7 @@ pub(crate) fn accelerator(
     match wanted {
         // These are refused with codec qpl's checks, unless qpl is the codec.
         SourceAccelerator::None | SourceAccelerator::Iaa => Ok(None),
-        SourceAccelerator::Auto => match libraries.start() {
+        SourceAccelerator::Auto => match libraries.start(false) {
             Ok(qat) => Ok(Some(qat)),
             // With codec auto a device would only be one more choice, but a host whose device
             // hangs has a fault.
@@ -62,7 +70,7 @@ pub(crate) fn accelerator(
                 Ok(None)
             }
         },
-        SourceAccelerator::Qat => Ok(Some(libraries.start().context(NO_DEVICE)?)),
+        SourceAccelerator::Qat => Ok(Some(libraries.start(true).context(NO_DEVICE)?)),
     }
 }
 
@@ -73,14 +81,14 @@ pub(crate) fn receiver(
 ) -> anyhow::Result<Option<Arc<Qat>>> {
     match wanted {
         Accelerator::None => Ok(None),
-        Accelerator::Auto => match libraries.start() {
+        Accelerator::Auto => match libraries.start(false) {
             Ok(qat) => Ok(Some(qat)),
             Err(error) => {
                 say(&format!("codec qatzip will be decompressed in software: {error}"));
                 Ok(None)
             }
         },
-        Accelerator::Qat => Ok(Some(libraries.start().context(NO_DEVICE)?)),
+        Accelerator::Qat => Ok(Some(libraries.start(true).context(NO_DEVICE)?)),
     }
 }
 

@@ -11,7 +11,7 @@ const SET_UP: [&str; 5] = [
     "VT-d in the firmware, intel_iommu=on on the kernel's command line",
     "ServicesEnabled=dc in /etc/default/qat (Fedora, RHEL: /etc/sysconfig/qat)",
     "systemctl enable --now qat: makes the virtual functions (16 a device) and binds them to vfio-pci",
-    "usermod -a -G qat USER, and a memlock limit of 64 MiB or more",
+    "usermod -a -G qat USER, and a memlock limit of 256 MiB or more",
     "hugepages are not needed: libusdm pins ordinary pages",
 ];
 

@@ -276,8 +276,9 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
         File::create(path)
             .with_context(|| format!("cannot write the report to {}", path.display()))?;
     }
+    let qat = qat_command::receiver(args.accelerator, &args.qat)?;
     let config = ServerConfig {
-        qat: qat_command::receiver(args.accelerator, &args.qat)?,
+        qat: qat.clone(),
         targets: args
             .targets()
             .map(|named| (named.name.clone(), named.address.clone().into()))
@@ -293,6 +294,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
         history: args.history(),
     };
     let server = Server::new(config, receiver.clone())?;
+    qat_command::say_problems(qat);
     let _ = receiver.server.set(Arc::downgrade(&server));
     let stopper = server.clone();
     let interrupted = Arc::new(AtomicBool::new(false));

@@ -100,6 +100,7 @@ impl Plan {
         let keeper = keeper::start()?;
         let source =
             Source::connect_with(&self.config, self.accelerator.as_ref(), &mut |text| say(text))?;
+        qat_command::say_problems(self.accelerator.clone());
         source.set_keeper(keeper);
         source.accept_on(listening.clone())?;
         Ok(source)

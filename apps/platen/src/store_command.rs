@@ -1,6 +1,7 @@
 //! `platen image init`, `list`, `rm` and `gc`: stores, in which saves share their pages.
 
 use crate::image_lock::ImageLock;
+use crate::qat_command::say_problems;
 use crate::saved_vm::{bytes, open};
 use crate::say::{printable, say, show};
 use anyhow::{bail, ensure, Context};
@@ -74,6 +75,13 @@ pub(crate) fn begin_image(
     uuid: Option<&str>,
 ) -> anyhow::Result<Writer> {
     refuse_place(path)?;
+    let device = options.device.clone();
+    let writer = writer_at(path, options, uuid)?;
+    say_problems(device);
+    Ok(writer)
+}
+
+fn writer_at(path: &Path, options: Options, uuid: Option<&str>) -> anyhow::Result<Writer> {
     let Some((store, name)) = Store::of(path)? else { return Ok(Writer::create(path, options)?) };
     let mut newest = None;
     for name in store.names()? {

@@ -25,6 +25,8 @@ mod held;
 mod hung;
 #[path = "migration/hung_end.rs"]
 mod hung_end;
+#[path = "migration/no_memory.rs"]
+mod no_memory;
 #[path = "migration/terminal.rs"]
 mod terminal;
 

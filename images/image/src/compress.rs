@@ -69,6 +69,11 @@ impl Context {
         Ok(Self { encoder: Encoder::new(settings)?, check, offload })
     }
 
+    /// Whether a device compresses this thread's units; `None` for a codec without one.
+    pub(crate) fn on_device(&self) -> Option<bool> {
+        self.offload.as_ref().map(|offload| offload.engine().on_device())
+    }
+
     /// The device's counters, if there is one.
     pub(crate) fn accelerator(&self) -> Option<Arc<qat::Counters>> {
         self.offload.as_ref().map(|offload| offload.engine().counters().clone())

@@ -75,6 +75,9 @@ pub enum WriteError {
     /// with it units of the image.
     #[error("{0}: the image cannot be completed. Look at the QAT device and its driver (`platen qat status`, the kernel's log), and repeat this with --accelerator none")]
     Accelerator(#[from] Hang),
+    /// No compression thread has the accelerator that the user requires.
+    #[error(transparent)]
+    NoEngine(#[from] qat::NoEngine),
     /// The page size or the unit size is outside the format's limits.
     #[error(transparent)]
     Shape(#[from] crate::Damage),

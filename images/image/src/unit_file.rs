@@ -49,12 +49,16 @@ impl UnitFile {
     pub(crate) fn new(new: NewFile, path: &Path, options: Options) -> Result<Self, WriteError> {
         let Options { settings, unit_bytes, device, .. } = options;
         let threads = options.threads.max(1);
-        let has_device = device.is_some();
+        let required = device.clone();
         let make = move || {
             let context = |_| Context::new(settings, unit_bytes, device.as_ref());
             (0..threads).map(context).collect::<Result<Vec<_>, _>>()
         };
-        let mut contexts = if has_device { watched(make)?? } else { make()? };
+        let mut contexts = if required.is_some() { watched(make)?? } else { make()? };
+        let on_device: Vec<bool> = contexts.iter().filter_map(Context::on_device).collect();
+        if let Some(qat) = required.filter(|_| !on_device.is_empty()) {
+            qat.check_engines(on_device.contains(&true))?;
+        }
         let accelerators: Vec<_> = contexts.iter().filter_map(Context::accelerator).collect();
         let config = PoolConfig { threads, name: "image", ..PoolConfig::default() };
         let pool = Pool::new(config, |_| contexts.pop().expect("one for each thread"))

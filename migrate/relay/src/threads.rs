@@ -58,3 +58,19 @@ pub(crate) fn open_devices<T: Send + 'static>(
         },
     })
 }
+
+/// Checks whether the codec threads have the device that the user requires. `on_device`: for each
+/// thread whose codec has a device.
+///
+/// # Errors
+/// None of them has it.
+pub(crate) fn check_engines(
+    device: Option<&Arc<Qat>>,
+    on_device: impl Iterator<Item = bool>,
+) -> Result<(), RelayError> {
+    let on_device: Vec<bool> = on_device.collect();
+    let Some(device) = device.filter(|_| !on_device.is_empty()) else { return Ok(()) };
+    device
+        .check_engines(on_device.contains(&true))
+        .map_err(|error| RelayError::Unsupported { what: error.to_string() })
+}

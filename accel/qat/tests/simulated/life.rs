@@ -255,6 +255,15 @@ fn too_little_pinned_memory_is_named_and_software_does_the_work() {
     let problem = status.instances[0].problem.as_deref().unwrap();
     assert!(problem.contains("memlock"), "{problem}");
     assert!(serde_json::to_string(&status).unwrap().contains("memlock"));
+    assert_eq!(qat.problems().len(), 1, "{:?}", qat.problems());
+    // A device that has started may lack the memory of more threads.
+    let root = tempfile::tempdir().unwrap();
+    let limits = root.path().join("proc/self/limits");
+    std::fs::create_dir_all(limits.parent().unwrap()).unwrap();
+    std::fs::write(limits, "Max locked memory         67108864   67108864   bytes\n").unwrap();
+    let status = Status::collect(root.path(), Ok(&sim.libraries), Some(Ok(&qat)));
+    let missing: Vec<_> = status.missing.iter().map(|missing| missing.what.as_str()).collect();
+    assert_eq!(missing, ["memory that may be locked: 65536 KiB, 262144 wanted"]);
 }
 
 #[test]

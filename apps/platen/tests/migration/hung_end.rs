@@ -19,7 +19,7 @@ fn cpu_time(process: u32, name: &str) -> Duration {
 }
 
 /// A stream of 1 MiB in `folder`, and the path of an image that does not exist.
-fn to_import(folder: &Path) -> [String; 2] {
+pub(super) fn to_import(folder: &Path) -> [String; 2] {
     let mut main = MainStream::new(PAGE);
     main.file_header().configuration(&Configuration { machine: "pc", ..Configuration::default() });
     main.section(Section::Start).block_table(&[("pc.ram", 1 << 20)]).end_of_section();
@@ -34,7 +34,7 @@ fn to_import(folder: &Path) -> [String; 2] {
 }
 
 /// An import that compresses with codec qatzip, with this script of the device.
-fn import([from, image]: &[String; 2], script: &str) -> Platen {
+pub(super) fn import([from, image]: &[String; 2], script: &str) -> Platen {
     let libraries = path(&qat_sim::libraries());
     Platen::start(
         &simulated(&format!("instances 1; {script}")),

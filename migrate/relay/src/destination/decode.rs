@@ -63,6 +63,11 @@ impl DecodeContext {
         (ticket, arrived)
     }
 
+    /// Whether a device decompresses this thread's chunks; `None` without a library.
+    pub(crate) fn on_device(&self) -> Option<bool> {
+        self.offload.as_ref().map(|offload| offload.engine().on_device())
+    }
+
     /// The accelerator's counters, if there is one.
     pub(crate) fn accelerator(&self) -> Option<Arc<qat::Counters>> {
         self.offload.as_ref().map(|offload| offload.engine().counters().clone())

@@ -4,7 +4,7 @@ use super::config::{Host, ServerConfig};
 use super::state::{Active, Promise, Server};
 use crate::destination::DecodeContext;
 use crate::error::RelayError;
-use crate::threads::{open_devices, spawn, CODEC_END};
+use crate::threads::{check_engines, open_devices, spawn, CODEC_END};
 use pipeline::{Pool, PoolConfig};
 use qat::Watchdog;
 use session::SessionError;
@@ -33,7 +33,7 @@ impl Server {
     ///
     /// # Errors
     /// A target is not a socket; the system refuses threads; a call that opens the accelerator does
-    /// not return.
+    /// not return; a required device has no instance for them.
     pub fn new(config: ServerConfig, host: Arc<dyn Host>) -> Result<Arc<Self>, RelayError> {
         for (_, target) in &config.targets {
             target.check_target()?;
@@ -45,6 +45,8 @@ impl Server {
             (0..threads).map(context).collect::<Vec<_>>()
         };
         let mut contexts = open_devices(config.qat.as_ref(), AGAIN, make)?;
+        let on_device = contexts.iter().filter_map(DecodeContext::on_device);
+        check_engines(config.qat.as_ref(), on_device)?;
         let accelerators: Vec<_> = contexts.iter().filter_map(DecodeContext::accelerator).collect();
         let settings = PoolConfig { threads, name: "decompress", ..PoolConfig::default() };
         let next = |_| contexts.pop().expect("one context was made for each thread");

@@ -14,7 +14,7 @@ use crate::auto::{Auto, AutoConfig};
 use crate::counters::Counters;
 use crate::error::RelayError;
 use crate::postcopy::SharedSwitchover;
-use crate::threads::{open_devices, spawn, CODEC_END};
+use crate::threads::{check_engines, open_devices, spawn, CODEC_END};
 use codec::{Codec, Settings};
 use pipeline::{Pool, PoolConfig, Submitter};
 use ring::Ring;
@@ -298,6 +298,7 @@ fn codec_threads(
     let mut contexts = made.map_err(|error| RelayError::Unsupported {
         what: format!("cannot use codec {}: {error}", settings.name()),
     })?;
+    check_engines(accelerator, contexts.iter().filter_map(EncodeContext::on_device))?;
     let accelerators: Vec<_> = contexts.iter().filter_map(EncodeContext::accelerator).collect();
     let qpl = contexts.iter().filter_map(EncodeContext::qpl).collect();
     let threads = PoolConfig { threads: contexts.len(), name: "compress", ..PoolConfig::default() };

@@ -60,6 +60,11 @@ impl EncodeContext {
         self.offload.as_ref().map(|offload| offload.engine().counters().clone())
     }
 
+    /// Whether a device compresses this thread's chunks; `None` for a codec without one.
+    pub(crate) fn on_device(&self) -> Option<bool> {
+        self.offload.as_ref().map(|offload| offload.engine().on_device())
+    }
+
     /// The counters of libqpl, if this thread uses it.
     pub(crate) fn qpl(&self) -> Option<Arc<qpl::Counters>> {
         self.qpl.clone()

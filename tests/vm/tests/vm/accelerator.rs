@@ -92,6 +92,8 @@ fn moves(stage: &mut Stage, script: &str, ends: Ends, flags: &[&str]) -> Result<
     let mut destination = stage.lab.incoming_for(&vm)?;
     let libraries: Vec<&str> = libraries.iter().map(String::as_str).collect();
     let accelerator = |end: Option<By>| match end {
+        // A device that no thread can use is refused otherwise.
+        Some(By::Software) => ["--accelerator", "auto"],
         Some(_) => ["--accelerator", "qat"],
         None => ["--accelerator", "none"],
     };
@@ -175,7 +177,11 @@ fn lies(stage: &mut Stage) -> Result<()> {
 /// Without a device `auto` works in software and says so; `qat` and `qatzip` refuse before they
 /// change anything.
 fn absent(stage: &mut Stage) -> Result<()> {
-    for script in ["absent", "instances 0"] {
+    for (script, reason, software) in [
+        ("absent", "no QAT device", "codec qatzip in software"),
+        ("instances 0", "no QAT device", "codec qatzip in software"),
+        ("usdm 64K; instances 1", "memlock", "no pinned memory"),
+    ] {
         let qat = SimulatedQat::new(script, stage.lab.folder())?;
         let libraries = qat.flags();
         let mut vm = stage.vm()?;
@@ -185,13 +191,13 @@ fn absent(stage: &mut Stage) -> Result<()> {
         let strict = [common.as_slice(), &["--accelerator", "qat"]].concat();
         let mut refused = platen::migrate(&stage.lab, &vm, receive.peer, &strict)?;
         let complaints = refused.fail(LIMIT)?;
-        ensure!(complaints.contains("no QAT device"), "no reason: {complaints}");
+        ensure!(complaints.contains(reason), "no reason: {complaints}");
         vm.assert_running()?;
         let mut migrate = platen::migrate(&stage.lab, &vm, receive.peer, &common)?;
         migrate.succeed(LIMIT).with_context(|| receive.platen.process.tail())?;
         receive.platen.succeed(LIMIT)?;
         let said = migrate.process.output();
-        ensure!(said.contains("codec qatzip in software"), "it does not say so: {said}");
+        ensure!(said.contains(software), "it does not say so: {said}");
         destination.assert_running()?;
         destination.guest.verify().context("in the destination")?;
         stage.park(destination);
