@@ -11,8 +11,9 @@ use std::sync::Arc;
 const LEAST_JOB: u32 = size_of::<QplJob>() as u32;
 /// The most bytes of a job that are credible: 1.9.0 takes less than 2 MiB.
 const MOST_JOB: u32 = 32 << 20;
-/// Bytes of the unit that the check compresses and inflates.
-const KNOWN: usize = 64 << 10;
+/// Bytes of the unit that the check compresses and inflates: the longest of a migration, because a
+/// device's queue may refuse long transfers.
+const KNOWN: usize = MAX_PLAIN;
 
 /// Why a library is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +38,14 @@ pub enum OpenError {
         /// The stated size, bytes.
         size: u32,
     },
+    /// The library has no job for a thread.
+    #[error("libqpl has no job of the {path} path for a codec thread: {status}")]
+    Job {
+        /// The path.
+        path: Path,
+        /// The library's status.
+        status: Status,
+    },
     /// The library does not compress a known unit correctly.
     #[error("libqpl does not compress a known unit of {KNOWN} bytes on its {path} path: {reason}")]
     Known {
@@ -57,6 +66,7 @@ pub struct Qpl {
     options: Options,
     /// Why the hardware path is not used.
     no_hardware: Option<OpenError>,
+    required: bool,
 }
 
 impl Qpl {
@@ -94,6 +104,7 @@ impl Qpl {
             version: version.to_owned(),
             options,
             no_hardware: None,
+            required: false,
         };
         found.known_unit()?;
         Ok(found)
@@ -118,10 +129,22 @@ impl Qpl {
         }
     }
 
+    /// Makes a thread without a job an error, instead of libdeflate's.
+    #[must_use]
+    pub fn require(self) -> Self {
+        Self { required: true, ..self }
+    }
+
     /// Makes a compressor for one thread and units of at most `capacity` bytes.
-    pub fn compressor(&self, capacity: usize) -> Compressor {
+    ///
+    /// # Errors
+    /// The library has no job for it, and is [required](Self::require).
+    pub fn compressor(&self, capacity: usize) -> Result<Compressor, OpenError> {
         let job = self.library.job(self.path, self.job_size, capacity.min(MAX_PLAIN));
-        Compressor::new(job, self.options)
+        match job {
+            Err(status) if self.required => Err(OpenError::Job { path: self.path, status }),
+            job => Ok(Compressor::new(job, self.options)),
+        }
     }
 
     /// The maker of the streams.

@@ -15,7 +15,7 @@ const SURE: Options = Options { deadline: Duration::from_secs(300), verify_every
 /// Units of the corpus through an encoder, each decoded again. Returns how many libqpl made, as the
 /// counters say, and all counters.
 fn units(qpl: &Qpl, count: usize) -> Snapshot {
-    let compressor = qpl.compressor(codec::MAX_PLAIN);
+    let compressor = qpl.compressor(codec::MAX_PLAIN).unwrap();
     let counters = Arc::clone(compressor.counters());
     let encoder = Encoder::new(Settings::qpl()).unwrap();
     let mut encoder = encoder.with_deflate(Box::new(compressor));
@@ -87,6 +87,27 @@ fn a_device_is_used_where_the_library_has_one_that_works() {
     assert_eq!(qpl.path(), Path::Software);
     let why = qpl.no_hardware().unwrap().to_string();
     assert!(why.contains("QPL_STS_LIBRARY_INTERNAL_ERR (6)"), "{why}");
+}
+
+/// A queue may limit its transfers (`max_transfer_size`). The units of a migration are long.
+#[test]
+fn a_device_that_refuses_long_units_is_none() {
+    let short = Fake { hardware: Ok(8192), longest: 64 << 10, ..fake() };
+    let qpl = Qpl::open(Arc::new(short), SURE).unwrap();
+    assert_eq!(qpl.path(), Path::Software);
+    let why = qpl.no_hardware().unwrap().to_string();
+    assert!(why.contains("1048576 bytes") && why.contains("TRANSFER_SIZE_INVALID"), "{why}");
+}
+
+#[test]
+fn a_thread_without_a_job_is_an_error_where_the_device_is_required() {
+    let library = Fake { hardware: Ok(8192), ..fake() };
+    let state = Arc::clone(&library.state);
+    let qpl = Qpl::open(Arc::new(library), SURE).unwrap();
+    state.no_more_jobs.store(true, Ordering::SeqCst);
+    assert_eq!(units(&qpl, 2).without, 2);
+    let error = qpl.require().compressor(codec::MAX_PLAIN).unwrap_err();
+    assert_eq!(error, OpenError::Job { path: Path::Hardware, status: Status(101) });
 }
 
 #[test]
@@ -203,7 +224,7 @@ fn a_wrong_stream_is_seen_where_it_is_verified_and_else_by_the_receiver() {
     assert!(seen.last_failure.unwrap().contains("inflates to other bytes"));
 
     let (qpl, _) = with(&[(1, Fault::Flips)], Options { verify_every: 0, ..SURE });
-    let compressor = qpl.compressor(1 << 20);
+    let compressor = qpl.compressor(1 << 20).unwrap();
     let encoder = Encoder::new(Settings::qpl()).unwrap();
     let mut encoder = encoder.with_deflate(Box::new(compressor));
     let plain = b"not for long the same bytes, and then again ".repeat(90);
@@ -215,7 +236,7 @@ fn a_wrong_stream_is_seen_where_it_is_verified_and_else_by_the_receiver() {
 #[test]
 fn what_does_not_shrink_is_sent_as_it_is() {
     let (qpl, _) = with(&[], SURE);
-    let compressor = qpl.compressor(1 << 20);
+    let compressor = qpl.compressor(1 << 20).unwrap();
     let counters = Arc::clone(compressor.counters());
     let encoder = Encoder::new(Settings::qpl()).unwrap();
     let mut encoder = encoder.with_deflate(Box::new(compressor));
@@ -234,7 +255,7 @@ fn what_does_not_shrink_is_sent_as_it_is() {
 #[test]
 fn a_unit_beyond_the_job_s_buffers_is_made_by_libdeflate() {
     let (qpl, state) = with(&[], SURE);
-    let compressor = qpl.compressor(1000);
+    let compressor = qpl.compressor(1000).unwrap();
     let counters = Arc::clone(compressor.counters());
     let encoder = Encoder::new(Settings::qpl()).unwrap();
     let mut encoder = encoder.with_deflate(Box::new(compressor));
@@ -251,7 +272,7 @@ fn a_unit_beyond_the_job_s_buffers_is_made_by_libdeflate() {
 #[test]
 fn codec_zlib_does_not_use_the_library() {
     let (qpl, _) = with(&[], SURE);
-    let compressor = qpl.compressor(1 << 20);
+    let compressor = qpl.compressor(1 << 20).unwrap();
     let counters = Arc::clone(compressor.counters());
     let zlib = Settings::new(Codec::Zlib, None).unwrap();
     let mut encoder = Encoder::new(zlib).unwrap().with_deflate(Box::new(compressor));

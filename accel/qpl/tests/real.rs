@@ -67,7 +67,7 @@ fn its_software_path_is_found_and_no_device_claimed() {
 #[test]
 fn units_of_all_lengths_inflate_by_zlib_and_by_platen() {
     with_libqpl("units_of_all_lengths_inflate_by_zlib_and_by_platen", |qpl| {
-        let compressor = qpl.compressor(codec::MAX_PLAIN);
+        let compressor = qpl.compressor(codec::MAX_PLAIN).unwrap();
         let counters = Arc::clone(compressor.counters());
         let encoder = Encoder::new(Settings::qpl()).unwrap();
         let mut encoder = encoder.with_deflate(Box::new(compressor));
@@ -105,7 +105,7 @@ fn units_of_all_lengths_inflate_by_zlib_and_by_platen() {
 #[test]
 fn pages_make_a_packet_of_qemu_s_method_qpl() {
     with_libqpl("pages_make_a_packet_of_qemu_s_method_qpl", |qpl| {
-        let compressor = qpl.compressor(PAGE);
+        let compressor = qpl.compressor(PAGE).unwrap();
         let encoder = Encoder::new(Settings::qpl()).unwrap();
         let mut encoder = encoder.with_deflate(Box::new(compressor));
         let corpus = Corpus::load();
@@ -152,7 +152,7 @@ fn threads_have_jobs_of_their_own() {
             for thread in 0..4 {
                 scope.spawn(move || {
                     let encoder = Encoder::new(Settings::qpl()).unwrap();
-                    let compressor = qpl.compressor(codec::MAX_PLAIN);
+                    let compressor = qpl.compressor(codec::MAX_PLAIN).unwrap();
                     let counters = Arc::clone(compressor.counters());
                     let mut encoder = encoder.with_deflate(Box::new(compressor));
                     let mut out = vec![0; 300_000];

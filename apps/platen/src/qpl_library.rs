@@ -39,7 +39,7 @@ pub(crate) fn for_source(
         SourceAccelerator::Iaa => {
             let qpl = library.open()?;
             match qpl.no_hardware() {
-                None => Ok(Some(qpl)),
+                None => Ok(Some(qpl.require())),
                 Some(why) => bail!("--accelerator iaa: no IAA device for libqpl: {why}"),
             }
         }

@@ -172,7 +172,8 @@ struct Bench {
 impl Bench {
     fn new(settings: Settings, unit: usize, qpl: Option<&Qpl>) -> anyhow::Result<Self> {
         let (mut encoder, decoder) = (Encoder::new(settings)?, Decoder::new());
-        let compressor = qpl.filter(|_| settings.is_qpl()).map(|qpl| qpl.compressor(unit));
+        let compressor =
+            qpl.filter(|_| settings.is_qpl()).map(|qpl| qpl.compressor(unit)).transpose()?;
         let made = compressor.as_ref().map(|compressor| Arc::clone(compressor.counters()));
         if let Some(compressor) = compressor {
             encoder = encoder.with_deflate(Box::new(compressor));

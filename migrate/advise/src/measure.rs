@@ -74,7 +74,8 @@ pub fn measure(
     let is_data = |page: &Page<'_>| page.bytes.iter().any(|byte| *byte != 0);
     let is_guest = guest.iter().any(is_data);
     let (origin, pages) = if is_guest { (Origin::Guest, &guest) } else { (Origin::BuiltIn, &made) };
-    let compressor = qpl.map(|qpl| qpl.compressor(codec::MAX_PLAIN));
+    let compressor = qpl.map(|qpl| qpl.compressor(codec::MAX_PLAIN)).transpose();
+    let compressor = compressor.map_err(|error| error.to_string())?;
     let counters = compressor.as_ref().map(|one| Arc::clone(one.counters()));
     let compressor = compressor.map(|one| -> Box<dyn Deflate> { Box::new(one) });
     let mut all = settings();

@@ -3,7 +3,7 @@
 use libdeflater::{CompressionLvl, Compressor as Libdeflate};
 use qpl::{Job, Library, Path, Status};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,6 +11,9 @@ use std::time::Duration;
 const NO_DEVICE: Status = Status(501);
 /// A status of no job that is well.
 pub(crate) const INTERNAL: Status = Status(6);
+
+/// The status of a transfer that is too long for the queue.
+const TRANSFER_SIZE: Status = Status(319);
 
 /// A fault of a job.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +45,8 @@ pub(crate) struct Fake {
     pub(crate) software: Result<u32, Status>,
     /// There is no memory for any.
     pub(crate) no_jobs: bool,
+    /// The most bytes of a transfer of the hardware path.
+    pub(crate) longest: usize,
     pub(crate) state: Arc<State>,
 }
 
@@ -54,6 +59,8 @@ pub(crate) struct State {
     pub(crate) started: AtomicU32,
     pub(crate) abandoned: AtomicU32,
     pub(crate) freed: AtomicU32,
+    /// There is no memory for a further job.
+    pub(crate) no_more_jobs: AtomicBool,
 }
 
 impl State {
@@ -77,7 +84,7 @@ impl Library for Fake {
 
     fn job(&self, path: Path, size: u32, capacity: usize) -> Result<Box<dyn Job>, Status> {
         assert_eq!(Ok(size), self.job_size(path));
-        if self.no_jobs {
+        if self.no_jobs || self.state.no_more_jobs.load(Ordering::SeqCst) {
             return Err(Status(101));
         }
         Ok(Box::new(FakeJob {
@@ -90,6 +97,7 @@ impl Library for Fake {
             written: 0,
             ended: Status::OK,
             is_abandoned: false,
+            longest: if path == Path::Hardware { self.longest } else { usize::MAX },
         }))
     }
 }
@@ -106,6 +114,7 @@ struct FakeJob {
     written: u32,
     ended: Status,
     is_abandoned: bool,
+    longest: usize,
 }
 
 impl Job for FakeJob {
@@ -131,6 +140,9 @@ impl Job for FakeJob {
             return Status::QUEUES_ARE_BUSY;
         }
         self.busy = None;
+        if len > self.longest {
+            return TRANSFER_SIZE;
+        }
         if let Some(Fault::Refuses(status)) = self.fault {
             return status;
         }
@@ -189,6 +201,7 @@ pub(crate) fn fake() -> Fake {
         hardware: Err(NO_DEVICE),
         software: Ok(4096),
         no_jobs: false,
+        longest: usize::MAX,
         state: Arc::default(),
     }
 }

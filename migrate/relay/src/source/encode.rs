@@ -34,7 +34,7 @@ impl EncodeContext {
         device: Option<&Arc<Qat>>,
         qpl: Option<&Qpl>,
         histories: Option<OwnHistories>,
-    ) -> Result<Self, codec::SettingsError> {
+    ) -> Result<Self, String> {
         let packed = vec![0; chunk_bytes].into_boxed_slice();
         let device = device.filter(|_| settings.codec() == Codec::DeflateQz);
         let offload = device.map(|qat| {
@@ -46,8 +46,9 @@ impl EncodeContext {
             };
             Offload::new(Engine::new(Some(qat), options), CHUNKS_ON_DEVICE, chunk_bytes)
         });
-        let mut encoder = Encoder::new(settings)?;
+        let mut encoder = Encoder::new(settings).map_err(|error| error.to_string())?;
         let compressor = qpl.filter(|_| settings.is_qpl()).map(|qpl| qpl.compressor(MAX_PLAIN));
+        let compressor = compressor.transpose().map_err(|error| error.to_string())?;
         let qpl = compressor.as_ref().map(|compressor| Arc::clone(compressor.counters()));
         if let Some(compressor) = compressor {
             encoder = encoder.with_deflate(Box::new(compressor));

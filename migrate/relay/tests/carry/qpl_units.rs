@@ -1,13 +1,15 @@
 //! Codec qpl: the units are those of codec zlib, whatever becomes of the library.
 
-use crate::fake_qpl::{fake, Fault, INTERNAL};
+use crate::fake_qpl::{fake, Fake, Fault, INTERNAL};
 use crate::harness::{
-    assert_same, bounded, destination_qemu, pages, read_rest, source_qemu, Options, Reader,
+    assert_same, bounded, config, destination_qemu, pages, read_rest, source_qemu, Options, Reader,
     Receiving, Sending, Streams, PAGE,
 };
 use qpl::{Options as QplOptions, Qpl, Snapshot};
+use relay::Source;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 use stream::synth::{main_stream, Style};
@@ -41,6 +43,23 @@ fn every_byte_arrives_whatever_the_library_does() {
             sending.result().unwrap();
             receiving.result().unwrap();
         }
+    });
+}
+
+/// With `--accelerator iaa` libdeflate must not take the device's place.
+#[test]
+fn a_required_library_without_jobs_for_the_threads_is_refused_before_the_migration() {
+    bounded(|| {
+        let library = Fake { hardware: Ok(8192), ..fake() };
+        let state = Arc::clone(&library.state);
+        let qpl = Qpl::open(Arc::new(library), QplOptions::default()).unwrap().require();
+        state.no_more_jobs.store(true, Ordering::SeqCst);
+        let receiving = Receiving::new();
+        let options = Options { qpl: Some(qpl), ..Options::default() };
+        let connected = Source::connect(&config(receiving.address, options));
+        let Err(error) = connected else { panic!("it is not refused") };
+        let error = error.to_string();
+        assert!(error.contains("no job of the hardware path"), "{error}");
     });
 }
 
