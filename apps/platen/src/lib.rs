@@ -34,6 +34,7 @@ mod migrate;
 mod migrate_cancel;
 mod monitor;
 mod network;
+mod peer_report;
 mod progress;
 mod qat_args;
 mod qat_command;

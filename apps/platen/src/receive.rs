@@ -158,11 +158,7 @@ impl Host for Receiver {
             report.accelerators = server.map_or(Vec::new(), |server| server.accelerators());
             report
         };
-        let result = destination.run(|| {
-            let mut report = measured();
-            report.status = "completed".into();
-            report.json().into_bytes()
-        });
+        let result = destination.run(|| measured().for_peer());
         if let (false, Err(error)) = (destination.has_begun(), &result) {
             // There was no migration, so there is no report. The next one sets QEMU up again.
             if let Some(monitor) = self.monitor(target) {

@@ -2,6 +2,7 @@
 
 use crate::auto::Auto;
 use crate::ending::Ending;
+use crate::peer_report::destination_cpu;
 use crate::report_file::{aside, write_whole, NOT_TAKEN};
 use crate::say::{say, show};
 use anyhow::Context;
@@ -227,7 +228,7 @@ impl Report {
     pub(crate) fn set_end(&mut self, end: &SourceEnd) {
         self.set_total(end.total);
         self.hidden_downtime = end.hidden_downtime.map(|time| time.as_secs_f64() * 1e3);
-        self.cpu_seconds.destination = peer_cpu(&end.peer_report);
+        self.cpu_seconds.destination = destination_cpu(&end.peer_report);
     }
 
     /// Sets the figures on how `migrate` tried to end the migration.
@@ -378,10 +379,4 @@ fn by_qpl(one: &qpl::Snapshot) -> String {
 pub(crate) fn process_cpu() -> f64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
-}
-
-/// Reads the destination's CPU seconds from its report.
-fn peer_cpu(report: &[u8]) -> Option<f64> {
-    let report: serde_json::Value = serde_json::from_slice(report).ok()?;
-    report.get("cpu-seconds")?.get("destination")?.as_f64()
 }

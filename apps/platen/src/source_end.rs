@@ -154,9 +154,7 @@ impl Measure {
 
     /// Makes the report for the peer, after everything has succeeded.
     pub(crate) fn for_peer(&self, source: &Source) -> Vec<u8> {
-        let mut report = self.report(source);
-        report.status = "completed".into();
-        report.json().into_bytes()
+        self.report(source).for_peer()
     }
 }
 

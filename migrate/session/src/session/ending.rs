@@ -3,6 +3,7 @@
 
 use super::Session;
 use crate::error::SessionError;
+use crate::frame::MAX_FREE_PAYLOAD;
 use crate::frame_type::FrameType;
 use crate::outgoing::Outgoing;
 use crate::sync::lock;
@@ -93,7 +94,10 @@ impl Session {
     }
 
     /// Sends the final report: now, and again on each new link until the peer's has arrived (W27).
+    /// A report that is too long for a FINISH is replaced by an empty one: the migration is over,
+    /// and its report must not make it fail.
     pub fn send_finish(&self, report: Vec<u8>) {
+        let report = if report.len() > MAX_FREE_PAYLOAD { b"{}".to_vec() } else { report };
         self.outbound.set_finish(report.clone());
         self.send(Outgoing::Free(FrameType::Finish, report));
     }

@@ -13,6 +13,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+mod finish;
+
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 const RESUME: Duration = Duration::from_secs(120);
@@ -20,6 +22,7 @@ const RESUME: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 enum Seen {
     Frame(Header),
+    Finish(Vec<u8>),
     Closed(String),
     Notice(String),
 }
@@ -42,7 +45,13 @@ impl Sink for Watcher {
         Ok(())
     }
 
-    fn finish(&self, _: &[u8]) {}
+    fn finish(&self, report: &[u8]) {
+        self.tell(Seen::Finish(report.to_vec()));
+    }
+
+    fn answers_finish(&self) -> bool {
+        true
+    }
 
     fn closed(&self, error: &Arc<SessionError>) {
         self.tell(Seen::Closed(error.to_string()));
@@ -90,7 +99,7 @@ impl End {
             match self.next() {
                 Seen::Frame(header) => return (header.stream, header.seq),
                 Seen::Closed(error) => panic!("closed: {error}"),
-                Seen::Notice(_) => {}
+                Seen::Notice(_) | Seen::Finish(_) => {}
             }
         }
     }
@@ -100,7 +109,7 @@ impl End {
             match self.next() {
                 Seen::Notice(text) => return text,
                 Seen::Closed(error) => panic!("closed: {error}"),
-                Seen::Frame(_) => {}
+                Seen::Frame(_) | Seen::Finish(_) => {}
             }
         }
     }
@@ -312,7 +321,7 @@ fn links_of_an_outage() -> usize {
         match one.next() {
             Seen::Closed(error) => break error,
             Seen::Notice(text) => notices.push(text),
-            Seen::Frame(header) => panic!("{header:?}"),
+            seen => panic!("{seen:?}"),
         }
     };
     assert!(error.contains("did not come back within 5 s"), "{error}");
