@@ -13,7 +13,7 @@ use session::{
     HELLO_TIMEOUT,
 };
 use std::net::TcpStream;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tls::Peer;
@@ -101,7 +101,7 @@ impl Server {
         match self.open(&hello, peer, link.peer()) {
             Ok((target, active, welcome)) => {
                 let welcomed = write_preamble(&mut link, peer, &welcome)
-                    .and_then(|()| active.destination.session().add_link(0, link));
+                    .and_then(|()| active.add_link(0, link));
                 if let Err(error) = welcomed {
                     let reason = "its first link could not be set up".into();
                     active.destination.session().fail(SessionError::Local { reason });
@@ -136,7 +136,7 @@ impl Server {
     }
 
     /// Adds a further link to a session (W4).
-    fn join(
+    pub(super) fn join(
         &self,
         mut link: Link,
         hello: &Hello,
@@ -163,7 +163,7 @@ impl Server {
         }
         let welcome = self.welcome(&active.token);
         write_preamble(&mut link, peer, &welcome)?;
-        active.destination.session().add_link(hello.link, link)
+        active.add_link(hello.link, link)
     }
 
     fn welcome(&self, token: &str) -> Welcome {
@@ -256,6 +256,7 @@ impl Server {
             owner: owner.cloned(),
             links: hello.links,
             joined: Mutex::default(),
+            linked: AtomicBool::new(false),
             last_pass: LastPass::default(),
             delta_cache,
             histories,

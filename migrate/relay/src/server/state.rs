@@ -4,7 +4,7 @@ use super::config::{Host, ServerConfig};
 use super::waiting::{LastPass, WaitingRoom};
 use crate::destination::{DecodeJob, Destination, GAVE_WAY};
 use pipeline::Pool;
-use session::{Hello, Histories, Pass, Verdict};
+use session::{Hello, Histories, Link, Pass, SessionError, Verdict};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,6 +26,8 @@ pub(super) struct Active {
     pub(super) owner: Option<Peer>,
     pub(super) links: u16,
     pub(super) joined: Mutex<Vec<u16>>,
+    /// The session has had a link.
+    pub(super) linked: AtomicBool,
     pub(super) last_pass: LastPass,
     /// Bytes granted for a delta cache.
     pub(super) delta_cache: u64,
@@ -45,9 +47,16 @@ impl Active {
         is_first
     }
 
-    /// Whether any link has come yet.
+    /// Adds a link to the session. Only a link that was added counts: the session notices its loss.
+    pub(super) fn add_link(&self, number: u16, link: Link) -> Result<(), SessionError> {
+        self.destination.session().add_link(number, link)?;
+        self.linked.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the session has had a link yet.
     pub(super) fn has_joined(&self) -> bool {
-        !self.joined.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.linked.load(Ordering::Acquire)
     }
 
     /// How far the session got. `committed`: bytes that start the VM may have been written.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::qemu_socket::QemuAddress;
 use session::Grants;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// Much longer than [`ANSWERED`].
@@ -116,4 +116,29 @@ fn a_link_of_a_session_that_goes_on_is_no_question() {
     assert!(matches!(server.take_question(&hello, &other, None), Question::NotHere));
     assert!(server.verdict(&Hello { token: Some(other), ..hello.clone() }, None).is_none());
     assert!(server.lock_sessions()[&hello.session].destination.session().failure().is_none());
+}
+
+/// A promised session whose source goes away as it opens link 0: no loss of a link ends it, so the
+/// time for its first link has to.
+#[test]
+fn a_link_that_could_not_be_added_is_not_the_first_link() {
+    let (server, hello) = asked_about();
+    let hello = Hello { ask: false, ..hello };
+    let active = server.lock_sessions()[&hello.session].clone();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let link = || {
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (socket, listener.accept().unwrap().0)
+    };
+    let (_source, socket) = link();
+    // The welcome cannot be written, as on a connection that was reset.
+    socket.shutdown(Shutdown::Write).unwrap();
+    server.join(socket.into(), &hello, TOKEN, "the source").unwrap_err();
+    assert!(!active.has_joined(), "nothing ends this session");
+    let (_source, socket) = link();
+    server.join(socket.into(), &hello, TOKEN, "the source").unwrap();
+    assert!(active.has_joined());
+    let reason = "the test is over".into();
+    active.destination.session().fail(SessionError::Local { reason });
+    active.destination.session().join();
 }
