@@ -17,6 +17,7 @@ use super::greeting::{
 };
 use super::measure;
 use super::run::BACKLOG;
+use super::shortage::{is_shortage, Shortage};
 use super::state::Promise;
 use super::waiting::WaitingRoom;
 use crate::error::RelayError;
@@ -83,6 +84,7 @@ pub struct Front {
     waiting: Mutex<WaitingRoom>,
     admitted: AtomicU64,
     strangers: AtomicU64,
+    shortage: Shortage,
 }
 
 impl std::fmt::Debug for Front {
@@ -100,6 +102,7 @@ impl Front {
             waiting: Mutex::default(),
             admitted: AtomicU64::new(0),
             strangers: AtomicU64::new(0),
+            shortage: Shortage::default(),
         })
     }
 
@@ -125,8 +128,12 @@ impl Front {
             }
             match listener.accept() {
                 Ok((socket, peer)) => self.admit(socket, peer.to_string()),
-                // The connection was reset, or this process is short of descriptors for a moment.
-                Err(_) => std::thread::sleep(LOOK_AGAIN),
+                Err(error) => {
+                    if is_shortage(&error) {
+                        self.shortage.report(&error, |text| self.switchboard.notice(text));
+                    }
+                    std::thread::sleep(LOOK_AGAIN);
+                }
             }
         }
         Ok(())
@@ -155,8 +162,9 @@ impl Front {
             }
             front.lock_waiting().remove(number);
         });
-        if started.is_err() {
+        if let Err(error) = started {
             self.lock_waiting().remove(number);
+            self.shortage.report(&error, |text| self.switchboard.notice(text));
         }
     }
 
@@ -251,8 +259,43 @@ fn look_at_pass(socket: &TcpStream, deadline: Instant) -> Option<Pass> {
         match limit(socket, deadline).and_then(|()| socket.peek(&mut bytes)) {
             Ok(PASS_BYTES) => return Pass::from_bytes(&bytes),
             // The rest comes in another segment.
-            Ok(1..) if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
+            Ok(1..) if Instant::now() < deadline && !ends_within(socket, LOOK_AGAIN) => {}
             _ => return None,
         }
+    }
+}
+
+/// Waits for `time`, or until nothing more can come: the peer has closed the connection, or the
+/// waiting room has. A look at bytes that have come does not show this.
+fn ends_within(socket: &TcpStream, time: Duration) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+    poll(&mut fds, Some(&time)).is_ok_and(|ended| ended > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::Shutdown;
+    use std::sync::mpsc;
+
+    /// As of a host that opens any number of connections, and sends the first byte of a pass.
+    #[test]
+    fn a_connection_that_the_waiting_room_closes_in_its_pass_ends_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = Arc::new(listener.accept().unwrap().0);
+        client.write_all(b"R").unwrap();
+        let (looking, (ended, end)) = (socket.clone(), mpsc::channel());
+        std::thread::spawn(move || {
+            let pass = look_at_pass(&looking, Instant::now() + Duration::from_secs(3600));
+            let _ = ended.send(pass);
+        });
+        let a_while = Duration::from_millis(50);
+        assert!(end.recv_timeout(a_while).is_err(), "the rest of the pass may come");
+        socket.shutdown(Shutdown::Both).unwrap();
+        let pass = end.recv_timeout(Duration::from_secs(60)).expect("its thread is still there");
+        assert_eq!(pass, None);
     }
 }

@@ -42,8 +42,9 @@ impl Server {
                 }
             }
         });
-        if started.is_err() {
+        if let Err(error) = started {
             self.remove_waiting(number);
+            self.shortage.report(&error, |text| self.host.notice(text));
         }
     }
 

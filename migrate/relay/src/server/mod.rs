@@ -9,6 +9,7 @@ mod greeting;
 mod hello;
 mod measure;
 mod run;
+mod shortage;
 mod state;
 mod targets;
 mod waiting;

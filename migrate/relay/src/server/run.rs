@@ -1,6 +1,7 @@
 //! Accepts links until the receiver is ordered to end.
 
 use super::config::{Host, ServerConfig};
+use super::shortage::{is_shortage, Shortage};
 use super::state::{Active, Promise, Server};
 use crate::destination::DecodeContext;
 use crate::error::RelayError;
@@ -18,9 +19,6 @@ use std::time::{Duration, Instant};
 
 /// Connections that the kernel holds until they are accepted.
 pub(super) const BACKLOG: i32 = 1024;
-/// How often a shortage of descriptors is reported at most. Connections that are turned away free
-/// some, and the next ones take these: a shortage may come back many times a second.
-const SHORTAGE: Duration = Duration::from_secs(10);
 /// The most time that a source may take to open link 0 again after it was asked to. It covers the
 /// source's attempt to open its first link and its wait for the answer.
 const FIRST_LINK: Duration = Duration::from_secs(30);
@@ -69,6 +67,7 @@ impl Server {
             waiting: Mutex::default(),
             admitted: AtomicU64::new(0),
             strangers: AtomicU64::new(0),
+            shortage: Shortage::default(),
             served: AtomicU64::new(0),
             stops: AtomicU64::new(0),
             closing: AtomicBool::new(false),
@@ -92,7 +91,6 @@ impl Server {
         listener.set_nonblocking(true).map_err(failed)?;
         // The standard library's 128 are soon full while strangers flood the port.
         rustix::net::listen(listener, BACKLOG).map_err(|error| failed(error.into()))?;
-        let mut reported: Option<Instant> = None;
         let next = || match listener.accept() {
             Ok((socket, peer)) => Some((socket, peer.to_string())),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -100,16 +98,11 @@ impl Server {
                 std::thread::sleep(Duration::from_millis(20));
                 None
             }
-            // The connection was reset before it was accepted.
-            Err(error) if error.kind() == ErrorKind::ConnectionAborted => None,
-            // No file descriptor or memory left, perhaps only for a moment.
             Err(error) => {
-                if reported.is_none_or(|at| at.elapsed() >= SHORTAGE) {
-                    reported = Some(Instant::now());
-                    let text = format!("cannot accept a link ({error}); trying again");
-                    self.host.notice(&text);
+                if is_shortage(&error) {
+                    self.shortage.report(&error, |text| self.host.notice(text));
+                    std::thread::sleep(Duration::from_millis(100));
                 }
-                std::thread::sleep(Duration::from_millis(100));
                 None
             }
         };

@@ -1,6 +1,7 @@
 //! The state of a receiver: its sessions, ended sessions, and connections before their hello.
 
 use super::config::{Host, ServerConfig};
+use super::shortage::Shortage;
 use super::waiting::{LastPass, WaitingRoom};
 use crate::destination::{DecodeJob, Destination, GAVE_WAY};
 use pipeline::Pool;
@@ -154,6 +155,7 @@ pub struct Server {
     pub(super) admitted: AtomicU64,
     /// Connections that did not speak the protocol.
     pub(super) strangers: AtomicU64,
+    pub(super) shortage: Shortage,
     /// Sessions that have ended.
     pub(super) served: AtomicU64,
     /// How often [`Server::stop`] was called.
