@@ -1,6 +1,7 @@
 //! One connection between the relays, with or without TLS; hides the difference from the crate.
 
 use crate::overhead::Overhead;
+use crate::tcp_info;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -35,6 +36,12 @@ impl Link {
     /// The authenticated identity of the other end; `None` without TLS.
     pub fn peer(&self) -> Option<&Peer> {
         self.channel.as_ref().map(|channel| &channel.peer)
+    }
+
+    /// Whether the other end's host has acknowledged all bytes written, over a connection that
+    /// still stands.
+    pub fn is_acknowledged(&self) -> bool {
+        tcp_info::is_acknowledged(&self.socket)
     }
 
     /// Splits the link for its two threads.

@@ -1,6 +1,7 @@
 //! The connections to the port: strangers, links of sessions, questions, and hellos that open a
 //! session.
 
+use super::answer::has_arrived;
 use super::greeting::{answer_unreadable, check_opening, read_pass, refuse, secure, welcome};
 use super::measure;
 use super::state::{Active, Server};
@@ -90,7 +91,11 @@ impl Server {
             let (error, committed) = (Some(reason), Some(committed));
             let welcome =
                 Welcome { error, committed, confirmed, loaded, pending, ..Welcome::default() };
-            return write_preamble(&mut link, peer, &welcome).map(|()| None);
+            write_preamble(&mut link, peer, &welcome)?;
+            if !pending && has_arrived(&link) {
+                self.note_answered(&hello.session);
+            }
+            return Ok(None);
         }
         if let Some(wanted) = measure::wanted(&hello) {
             return measure::answer(link, peer, wanted, &self.welcome("")).map(|()| None);
@@ -257,6 +262,7 @@ impl Server {
             owner: owner.cloned(),
             links: hello.links,
             joined: Mutex::default(),
+            answered: AtomicBool::new(false),
             linked: AtomicBool::new(false),
             last_pass: LastPass::default(),
             delta_cache,

@@ -3,6 +3,7 @@
 //! A [`Server`] runs its sessions in this process. A [`Front`] has a process for each session: it
 //! opens the sessions and passes their links on, and a `Server` in that process runs the session.
 
+mod answer;
 mod config;
 mod front;
 mod greeting;

@@ -14,7 +14,7 @@ use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// Connections that the kernel holds until they are accepted.
@@ -195,7 +195,7 @@ impl Server {
 
     /// Whether the source of a lost session may still ask about it.
     fn may_be_asked(&self) -> bool {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.lock_ended();
         ended.iter().any(|ended| ended.unasked_until.is_some_and(|until| Instant::now() < until))
     }
 

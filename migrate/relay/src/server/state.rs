@@ -1,5 +1,6 @@
 //! The state of a receiver: its sessions, ended sessions, and connections before their hello.
 
+use super::answer::ANSWERED;
 use super::config::{Host, ServerConfig};
 use super::shortage::Shortage;
 use super::waiting::{LastPass, WaitingRoom};
@@ -9,11 +10,8 @@ use session::{Hello, Histories, Link, Pass, SessionError, Verdict};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tls::Peer;
-
-/// How long a source that got an answer may take to ask again, if the answer was lost.
-const ANSWERED: Duration = Duration::from_secs(5);
 
 /// The answer about a session that ended before the question.
 const HAS_ENDED: &str = "its session has ended";
@@ -27,6 +25,8 @@ pub(super) struct Active {
     pub(super) owner: Option<Peer>,
     pub(super) links: u16,
     pub(super) joined: Mutex<Vec<u16>>,
+    /// The source has got an answer that decides (W28).
+    pub(super) answered: AtomicBool,
     /// The session has had a link.
     pub(super) linked: AtomicBool,
     pub(super) last_pass: LastPass,
@@ -53,6 +53,11 @@ impl Active {
         self.destination.session().add_link(number, link)?;
         self.linked.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Records that the source has got an answer that decides.
+    pub(super) fn note_answered(&self) {
+        self.answered.store(true, Ordering::Release);
     }
 
     /// Whether the session has had a link yet.
@@ -119,8 +124,7 @@ pub(super) struct Ended {
     /// For the source.
     pub(super) reason: String,
     pub(super) answer: Verdict,
-    /// Set if the links were lost and the source has not asked yet: the time until which it may
-    /// ask.
+    /// Set if the links were lost, or the source has asked: the time until which it may ask.
     pub(super) unasked_until: Option<Instant>,
 }
 
@@ -179,19 +183,22 @@ impl Server {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn lock_ended(&self) -> MutexGuard<'_, VecDeque<Ended>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether a pass was made by the client of a session here, and is newer than those before.
     pub(super) fn is_valid(&self, pass: &Pass) -> bool {
         if let Some(active) = self.lock_sessions().get(&pass.session) {
             return active.last_pass.accepts(pass, &active.token);
         }
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.lock_ended();
         let known = ended.iter().find(|ended| ended.session == pass.session);
         known.is_some_and(|ended| ended.last_pass.accepts(pass, &ended.token))
     }
 
     /// Takes a hello as a question about a session that is here. The session is noted as asked
-    /// while it cannot be removed: its record would otherwise wait for a question that has come
-    /// already. And it is noted before it is ended, so that the deciding thread knows why it ends.
+    /// while it cannot be removed, and before it is ended: the deciding thread knows why it ends.
     fn take_question(&self, hello: &Hello, token: &str, peer: Option<&Peer>) -> Question {
         let sessions = self.lock_sessions();
         let active = sessions.get(&hello.session).filter(|active| active.belongs_to(token, peer));
@@ -222,16 +229,12 @@ impl Server {
             Question::None => return None,
             Question::NotHere => {}
         }
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let ended = ended.iter_mut().find(|ended| {
+        let ended = self.lock_ended();
+        let ended = ended.iter().find(|ended| {
             ended.session == hello.session
                 && same(&ended.token, token)
                 && ended.owner.as_ref() == peer
         })?;
-        // The source has its answer. If the answer is lost, it asks again soon.
-        if ended.unasked_until.is_some() {
-            ended.unasked_until = Some(Instant::now() + ANSWERED);
-        }
         Some((ended.reason.clone(), ended.answer))
     }
 
@@ -240,7 +243,7 @@ impl Server {
         {
             let mut sessions = self.lock_sessions();
             if let Some(active) = sessions.get(session) {
-                let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut ended = self.lock_ended();
                 if ended.len() >= MAX_ENDED {
                     let at = dispensable(&ended);
                     ended.remove(at);
@@ -249,7 +252,10 @@ impl Server {
                 let committed =
                     active.destination.session().end_and_close_commit("the session has ended");
                 let (lost, asked) = (active.destination.was_lost(), active.destination.was_asked());
-                let time = if asked { ANSWERED } else { active.destination.asking_time() };
+                // An answer that may be lost is not enough: the source would ask a host that has
+                // forgotten the session.
+                let answered = active.answered.load(Ordering::Acquire);
+                let time = if answered { ANSWERED } else { active.destination.asking_time() };
                 let told = asked || active.destination.is_confirmed();
                 if lost && !told && self.stops.load(Ordering::Acquire) == 0 {
                     let seconds = time.as_secs();

@@ -5,6 +5,7 @@ use session::{FrameType, HEADER_BYTES};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The type of a HEARTBEAT.
 const HEARTBEAT: u8 = FrameType::Heartbeat as u8;
@@ -36,6 +37,9 @@ struct State {
     cuts: usize,
     held: bool,
     swallows: bool,
+    /// Answers to hellos do not arrive, and their connections stay open.
+    mutes: bool,
+    muted: usize,
     to: Option<SocketAddr>,
     sockets: Vec<TcpStream>,
     doubled: bool,
@@ -91,7 +95,7 @@ impl Cutter {
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let mut state = of_thread.state.lock().unwrap();
-                if state.held {
+                if state.held || (state.mutes && state.muted > 0) {
                     continue;
                 }
                 let to = state.to.unwrap_or(to);
@@ -113,6 +117,7 @@ impl Cutter {
                             Way::Back => (&server, &client),
                         };
                         let _ = shared.pass(from, to, way, link);
+                        shared.stand_while_mute();
                         let _ = to.shutdown(Shutdown::Write);
                     });
                 }
@@ -145,7 +150,7 @@ impl Cutter {
     pub(crate) fn hold(&self) {
         let mut state = self.shared.state.lock().unwrap();
         state.held = true;
-        state.swallows = false;
+        (state.swallows, state.mutes) = (false, false);
         state.cut();
     }
 
@@ -155,6 +160,18 @@ impl Cutter {
         self.shared.state.lock().unwrap().swallows = true;
     }
 
+    /// Admits one link again: its hello arrives, and the answer does not. Neither end notices, until
+    /// [`Cutter::release`].
+    pub(crate) fn mute(&self) {
+        let mut state = self.shared.state.lock().unwrap();
+        (state.held, state.mutes) = (false, true);
+    }
+
+    /// Whether an answer was kept back.
+    pub(crate) fn has_muted(&self) -> bool {
+        self.shared.state.lock().unwrap().muted > 0
+    }
+
     /// Directs new links to `to`.
     pub(crate) fn lead_to(&self, to: SocketAddr) {
         self.shared.state.lock().unwrap().to = Some(to);
@@ -162,7 +179,8 @@ impl Cutter {
 
     /// Admits links again.
     pub(crate) fn release(&self) {
-        self.shared.state.lock().unwrap().held = false;
+        let mut state = self.shared.state.lock().unwrap();
+        (state.held, state.mutes) = (false, false);
     }
 }
 
@@ -181,6 +199,13 @@ impl Drop for Cutter {
 }
 
 impl Shared {
+    /// Keeps an end from noticing that the other one has closed, while answers are kept back.
+    fn stand_while_mute(&self) {
+        while self.state.lock().unwrap().mutes {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn pass(
         &self,
         mut from: &TcpStream,
@@ -192,6 +217,13 @@ impl Shared {
         from.read_exact(&mut head)?;
         let mut json = vec![0; u32::from_be_bytes(head[12..16].try_into().unwrap()) as usize];
         from.read_exact(&mut json)?;
+        if way == Way::Back {
+            let mut state = self.state.lock().unwrap();
+            if state.mutes {
+                state.muted += 1;
+                return Ok(());
+            }
+        }
         to.write_all(&[&head[..], &json].concat())?;
         loop {
             let mut frame = vec![0; HEADER_BYTES];

@@ -128,30 +128,36 @@ impl Receiving {
         acceptor: Option<Acceptor>,
         resume: Duration,
     ) -> Self {
-        Self::made(names, grants, acceptor, (resume, SILENCE), (None, false, None))
+        Self::made(names, grants, acceptor, (resume, SILENCE), (None, false, None), false)
+    }
+
+    /// A receiver for one migration.
+    pub(crate) fn once(resume: Duration) -> Self {
+        let lasts = (resume, SILENCE);
+        Self::made(&[None], Grants::default(), None, lasts, (None, false, None), true)
     }
 
     /// A receiver that loses silent links, as any outside of tests.
     pub(crate) fn that_hears(resume: Duration) -> Self {
         let lasts = (resume, session::SILENCE);
-        Self::made(&[None], Grants::default(), None, lasts, (None, false, None))
+        Self::made(&[None], Grants::default(), None, lasts, (None, false, None), false)
     }
 
     /// A receiver of NBD connections.
     pub(crate) fn of_disks(grants: Grants, resume: Duration) -> Self {
-        Self::made(&[None], grants, None, (resume, SILENCE), (None, true, None))
+        Self::made(&[None], grants, None, (resume, SILENCE), (None, true, None), false)
     }
 
     /// A receiver whose codec threads have a device.
     pub(crate) fn on_device(qat: Arc<Qat>) -> Self {
         let lasts = (Duration::ZERO, SILENCE);
-        Self::made(&[None], Grants::default(), None, lasts, (Some(qat), false, None))
+        Self::made(&[None], Grants::default(), None, lasts, (Some(qat), false, None), false)
     }
 
     /// A receiver that has these pages.
     pub(crate) fn seeded(resume: Duration, seed: Arc<dyn delta::Seed>) -> Self {
         let seed = (None, false, Some(seed));
-        Self::made(&[None], Grants::default(), None, (resume, SILENCE), seed)
+        Self::made(&[None], Grants::default(), None, (resume, SILENCE), seed, false)
     }
 
     fn made(
@@ -160,6 +166,7 @@ impl Receiving {
         acceptor: Option<Acceptor>,
         (resume, silence): (Duration, Duration),
         (qat, disks, seed): (Option<Arc<Qat>>, bool, Option<Arc<dyn delta::Seed>>),
+        once: bool,
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: Option<&str>| folder.path().join(name.unwrap_or("dst"));
@@ -186,7 +193,7 @@ impl Receiving {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let running = server.clone();
-        let thread = Some(std::thread::spawn(move || running.run(&listener, false).unwrap()));
+        let thread = Some(std::thread::spawn(move || running.run(&listener, once).unwrap()));
         Self { server, host, address, ended, folder, thread }
     }
 
@@ -210,6 +217,11 @@ impl Receiving {
             assert!(Instant::now() < until, "it does not say '{words}': {notices}");
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Whether the receiver has ended, as one for one migration does.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     pub(crate) fn result(&self) -> Result<DestinationEnd, RelayError> {

@@ -147,11 +147,14 @@ fn rig(len: impl FnOnce(&[u8]) -> usize, resume: [Duration; 2]) -> Rig {
 }
 
 fn rig_with(grants: Grants, len: impl FnOnce(&[u8]) -> usize, resume: [Duration; 2]) -> Rig {
+    rig_to(Receiving::resuming(&[None], grants, None, resume[1]), len, resume[0])
+}
+
+fn rig_to(receiving: Receiving, len: impl FnOnce(&[u8]) -> usize, resume: Duration) -> Rig {
     let sent = single(300).main;
-    let receiving = Receiving::resuming(&[None], grants, None, resume[1]);
     let listener = receiving.qemu(None);
     let cutter = Cutter::new(receiving.address, None);
-    let sending = Sending::new(&receiving, cutter.address, options(2, resume[0]));
+    let sending = Sending::new(&receiving, cutter.address, options(2, resume));
     let source = sending.connect();
     let len = len(&sent);
     let (now, to) = (sent[..len].to_vec(), source.try_clone().unwrap());

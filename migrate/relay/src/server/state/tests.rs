@@ -1,9 +1,10 @@
-//! A question that comes at the moment at which its session is removed.
+//! Sessions that get their first link, that are asked about, and that are removed.
 
 use super::*;
 use crate::qemu_socket::QemuAddress;
 use session::Grants;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// Much longer than [`ANSWERED`].
@@ -57,6 +58,17 @@ fn a_session_that_is_removed_behind_its_question_waits_for_no_other() {
     let question = server.take_question(&hello, TOKEN, None);
     server.remove_session(&None, &hello.session);
     assert!(matches!(question, Question::About { has_ended: false, .. }));
+    assert!(waits(&server) > RESUME, "its answer may be lost: {:?}", waits(&server));
+    server.note_answered(&hello.session);
+    assert!(waits(&server) <= ANSWERED, "{:?}", waits(&server));
+}
+
+#[test]
+fn a_session_that_is_removed_behind_its_answer_waits_for_no_other() {
+    let (server, hello) = asked_about();
+    server.verdict(&hello, None).unwrap();
+    server.note_answered(&hello.session);
+    server.remove_session(&None, &hello.session);
     assert!(waits(&server) <= ANSWERED, "{:?}", waits(&server));
 }
 
@@ -70,6 +82,8 @@ fn a_session_that_is_removed_before_its_question_waits_for_no_other() {
     assert!(waits(&server) > RESUME, "{:?}", waits(&server));
     let (reason, answer) = server.verdict(&hello, None).unwrap();
     assert_eq!((reason.as_str(), answer.committed), (HAS_ENDED, false));
+    assert!(waits(&server) > RESUME, "its answer may be lost: {:?}", waits(&server));
+    server.note_answered(&hello.session);
     assert!(waits(&server) <= ANSWERED, "{:?}", waits(&server));
 }
 

@@ -85,6 +85,28 @@ fn a_link_that_returns_after_a_confirmed_destination_gave_up_is_an_answer() {
     });
 }
 
+/// The receiver answers for as long as the source may ask, and not only for the 5 s behind an answer
+/// that has arrived.
+#[test]
+fn an_answer_that_is_lost_on_the_way_is_given_again() {
+    bounded(|| {
+        let rig = rig_to(Receiving::once(AMPLE), <[u8]>::len, SHORT);
+        rig.cutter.hold();
+        (&rig.destination).write_all(&SHUT_OK).unwrap();
+        noticed(&rig.sending, "Look at the destination");
+        rig.receiving.says("answering for up to");
+        rig.cutter.mute();
+        let until = Instant::now() + WATCHDOG;
+        while !rig.cutter.has_muted() {
+            assert!(Instant::now() < until, "the source does not ask");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_secs(8));
+        assert!(!rig.receiving.has_ended(), "nobody is left to answer");
+        confirmed_by_the_answer(rig);
+    });
+}
+
 #[test]
 fn a_source_with_a_part_of_a_message_stays_in_doubt() {
     bounded(|| {
