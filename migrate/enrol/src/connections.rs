@@ -6,9 +6,10 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tls::network;
 
 /// Connections at a time.
 pub const AT_A_TIME: usize = 16;
@@ -103,18 +104,6 @@ fn surplus(all: &VecDeque<Connection>) -> Option<usize> {
     let of = |network: IpAddr| open().filter(|one| one.from == network).count();
     let most = open().map(|one| of(one.from)).max()?;
     all.iter().position(|one| !one.proven && of(one.from) == most)
-}
-
-/// The part of an address that belongs to one network: all of an IPv4 address, the first half of an
-/// IPv6 address.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
-        }
-        address => address,
-    }
 }
 
 #[cfg(test)]

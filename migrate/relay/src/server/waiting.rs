@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use tls::network;
 
 /// The number of the newest pass of a session; 0 before the first.
 #[derive(Debug, Default)]
@@ -38,10 +39,17 @@ const MAX_OF_SESSION: usize = 4;
 /// A connection before its hello.
 struct Waiting {
     number: u64,
+    /// Its host's network.
     from: Option<IpAddr>,
     socket: Arc<TcpStream>,
     /// The session whose pass it has shown.
     session: Option<String>,
+}
+
+impl Waiting {
+    fn new(number: u64, host: Option<IpAddr>, socket: Arc<TcpStream>) -> Self {
+        Self { number, from: host.map(network), socket, session: None }
+    }
 }
 
 /// The waiting connections; the oldest is first.
@@ -57,8 +65,8 @@ impl WaitingRoom {
         socket: Arc<TcpStream>,
         verify: impl Fn(&Pass) -> bool,
     ) {
-        let from = socket.peer_addr().ok().map(|address| address.ip());
-        self.0.push_back(Waiting { number, from, socket, session: None });
+        let host = socket.peer_addr().ok().map(|address| address.ip());
+        self.0.push_back(Waiting::new(number, host, socket));
         while self.strangers().count() > MAX_STRANGERS {
             let Some(at) = surplus(&self.0) else { return };
             // The connection's thread may not have read the pass yet.
@@ -105,11 +113,12 @@ impl WaitingRoom {
     }
 }
 
-/// The connection to close when too many without a pass wait: the oldest connection of the host
-/// that has the most. So a host that floods the port does not lock out new peers on other hosts.
+/// The connection to close when too many without a pass wait: the oldest connection of the network
+/// that has the most. So a host that floods the port does not lock out new peers on other networks,
+/// also when it uses the many addresses that an IPv6 host has.
 fn surplus(waiting: &VecDeque<Waiting>) -> Option<usize> {
     let strangers = || waiting.iter().filter(|one| one.session.is_none());
-    let of = |host: Option<IpAddr>| strangers().filter(|one| one.from == host).count();
+    let of = |from: Option<IpAddr>| strangers().filter(|one| one.from == from).count();
     let most = strangers().map(|one| of(one.from)).max()?;
     waiting.iter().position(|one| one.session.is_none() && of(one.from) == most)
 }
@@ -130,13 +139,17 @@ mod tests {
     use std::net::TcpListener;
 
     fn room(connections: &[([u8; 4], Option<&str>)]) -> WaitingRoom {
+        let from = connections.iter().map(|(host, session)| (IpAddr::from(*host), *session));
+        room_from(from)
+    }
+
+    fn room_from<'a>(connections: impl Iterator<Item = (IpAddr, Option<&'a str>)>) -> WaitingRoom {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let waiting = (0..).zip(connections).map(|(number, (host, session))| Waiting {
-            number,
-            from: Some(IpAddr::from(*host)),
-            socket: Arc::new(TcpStream::connect(address).unwrap()),
-            session: session.map(String::from),
+        let waiting = (0..).zip(connections).map(|(number, (host, session))| {
+            let socket = Arc::new(TcpStream::connect(address).unwrap());
+            let session = session.map(String::from);
+            Waiting { session, ..Waiting::new(number, Some(host), socket) }
         });
         WaitingRoom(waiting.collect())
     }
@@ -185,6 +198,14 @@ mod tests {
         // Each host has one: the oldest is closed.
         assert_eq!(room.0[surplus(&room.0).unwrap()].number, 1);
         assert!(surplus(&VecDeque::new()).is_none());
+    }
+
+    #[test]
+    fn a_flood_from_the_addresses_of_one_ipv6_network_locks_out_no_other_host() {
+        let flood = (0..64).map(|nth| format!("2001:db8:2::{nth:x}"));
+        let hosts = std::iter::once("2001:db8:1::1".to_owned()).chain(flood);
+        let room = room_from(hosts.map(|host| (host.parse().unwrap(), None)));
+        assert_eq!(room.0[surplus(&room.0).unwrap()].number, 1);
     }
 
     #[test]
