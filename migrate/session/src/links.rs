@@ -337,7 +337,10 @@ impl Links {
         let place = number
             .map(|n| (n, &table.places[n]))
             .find(|(_, place)| place.link.is_none())
-            .map(|(n, place)| (n, place.clone()));
+            // A link that was never there is missing since the beginning.
+            .map(|(n, place)| {
+                (n, Place { gone: place.gone.or(Some(self.began)), ..place.clone() })
+            });
         Missing { outage: table.outage().cloned(), last_loss: table.last_loss, place }
     }
 
@@ -392,6 +395,16 @@ mod tests {
         assert_eq!(links.role(6), Role::Other);
         links.release_roles(5);
         assert_eq!([6, 5].map(|id| links.role(id)), [Role::First, Role::Other]);
+    }
+
+    #[test]
+    fn a_link_that_was_never_there_is_missing_since_the_beginning() {
+        let links = Links::new(2, Duration::from_secs(1));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        links.add(0, TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let (number, place) = links.missing(0).place.unwrap();
+        assert_eq!((number, place.gone), (1, Some(links.began)));
+        assert!(!place.flaps);
     }
 
     #[test]

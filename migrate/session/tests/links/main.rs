@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 mod finish;
+mod redial;
 
 /// Nothing here takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(120);

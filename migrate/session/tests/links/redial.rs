@@ -1,0 +1,88 @@
+//! Links that cannot be made anew: how often it is tried, for how long, and what is said of it.
+
+use super::{End, RESUME};
+use session::{read_preamble, write_preamble, Hello, Link, Redial, Welcome, HELLO_TIMEOUT};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn welcome() -> Welcome {
+    Welcome {
+        token: "0".repeat(32),
+        chunk_bytes: 65536,
+        stream_frames: 2,
+        shared_frames: 4,
+        ..Welcome::default()
+    }
+}
+
+/// Reads a hello, if one comes, and writes an answer.
+fn answer(socket: TcpStream, welcome: &Welcome) -> Link {
+    let mut link = Link::from(socket);
+    if read_preamble::<Hello>(&mut link, "x", HELLO_TIMEOUT).is_ok() {
+        write_preamble(&mut link, "x", welcome).unwrap();
+    }
+    link
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// A server that serves link 0 with `end` and refuses each other one; returns its address and how
+/// many it has refused.
+fn refusing(end: &End) -> (SocketAddr, Arc<AtomicUsize>) {
+    let (listener, address) = listener();
+    let (refused, session) = (Arc::new(AtomicUsize::new(0)), end.session.clone());
+    let counting = refused.clone();
+    std::thread::spawn(move || {
+        let link = answer(listener.accept().unwrap().0, &welcome());
+        session.add_link(0, link).unwrap();
+        let no = Welcome { error: Some("no".into()), ..Welcome::default() };
+        for socket in listener.incoming() {
+            answer(socket.unwrap(), &no);
+            counting.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    (address, refused)
+}
+
+/// Attempts to make a link within `time` of its loss: 100 ms apart at first, and a twentieth of the
+/// time that has passed from 2 s on. And the first one.
+fn most_attempts(time: Duration) -> usize {
+    let pauses = |from: f64| {
+        (0..).scan(from, |at, _: u32| {
+            let now = *at;
+            *at += (now / 20.0).clamp(0.1, 2.0);
+            Some(now)
+        })
+    };
+    1 + pauses(0.0).take_while(|at| *at <= time.as_secs_f64()).count()
+}
+
+/// A slow machine only makes fewer attempts.
+#[test]
+fn a_link_that_could_not_be_opened_at_first_is_tried_less_and_less_often() {
+    let begin = Instant::now();
+    let other = End::new("the client", 2, RESUME);
+    let (address, refused) = refusing(&other);
+    let _one = client_of_two(address);
+    std::thread::sleep(Duration::from_secs(8));
+    let (refused, most) = (refused.load(Ordering::SeqCst), most_attempts(begin.elapsed()));
+    assert!((1..=most).contains(&refused), "{refused} attempts, {most} at most");
+}
+
+/// A client of a session of two links that has only link 0.
+fn client_of_two(to: SocketAddr) -> End {
+    let end = End::without_supervision("the server", 2, RESUME);
+    let hello = Hello { session: "0".repeat(32), links: 2, ..Hello::of_one_link(4096).unwrap() };
+    let (first, welcome) = session::dial(&to.to_string(), None, &hello).unwrap();
+    let hello = Hello { token: Some(welcome.token), ..hello };
+    let redial = Redial::new(to.to_string(), &first, None, hello);
+    end.session.add_link(0, first).unwrap();
+    end.session.supervise_links(Some(redial)).unwrap();
+    end
+}
