@@ -2,6 +2,7 @@
 
 use crate::frame_type::FrameType;
 use crate::verdict::Verdict;
+use std::error::Error;
 use std::io;
 
 /// Why a session could not start or had to end. The fault is the peer's or the network's unless a
@@ -231,12 +232,14 @@ pub enum SessionError {
         detail: String,
     },
     /// Every link was lost, and none was replaced in time.
-    #[error("{lost}, and did not come back within {seconds} s")]
+    #[error("{lost}, and did not come back within {seconds} s{}", last_attempt(tried.as_deref()))]
     NotResumed {
         /// How the last link was lost.
         lost: String,
         /// Seconds that this end waited for a new link.
         seconds: u64,
+        /// Why the last attempt at a new link failed, if this end made one.
+        tried: Option<String>,
     },
     /// The peer's session has ended; the peer reports how far it got.
     #[error("{peer} has ended the migration: {reason}")]
@@ -283,6 +286,17 @@ pub enum SessionError {
 }
 
 impl SessionError {
+    /// The message, and those of the causes.
+    pub fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+        text
+    }
+
     /// Whether the error ends only a link, so that other links, or a new one, can continue.
     pub(crate) fn is_of_link(&self) -> bool {
         matches!(
@@ -290,6 +304,11 @@ impl SessionError {
             Self::LinkLost { .. } | Self::HelloLate { .. } | Self::Silent { .. } | Self::Tls(_)
         )
     }
+}
+
+/// The last attempt at a new link, for the end of a message.
+fn last_attempt(error: Option<&str>) -> String {
+    error.map_or(String::new(), |error| format!(" (the last attempt: {error})"))
 }
 
 /// A hint when a TLS ClientHello came instead of plain bytes.

@@ -47,6 +47,8 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
     let mut turn = 0;
     // The last attempt: when it ended, and whether it opened a link.
     let mut last: Option<(Instant, bool)> = None;
+    // Why it failed.
+    let mut tried = None;
     let mut told_of_shortage = false;
     loop {
         let missing = links.missing(turn);
@@ -56,7 +58,7 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
         let deadline = missing.outage.as_ref().map(|outage| outage.began + timeout);
         if let Some(outage) = missing.outage.as_ref().filter(|o| o.began.elapsed() >= timeout) {
             let (lost, seconds) = (outage.cause.clone(), timeout.as_secs());
-            return session.fail(SessionError::NotResumed { lost, seconds });
+            return session.fail(SessionError::NotResumed { lost, seconds, tried });
         }
         let (Some(redial), Some((number, place))) = (redial, &missing.place) else {
             links.wait_for_change(deadline, &missing, is_over);
@@ -75,6 +77,7 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
         let made = link.and_then(|link| session.add_link(link_number, link));
         last = Some((Instant::now(), made.is_ok()));
         turn = number + 1;
+        tried = made.as_ref().err().map(SessionError::with_causes);
         match made {
             Ok(()) => told_of_shortage = false,
             // The server answers, but does not have the session: further attempts cannot succeed.

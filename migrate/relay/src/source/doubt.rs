@@ -20,6 +20,8 @@ use stream::Kind;
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 /// How often a peer that has not answered is asked again.
 const ASK: Duration = Duration::from_secs(2);
+/// How many kinds of error of a question are reported.
+const MAX_KINDS: usize = 8;
 
 impl Shared {
     /// The result of a session that ends while the source QEMU is in postcopy. `never`: the peer
@@ -72,6 +74,24 @@ impl Shared {
     }
 }
 
+/// The errors that kept the questions of a source in doubt from an answer.
+#[derive(Default)]
+struct Questions {
+    failed: Vec<String>,
+}
+
+impl Questions {
+    /// Reports that a question got no answer, unless one has failed in this way before. A doubt may
+    /// last for days: beyond some kinds of error nothing is reported.
+    fn report(&mut self, error: &SessionError, peer: &str, notice: &mut impl FnMut(&str)) {
+        let error = error.with_causes();
+        if self.failed.len() < MAX_KINDS && !self.failed.contains(&error) {
+            notice(&format!("cannot ask {peer} where the VM is ({error}); asking again"));
+            self.failed.push(error);
+        }
+    }
+}
+
 /// W23, W28: the peer is lost and the destination may run. QEMU's sockets stay open until QEMU or a
 /// person closes them, or the peer answers that it will never start the VM, or that it runs it.
 ///
@@ -92,6 +112,7 @@ pub(super) fn hold(
     shared.session.fail(SessionError::Local { reason: cause.to_string() });
     shared.close_return_paths();
     let mut asked = Some(Instant::now());
+    let mut questions = Questions::default();
     loop {
         if shared.has_switched() && !shared.has_sent_all() {
             return pause(shared, redial, (events, stops), cause, notice);
@@ -138,7 +159,10 @@ pub(super) fn hold(
                     });
                     None
                 }
-                Err(_) => Some(Instant::now()),
+                Err(error) => {
+                    questions.report(&error, &shared.session.peer, notice);
+                    Some(Instant::now())
+                }
             };
         }
     }

@@ -1,7 +1,8 @@
 //! Links that cannot be made anew: how often it is tried, for how long, and what is said of it.
 
-use super::{End, RESUME};
+use super::{client, End, RESUME};
 use session::{read_preamble, write_preamble, Hello, Link, Redial, Welcome, HELLO_TIMEOUT};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -30,6 +31,31 @@ fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
+}
+
+/// The end of a session whose peer loses its only link, and does then what `peer` does.
+fn not_resumed(peer: impl FnOnce(TcpListener) + Send + 'static) -> String {
+    let (listener, address) = listener();
+    std::thread::spawn(move || {
+        drop(answer(listener.accept().unwrap().0, &welcome()));
+        peer(listener);
+    });
+    client(address, 1, Duration::from_secs(2)).closed()
+}
+
+#[test]
+fn the_end_of_an_outage_says_why_no_link_could_be_made() {
+    let error = not_resumed(drop);
+    assert!(error.contains("did not come back within 2 s"), "{error}");
+    assert!(error.contains("Connection refused"), "{error}");
+    let error = not_resumed(|listener| {
+        for socket in listener.incoming() {
+            let mut link = Link::from(socket.unwrap());
+            let _ = read_preamble::<Hello>(&mut link, "x", HELLO_TIMEOUT);
+            let _ = link.write_all(b"HTTP/1.1 400");
+        }
+    });
+    assert!(error.contains("does not speak the platen protocol"), "{error}");
 }
 
 /// A server that serves link 0 with `end` and refuses each other one; returns its address and how

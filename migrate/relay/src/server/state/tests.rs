@@ -76,7 +76,8 @@ fn a_session_that_is_removed_behind_its_answer_waits_for_no_other() {
 fn a_session_that_is_removed_before_its_question_waits_for_no_other() {
     let (server, hello) = asked_about();
     let active = server.lock_sessions()[&hello.session].clone();
-    let lost = session::SessionError::NotResumed { lost: "it was cut".into(), seconds: 300 };
+    let lost =
+        session::SessionError::NotResumed { lost: "it was cut".into(), seconds: 300, tried: None };
     active.destination.session().fail(lost);
     server.remove_session(&None, &hello.session);
     assert!(waits(&server) > RESUME, "{:?}", waits(&server));
@@ -105,7 +106,8 @@ fn a_link_of_a_session_that_this_end_has_ended_learns_why() {
 fn a_session_in_doubt_is_remembered_whatever_sessions_end_behind_it() {
     let (server, hello) = asked_about();
     let active = server.lock_sessions()[&hello.session].clone();
-    let lost = session::SessionError::NotResumed { lost: "it was cut".into(), seconds: 300 };
+    let lost =
+        session::SessionError::NotResumed { lost: "it was cut".into(), seconds: 300, tried: None };
     active.destination.session().fail(lost);
     drop(active);
     server.remove_session(&None, &hello.session);

@@ -15,6 +15,7 @@ fn a_source_in_doubt_goes_on_when_the_peer_is_back_and_never_committed() {
         until_in_doubt(&rig.sending);
         rig.cutter.hold();
         noticed(&rig.sending, "Look at the destination");
+        noticed(&rig.sending, "where the VM is (");
         assert!(!readable(&rig.source, A_WHILE), "QEMU's socket was closed in doubt");
         rig.cutter.release();
         // The question ends the other end's session, which was waiting for links.
