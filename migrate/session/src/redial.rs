@@ -48,8 +48,17 @@ impl Redial {
     /// # Errors
     /// The peer cannot be reached, or does not know this session.
     pub fn ask(&self) -> Result<Verdict, SessionError> {
+        self.ask_after(Duration::ZERO)
+    }
+
+    /// As [`Redial::ask`], `passed` after the first question. Its connection may take longer then,
+    /// as that of a lost link may: the path may have become a slow one.
+    ///
+    /// # Errors
+    /// As for [`Redial::ask`].
+    pub fn ask_after(&self, passed: Duration) -> Result<Verdict, SessionError> {
         let hello = Hello { ask: true, link: 0, ..self.hello.clone() };
-        match self.attempt(&hello, CONNECT.0) {
+        match self.attempt(&hello, passed) {
             Err(SessionError::Over { answer, .. }) => Ok(answer),
             Err(error) => Err(error),
             Ok(_) => {

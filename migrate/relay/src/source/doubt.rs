@@ -74,13 +74,18 @@ impl Shared {
     }
 }
 
-/// The errors that kept the questions of a source in doubt from an answer.
+/// The questions of a source in doubt, and the errors that kept them from an answer.
 #[derive(Default)]
 struct Questions {
+    first: Option<Instant>,
     failed: Vec<String>,
 }
 
 impl Questions {
+    fn ask(&mut self, redial: &Redial) -> Result<Verdict, SessionError> {
+        redial.ask_after(self.first.get_or_insert_with(Instant::now).elapsed())
+    }
+
     /// Reports that a question got no answer, unless one has failed in this way before. A doubt may
     /// last for days: beyond some kinds of error nothing is reported.
     fn report(&mut self, error: &SessionError, peer: &str, notice: &mut impl FnMut(&str)) {
@@ -134,7 +139,7 @@ pub(super) fn hold(
         }
         let may_ask = !shared.has_switched() || shared.has_sent_all();
         if may_ask && asked.is_some_and(|last| last.elapsed() >= ASK) {
-            asked = match redial.ask() {
+            asked = match questions.ask(redial) {
                 Ok(Verdict { committed: false, .. }) if !shared.recovers() => {
                     shared.look_for_switch();
                     if shared.has_switched() {

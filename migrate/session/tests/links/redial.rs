@@ -1,7 +1,10 @@
 //! Links that cannot be made anew: how often it is tried, for how long, and what is said of it.
 
-use super::{client, End, RESUME};
-use session::{read_preamble, write_preamble, Hello, Link, Redial, Welcome, HELLO_TIMEOUT};
+use super::{client, End, LIMIT, RESUME};
+use rustix::net::listen;
+use session::{
+    read_preamble, write_preamble, Hello, Link, Redial, Verdict, Welcome, HELLO_TIMEOUT,
+};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -111,4 +114,41 @@ fn client_of_two(to: SocketAddr) -> End {
     end.session.add_link(0, first).unwrap();
     end.session.supervise_links(Some(redial)).unwrap();
     end
+}
+
+/// The kernel repeats a lost SYN after a second.
+#[test]
+fn a_later_question_may_take_longer_to_connect() {
+    let (listener, address) = listener();
+    let first = TcpStream::connect(address).unwrap();
+    let hello = Hello { token: Some("0".repeat(32)), ..Hello::of_one_link(4096).unwrap() };
+    let redial = Redial::new(address.to_string(), &first.into(), None, hello);
+    // The kernel drops the SYNs for a queue that is full.
+    listen(&listener, 0).unwrap();
+    let short = Duration::from_millis(300);
+    let until = Instant::now() + LIMIT;
+    let mut held = Vec::new();
+    while let Ok(socket) = TcpStream::connect_timeout(&address, short) {
+        assert!(Instant::now() < until, "the queue takes any number");
+        held.push(socket);
+    }
+    let asking = std::thread::spawn(move || redial.ask_after(Duration::from_secs(5)));
+    std::thread::sleep(Duration::from_millis(700));
+    listen(&listener, 128).unwrap();
+    let over = Welcome {
+        error: Some("it is over".into()),
+        committed: Some(true),
+        confirmed: true,
+        ..Welcome::default()
+    };
+    std::thread::spawn(move || {
+        for socket in listener.incoming().flatten() {
+            let over = over.clone();
+            // Those that fill the queue send nothing.
+            std::thread::spawn(move || answer(socket, &over));
+        }
+    });
+    let answer = asking.join().unwrap().unwrap();
+    let verdict = Verdict { committed: true, confirmed: true, loaded: false, pending: false };
+    assert_eq!(answer, verdict);
 }
