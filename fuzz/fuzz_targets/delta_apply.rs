@@ -56,7 +56,7 @@ fuzz_target!(|input: &[u8]| {
         pass.records(0, address, usize::from(*pages));
         let (table_len, sent) = pass.finish();
         let (chunk, table) = chunk.split_at_mut(len);
-        assert_eq!(receiver.apply(chunk, table[..table_len].as_ref().into(), 0), Ok(sent));
+        assert_eq!(receiver.apply(chunk, (&table[..table_len]).into(), 0), Ok(sent));
         assert!(chunk == &plain[..]);
     }
 

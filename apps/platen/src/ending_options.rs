@@ -1,6 +1,6 @@
 //! The options of `migrate` on how and when a migration ends.
 
-use crate::settings::capabilities;
+use crate::settings_former::capabilities;
 use anyhow::{bail, Context};
 use clap::{Args, ValueEnum};
 use converge::Postcopy;

@@ -89,8 +89,8 @@ fn domain(begins: &Beginning) -> Option<Domain> {
     Domain::parse(std::str::from_utf8(&head.description).ok()?).ok()
 }
 
-/// The facts for `image info`. `was_running` is what libvirt's file says: libvirt pauses a VM before
-/// QEMU saves it, so that the state in the stream is always `paused` there.
+/// The facts for `image info`. `was_running` is what libvirt's file says: libvirt pauses a VM
+/// before QEMU saves it, so that the state in the stream is always `paused` there.
 fn facts(state: &State, was_running: Option<bool>, domain: Option<&Domain>) -> Value {
     let mut facts = json!({ "platen": env!("CARGO_PKG_VERSION") });
     if let Some(domain) = domain {

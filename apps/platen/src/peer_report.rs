@@ -1,9 +1,10 @@
 //! The report that each end of a migration sends to the other one in its FINISH (W24).
 //!
-//! It has only what a peer reads. A FINISH has 16 KiB, and the lists of a whole report have an entry
-//! for each codec thread.
+//! It has only what a peer reads. A FINISH has 16 KiB, and the lists of a whole report have an
+//! entry for each codec thread.
 
 use crate::report::{CpuSeconds, Report};
+use relay::SourceEnd;
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -14,6 +15,13 @@ struct ForPeer<'a> {
 }
 
 impl Report {
+    /// Sets the figures that exist only at a source whose migration has completed.
+    pub(crate) fn set_end(&mut self, end: &SourceEnd) {
+        self.set_total(end.total);
+        self.hidden_downtime = end.hidden_downtime.map(|time| time.as_secs_f64() * 1e3);
+        self.cpu_seconds.destination = destination_cpu(&end.peer_report);
+    }
+
     /// The report for the peer of a migration that has completed at this end.
     pub(crate) fn for_peer(&self) -> Vec<u8> {
         let report = ForPeer { status: "completed", cpu_seconds: &self.cpu_seconds };
@@ -23,7 +31,7 @@ impl Report {
 }
 
 /// Reads the destination's CPU seconds from its report.
-pub(crate) fn destination_cpu(report: &[u8]) -> Option<f64> {
+fn destination_cpu(report: &[u8]) -> Option<f64> {
     let report: serde_json::Value = serde_json::from_slice(report).ok()?;
     report.get("cpu-seconds")?.get("destination")?.as_f64()
 }

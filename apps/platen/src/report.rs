@@ -2,12 +2,11 @@
 
 use crate::auto::Auto;
 use crate::ending::Ending;
-use crate::peer_report::destination_cpu;
 use crate::report_file::{aside, write_whole, NOT_TAKEN};
 use crate::say::{say, show};
 use anyhow::Context;
 use codec::Settings;
-use relay::{Counters, Source, SourceEnd};
+use relay::{Counters, Source};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -222,13 +221,6 @@ impl Report {
     pub(crate) fn set_resumes(&mut self, (resumes, lost): (u32, Duration)) {
         self.resumes = resumes;
         self.seconds_lost = lost.as_secs_f64();
-    }
-
-    /// Sets the figures that exist only at a source whose migration has completed.
-    pub(crate) fn set_end(&mut self, end: &SourceEnd) {
-        self.set_total(end.total);
-        self.hidden_downtime = end.hidden_downtime.map(|time| time.as_secs_f64() * 1e3);
-        self.cpu_seconds.destination = destination_cpu(&end.peer_report);
     }
 
     /// Sets the figures on how `migrate` tried to end the migration.

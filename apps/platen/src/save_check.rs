@@ -3,7 +3,7 @@
 use crate::monitor::refuse_in_progress;
 use crate::restore_fit::get;
 use crate::saved_vm::PLAIN;
-use crate::settings;
+use crate::settings_former;
 use anyhow::{bail, ensure};
 use qmp::{Qmp, RunStatus};
 
@@ -14,7 +14,7 @@ pub(crate) fn vm(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
     if !vm.running && !["paused", "suspended", "shutdown"].contains(&vm.status.as_str()) {
         bail!("the VM is '{}', and QEMU migrates no such VM: {}", vm.status, remedy(&vm.status));
     }
-    let on = settings::capabilities(qmp)?;
+    let on = settings_former::capabilities(qmp)?;
     for name in ["x-colo", "x-ignore-shared", "dirty-bitmaps"] {
         if on.get(name) == Some(&true) {
             bail!("this QEMU has {name} on, which an image cannot hold: turn it off (migrate-set-capabilities)");

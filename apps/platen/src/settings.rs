@@ -2,13 +2,12 @@
 
 use crate::save_leave::Leave;
 use crate::settings_claim::SettingsClaim;
-use crate::settings_former::{Former, Parameter};
+use crate::settings_former::{capabilities, Former, Parameter};
 use crate::settings_keeper::SettingsKeeper;
 use anyhow::{ensure, Context};
 use qmp::{MigrationInfo, Qmp};
 use relay::UnixAddress;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Changes settings, and restores the former ones at the end.
@@ -17,14 +16,6 @@ pub(crate) struct Before {
     former: Former,
     /// The process that restores them if this one is killed.
     keeper: Option<SettingsKeeper>,
-}
-
-/// Queries the capabilities and their states, by name.
-pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, bool>> {
-    let all = qmp.execute("query-migrate-capabilities", None)?;
-    let one = |one: &Value| Some((one["capability"].as_str()?.to_owned(), one["state"].as_bool()?));
-    let all = all.as_array().context("query-migrate-capabilities: no list")?;
-    Ok(all.iter().filter_map(one).collect())
 }
 
 impl Before {

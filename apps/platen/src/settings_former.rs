@@ -8,6 +8,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
 
+/// Queries the capabilities and their states, by name.
+pub(crate) fn capabilities(qmp: &mut Qmp) -> anyhow::Result<BTreeMap<String, bool>> {
+    let all = qmp.execute("query-migrate-capabilities", None)?;
+    let one = |one: &Value| Some((one["capability"].as_str()?.to_owned(), one["state"].as_bool()?));
+    let all = all.as_array().context("query-migrate-capabilities: no list")?;
+    Ok(all.iter().filter_map(one).collect())
+}
+
 /// A migration parameter that platen has changed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Parameter {

@@ -6,8 +6,7 @@
 //! the operator gets the command that lets QEMU go on.
 
 use crate::say::say;
-use crate::settings::capabilities;
-use crate::settings_former::Former;
+use crate::settings_former::{capabilities, Former};
 use anyhow::anyhow;
 use qmp::{Qmp, QmpError};
 use relay::UnixAddress;
@@ -21,7 +20,8 @@ const ACK: &str = "switchover-ack";
 const HELD: &str = "pre-switchover";
 
 impl Former {
-    /// Restores the parameters of QEMU's migration, which another client has begun. Returns what that client has to know of the capabilities that stay.
+    /// Restores the parameters of QEMU's migration, which another client has begun. Returns what
+    /// that client has to know of the capabilities that stay.
     fn relieve(&self, qmp: &mut Qmp) -> anyhow::Result<String> {
         // QEMU accepts another number of channels at any time, and aborts at the migration's end.
         self.restore_parameters(qmp, |name| !name.starts_with("multifd-"))?;
@@ -66,7 +66,7 @@ impl Former {
 /// Another client's migration, as the helper process sees it.
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
-    /// What [`Former::relieve`] has returned.
+    /// The text that [`Former::relieve`] has returned.
     relieved: Option<String>,
     told: bool,
 }

@@ -116,8 +116,8 @@ impl Worker {
         let backing = store.backing.get().ok_or(WriteBackError::None)?;
         let is_stopped =
             || backing.stopped().map_or(Ok(()), |why| Err(WriteBackError::Stopped(why)));
-        // First without the lock: a thread that reads the header holds it as long as the device does
-        // not answer.
+        // First without the lock: a thread that reads the header holds it as long as the device
+        // does not answer.
         is_stopped()?;
         let mut writer = backing.lock();
         is_stopped()?;

@@ -15,9 +15,7 @@ use std::path::{Path, PathBuf};
 use crate::partition;
 use crate::sys;
 
-mod off;
-
-pub use off::off;
+pub mod off;
 
 const PAGE: usize = 4096;
 

@@ -18,8 +18,8 @@ pub struct Rule {
     pub measured: &'static str,
 }
 
-/// Applies the rules. `iaa`: IAA devices that can be used; `bound_by_link`: QEMU alone would take as long as the link takes for the
-/// pages; `alone_is_best`: nothing is faster than QEMU alone.
+/// Applies the rules. `iaa`: IAA devices that can be used; `bound_by_link`: QEMU alone would take
+/// as long as the link takes for the pages; `alone_is_best`: nothing is faster than QEMU alone.
 pub fn rules(
     found: &Accelerators,
     iaa: usize,

@@ -84,8 +84,8 @@ const INTEL: u64 = 0x8086;
 const MAX_FILE: u64 = 64 << 10;
 /// The most entries read of a folder.
 const MAX_ENTRIES: usize = 65_536;
-/// Pinned memory, in bytes: 85 MiB for the slots of a relay's 8 codec threads (74 of 149.5 KB each),
-/// and qatlib's own 16 MiB for each of 8 virtual functions, rounded up.
+/// Pinned memory, in bytes: 85 MiB for the slots of a relay's 8 codec threads (74 of 149.5 KB
+/// each), and qatlib's own 16 MiB for each of 8 virtual functions, rounded up.
 const MEMLOCK_WANTED: u64 = 256 << 20;
 
 impl Host {

@@ -119,7 +119,7 @@ mod tests {
         let clients = share("[policy]\n").unwrap();
         let mut writer = File::from(clients.try_clone().unwrap());
         let (kept, text) = keep(clients).unwrap();
-        // What is written after the check reaches no server.
+        // Text written after the check reaches no server.
         writer.write_all(b"period = \"x\"\n").unwrap();
         assert_eq!(text, "[policy]\n");
         assert_eq!(shared(kept.as_fd()).unwrap(), "[policy]\n");

@@ -102,7 +102,7 @@ fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
         // matters.
         let _ = std::thread::Builder::new().name("progress".into()).spawn(report);
         let deadline = Instant::now() + Duration::from_secs(args.timeout);
-        area::off(disk, deadline)
+        area::off::off(disk, deadline)
             .with_context(|| format!("cannot take all back from {}", disk.display()))?;
     }
     if area::in_use(disk)?.is_some() {

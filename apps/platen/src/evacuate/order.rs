@@ -5,7 +5,7 @@ use super::entry::{Claim, Entry, Way};
 use crate::args::MigrateArgs;
 use crate::migrate;
 use crate::monitor::open_monitor;
-use crate::settings::capabilities;
+use crate::settings_former::capabilities;
 use advise::vm::{dirtying, Vm};
 use anyhow::{bail, Context};
 use std::cmp::Ordering;

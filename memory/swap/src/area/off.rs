@@ -54,7 +54,7 @@ pub fn off(disk: &Path, deadline: Instant) -> io::Result<()> {
     Ok(())
 }
 
-/// Who has taken an area off.
+/// The process that has taken an area off.
 #[derive(Debug, PartialEq, Eq)]
 enum Off {
     ByUs,

@@ -31,7 +31,7 @@ pub(super) fn refuse_holes(qmp: &mut Qmp) -> Result<(), VmError> {
     Ok(())
 }
 
-/// What a backend without `prealloc` lies in, if a read allocates there.
+/// The kind of memory in which a backend without `prealloc` lies, if a read allocates there.
 fn allocates<'a>(backend: &Value, object: &'a Value) -> Option<&'a str> {
     let kind = object["type"].as_str().and_then(|kind| kind.strip_prefix("child<memory-backend-"));
     // Huge pages are those of a file or of a memfd.

@@ -48,7 +48,7 @@ pub enum VmError {
     Holes {
         /// The backend.
         id: String,
-        /// What the backend lies in.
+        /// The kind of memory in which the backend lies.
         kind: String,
     },
     /// The measurement of the dirty rate does not end.

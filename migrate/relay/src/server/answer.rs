@@ -1,7 +1,6 @@
 //! Whether a peer has got the answer to its question (W28).
 
 use super::greeting::limit;
-use super::state::Server;
 use session::{Link, HELLO_TIMEOUT};
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
@@ -26,22 +25,6 @@ pub(super) fn has_arrived(link: &Link) -> bool {
         }
     }
     false
-}
-
-impl Server {
-    /// Records that the source has its answer about `session`: this end need not wait long for
-    /// another question.
-    pub(super) fn note_answered(&self, session: &str) {
-        let sessions = self.lock_sessions();
-        if let Some(active) = sessions.get(session) {
-            return active.note_answered();
-        }
-        let mut ended = self.lock_ended();
-        let ended = ended.iter_mut().find(|ended| ended.session == session);
-        if let Some(until) = ended.and_then(|ended| ended.unasked_until.as_mut()) {
-            *until = Instant::now() + ANSWERED;
-        }
-    }
 }
 
 #[cfg(test)]

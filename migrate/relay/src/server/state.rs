@@ -211,6 +211,20 @@ impl Server {
         Question::About { active, has_ended }
     }
 
+    /// Records that the source has its answer about `session`: this end need not wait long for
+    /// another question.
+    pub(super) fn note_answered(&self, session: &str) {
+        let sessions = self.lock_sessions();
+        if let Some(active) = sessions.get(session) {
+            return active.note_answered();
+        }
+        let mut ended = self.lock_ended();
+        let ended = ended.iter_mut().find(|ended| ended.session == session);
+        if let Some(until) = ended.and_then(|ended| ended.unasked_until.as_mut()) {
+            *until = Instant::now() + ANSWERED;
+        }
+    }
+
     /// Returns how far a session got, to the session's own client (W28). Ends the session if it
     /// still runs, since it has ended at the client.
     pub(super) fn verdict(&self, hello: &Hello, peer: Option<&Peer>) -> Option<(String, Verdict)> {

@@ -1,11 +1,10 @@
 //! The delta cache that the multifd channels of a VM share (W29c).
 
-use delta::{ChannelCache, ChannelSender, Known};
+use delta::ChannelCache;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use stream::{BlockTable, Token};
+use stream::BlockTable;
 
-use super::chunk::Differences;
 use crate::threads::run_aside;
 
 /// The cache, once the main stream has shown that there are channels.
@@ -74,30 +73,4 @@ impl Open {
     pub(super) fn cache(&self) -> Arc<ChannelCache> {
         self.cache.clone()
     }
-}
-
-/// As [`super::chunk::take_differences`], for the chunk of a multifd channel. `places`: the
-/// addresses of its pages, in their order. `when`: the SYNCs of the channel before the chunk, and
-/// whether new pages are stored.
-pub(super) fn take_differences(
-    sender: &ChannelSender,
-    (chunk, len): (&mut [u8], usize),
-    (tokens, places, page_size): (&[Token], &[u64], usize),
-    known: Option<&Known>,
-    when: (u64, bool),
-) -> Differences {
-    let mut pass = sender.begin((chunk, len), known, when);
-    let (mut at, mut places) = (0, places);
-    for token in tokens {
-        if let Token::Bodies { count } = *token {
-            let count = count as usize;
-            let (here, rest) = places.split_at(count.min(places.len()));
-            pass.bodies(at, count, here);
-            places = rest;
-        }
-        at += token.len(page_size);
-    }
-    let unknown = pass.unknown();
-    let (table_len, counts) = pass.finish();
-    Differences { table_len, counts, unknown }
 }

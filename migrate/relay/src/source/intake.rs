@@ -1,13 +1,12 @@
 //! Reads one stream of the source QEMU in chunks of the bytes available, and delays no byte for
 //! long.
 
-mod deltas;
 mod looks;
 mod read;
 mod waits;
 
-use self::deltas::Deltas;
 use super::chunk::{self, ReadChunk};
+use super::deltas::Deltas;
 use super::end_of_stream::EndOfStream;
 use super::shared::{Shared, SourceStream, UNACCEPTED};
 use crate::packaged::PackagedEnd;
@@ -193,7 +192,9 @@ impl<'a> Intake<'a> {
             self.deltas.pass_to_channels(shared, channels, &self.tokeniser);
         }
         if page_size == shared.page_size {
-            if let Some(counts) = self.take_differences(&mut header, (&mut chunk, len), &tokens) {
+            let stream = (&mut self.tokeniser, &tokens[..], self.epoch);
+            let taken = self.deltas.take(shared, &mut header, (&mut chunk, len), stream);
+            if let Some(counts) = taken {
                 shared.counters.deltas(counts);
                 if counts.deltas + counts.seeded > 0 {
                     checksum = codec::checksum(&chunk[..len]);
@@ -226,7 +227,7 @@ impl<'a> Intake<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chunk::{take_differences, Differences};
+    use super::super::differences::{take_differences, Differences};
     use super::*;
     use crate::auto::{Auto, AutoConfig};
     use crate::sockets::is_open;

@@ -18,6 +18,8 @@ mod chunk;
 mod config;
 mod connect;
 mod decision;
+mod deltas;
+mod differences;
 mod disk;
 mod doubt;
 mod encode;
@@ -34,8 +36,8 @@ mod run;
 mod shared;
 mod sink;
 
-pub use chunk::{take_differences, Differences};
 pub use config::{PageSink, SourceConfig, ANSWER_TIMEOUT, SETUP_TIMEOUT};
+pub use differences::{take_differences, Differences};
 pub use disk::DiskError;
 pub use handle::{Progress, SourceHandle};
 pub use keeper::{keep, Keeper};

@@ -160,8 +160,8 @@ impl Cutter {
         self.shared.state.lock().unwrap().swallows = true;
     }
 
-    /// Admits one link again: its hello arrives, and the answer does not. Neither end notices, until
-    /// [`Cutter::release`].
+    /// Admits one link again: its hello arrives, and the answer does not. Neither end notices,
+    /// until [`Cutter::release`].
     pub(crate) fn mute(&self) {
         let mut state = self.shared.state.lock().unwrap();
         (state.held, state.mutes) = (false, true);

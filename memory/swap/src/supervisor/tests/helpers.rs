@@ -105,7 +105,7 @@ fn an_end_that_fails_is_tried_again_while_the_service_manager_waits() {
     assert!(shell.log.borrow().iter().any(|line| line.contains("another attempt in 5s")));
 }
 
-/// What notes `failed` and fails, and notes `again` and succeeds when it is tried again.
+/// Notes `failed` and fails; notes `again` and succeeds when it is tried again.
 const SECOND_UP: &str = "if [ $REPLACES = false ]; then echo up >> $NOTE; exit 0; fi; \
      if grep -q failed $NOTE; then echo again >> $NOTE; exit 0; fi; echo failed >> $NOTE; exit 1";
 

@@ -86,8 +86,8 @@ fn a_link_that_returns_after_a_confirmed_destination_gave_up_is_an_answer() {
     });
 }
 
-/// The receiver answers for as long as the source may ask, and not only for the 5 s behind an answer
-/// that has arrived.
+/// The receiver answers for as long as the source may ask, and not only for the 5 s behind an
+/// answer that has arrived.
 #[test]
 fn an_answer_that_is_lost_on_the_way_is_given_again() {
     bounded(|| {

@@ -1,10 +1,8 @@
-//! Differences in place of the pages of a chunk (W29 to W29c).
+//! The sender of a stream's differences, within the budget of the session.
 
-use super::Intake;
+use super::differences::{take_channel_differences, take_differences, Differences};
+use super::shared::Shared;
 use crate::cpu_time::{process_cpu, thread_cpu};
-use crate::source::channel_deltas;
-use crate::source::chunk::{self, Differences};
-use crate::source::shared::Shared;
 use crate::threads::drop_aside;
 use pages::Slot;
 use session::{Header, FLAG_BODIES};
@@ -72,18 +70,17 @@ impl Deltas {
             cache.begin(channels, shared.page_size, tokeniser.block_table());
         }
     }
-}
 
-impl Intake<'_> {
     /// Puts differences, and zeros for pages that the destination has, in place of the pages of a
-    /// chunk of `len` bytes.
-    pub(super) fn take_differences(
+    /// chunk of `len` bytes. `tokens` are the tokeniser's for the chunk; `epoch` are the SYNCs of
+    /// its multifd stream before the chunk.
+    pub(super) fn take(
         &mut self,
+        shared: &Shared,
         header: &mut Header,
         (chunk, len): (&mut Slot, usize),
-        tokens: &[Token],
+        (tokeniser, tokens, epoch): (&mut Tokeniser, &[Token], u64),
     ) -> Option<delta::Counts> {
-        let (shared, tokeniser) = (self.shared, &mut self.tokeniser);
         let (wanted, seed) = (shared.wants_deltas(), shared.seed.known());
         if !wanted && seed.is_none() {
             return None;
@@ -93,15 +90,15 @@ impl Intake<'_> {
         let begun = thread_cpu();
         let page_size = shared.page_size;
         let known = seed.as_deref().filter(|_| allowed);
-        let taken = match &mut self.deltas {
-            Deltas::None => return None,
-            Deltas::Main(sender) => {
+        let taken = match self {
+            Self::None => return None,
+            Self::Main(sender) => {
                 sender.use_cache(wanted);
                 sender.store_new(allowed);
                 let tokens = (tokens, tokeniser.blocks());
-                chunk::take_differences(sender, chunk, len, tokens, (page_size, known))
+                take_differences(sender, chunk, len, tokens, (page_size, known))
             }
-            Deltas::Multifd(sender) => {
+            Self::Multifd(sender) => {
                 let open = shared.channel_deltas.open().filter(|_| wanted);
                 sender.set_cache(open.as_ref().map(|open| open.cache()));
                 if let Some(open) = &open {
@@ -110,8 +107,8 @@ impl Intake<'_> {
                     header.flags |= FLAG_BODIES;
                 }
                 let tokens = (tokens, tokeniser.places(), page_size);
-                let when = (self.epoch, allowed);
-                channel_deltas::take_differences(sender, (chunk, len), tokens, known, when)
+                let when = (epoch, allowed);
+                take_channel_differences(sender, (chunk, len), tokens, known, when)
             }
         };
         let Differences { table_len, counts, .. } = taken;
