@@ -9,6 +9,7 @@
 //! CPU time is the calling thread's: submission, both copies, polling, checks. A simulated device's
 //! threads are other threads.
 
+use anyhow::ensure;
 use qat::{Engine, Op, Snapshot};
 use rustix::time::{clock_gettime, ClockId};
 use std::time::{Duration, Instant};
@@ -53,6 +54,19 @@ pub(super) struct Measured {
     pub(super) ratio: f64,
     /// The engine's counters afterwards.
     pub(super) counters: Snapshot,
+}
+
+impl Measured {
+    /// The same, if the device has done all of it: software's share would count as the device's.
+    pub(super) fn by_device_alone(self) -> anyhow::Result<Self> {
+        let (all, by_device) = (self.pages, self.by_device);
+        ensure!(
+            by_device == all,
+            "the device did {by_device} of {all} pages, and software the others: repeat this on a host \
+             that does less else"
+        );
+        Ok(self)
+    }
 }
 
 /// Compresses pages of `pages`, `plan.in_flight` at a time. `pages` is whole pages, at least one.
@@ -135,14 +149,19 @@ pub(super) struct Comparison {
 }
 
 /// Measures all three ways, direct first. The engine should have load sharing off.
-pub(super) fn compare(engine: &mut Engine, pages: &[u8], plan: &Plan) -> Comparison {
-    let mut with =
-        |in_flight, busy| measure(engine, pages, &Plan { in_flight, busy, ..plan.clone() });
-    let (direct, direct_busy) = (with(1, false), with(1, true));
-    let asynchronous = with(plan.in_flight, plan.busy);
+pub(super) fn compare(
+    engine: &mut Engine,
+    pages: &[u8],
+    plan: &Plan,
+) -> anyhow::Result<Comparison> {
+    let mut with = |in_flight, busy| {
+        measure(engine, pages, &Plan { in_flight, busy, ..plan.clone() }).by_device_alone()
+    };
+    let (direct, direct_busy) = (with(1, false)?, with(1, true)?);
+    let asynchronous = with(plan.in_flight, plan.busy)?;
     let over = |other: &Measured| asynchronous.pages_per_second / other.pages_per_second.max(1e-9);
     let (gain, gain_busy) = (over(&direct), over(&direct_busy));
-    Comparison { direct, direct_busy, asynchronous, gain, gain_busy }
+    Ok(Comparison { direct, direct_busy, asynchronous, gain, gain_busy })
 }
 
 fn micros(start: Instant) -> u32 {
@@ -173,6 +192,8 @@ mod tests {
         let plan = Plan { pages: 40, in_flight: 8, busy: false, at_most: Duration::from_secs(60) };
         let measured = measure(&mut engine, &pages, &plan);
         assert_eq!((measured.pages, measured.by_device), (40, 0));
+        let refused = measured.clone().by_device_alone().unwrap_err().to_string();
+        assert!(refused.contains("the device did 0 of 40 pages"), "{refused}");
         assert!(measured.ratio > 100.0 && measured.cpu_us_per_page > 0.0);
         let none = measure(&mut engine, &pages, &Plan { at_most: Duration::ZERO, ..plan });
         assert_eq!((none.pages, engine.in_flight()), (0, 0));

@@ -104,9 +104,9 @@ fn platen_label(flags: &str) -> String {
 
 impl Moves {
     fn of(&self, pick: impl Fn(&Value) -> Option<f64>) -> Option<Spread> {
-        // The median of only those that ended would be too good.
-        match self.unended {
-            0 => Spread::of(self.runs.iter().filter_map(pick)),
+        // The median of only those that ended well would be too good.
+        match (self.unended, self.failed) {
+            (0, 0) => Spread::of(self.runs.iter().filter_map(pick)),
             _ => None,
         }
     }
@@ -216,6 +216,7 @@ mod tests {
         let samples = json!({"link-mbit": 1000, "data-mib": 200, "dirty": [], "methods": [
             {"name": "qemu-multifd8-zstd", "did-not-end": 0, "runs": [run(1000), run(2000)]},
             {"name": "platen:codec=zlib,level=1,channels=8", "did-not-end": 1, "runs": [run(500)]},
+            {"name": "qemu", "runs": [run(900)], "failures": ["the link broke"]},
         ]});
         let all = moves(&samples);
         assert_eq!(all[0].label, "QEMU, 8 channels, zstd");
@@ -226,6 +227,8 @@ mod tests {
         assert_eq!(all[1].label, "platen, zlib 1, 8 channels");
         assert!(all[1].total().is_none());
         assert_eq!(all[1].remark(Some(60.0)).unwrap(), "did not end in 60 s");
+        assert!(all[2].total().is_none() && all[2].wire().is_none());
+        assert_eq!(all[2].remark(Some(60.0)).unwrap(), "1 runs failed");
         assert!(circumstances(&samples).contains("idle guest with 200 MiB"));
         assert!(moves(&json!([1, 2])).is_empty());
     }
