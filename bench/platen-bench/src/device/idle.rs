@@ -31,6 +31,7 @@ pub(super) fn measure(
         println!("{front:<16} ratio {ratio:.3}");
         best = best.max(ratio);
     }
+    println!("of best: of the {}", super::best_of(fronts));
     println!(
         "{:<16}{:>7}{:>8}{:>8}{:>8}{:>10}{:>10}{:>10}{:>10}{:>9}{:>9}{:>9}",
         "",

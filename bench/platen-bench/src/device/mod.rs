@@ -44,14 +44,14 @@ pub(super) struct DeviceBenchArgs {
         default_value = "guest,redis,text+source+xml+chemistry,code+database+image"
     )]
     sets: Vec<String>,
-    /// zram:ALGORITHM, CODEC or CODEC:LEVEL
+    /// zram:ALGORITHM, zram (each algorithm that this kernel's zram names), CODEC or CODEC:LEVEL
     #[arg(
         long,
         value_delimiter = ',',
         allow_hyphen_values = true,
-        default_value = "zram:lzo-rle,zram:lz4,lz4,zstd:-3,zstd:-1,zstd:1,zstd:3,zlib:1"
+        default_value = "zram,lz4,zstd:-3,zstd:-1,zstd:1,zstd:3,zlib:1"
     )]
-    fronts: Vec<Kind>,
+    fronts: Vec<Wanted>,
     /// Pages of each set at most
     #[arg(long, default_value_t = 24_000, value_parser = clap::value_parser!(u32).range(64..=4_000_000))]
     pages: u32,
@@ -116,6 +116,53 @@ enum Kind {
     Own(Settings),
 }
 
+/// A store that is to be measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// Each algorithm that zram names.
+    EveryZram,
+    One(Kind),
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "zram" => Ok(Self::EveryZram),
+            text => text.parse().map(Self::One),
+        }
+    }
+}
+
+/// The stores, each once.
+fn expanded(fronts: &[Wanted], algorithms: &[String]) -> Vec<Kind> {
+    let mut all: Vec<Kind> = Vec::new();
+    for front in fronts {
+        let these = match front {
+            Wanted::EveryZram => algorithms.iter().cloned().map(Kind::Zram).collect(),
+            Wanted::One(front) => vec![front.clone()],
+        };
+        for one in these {
+            if !all.contains(&one) {
+                all.push(one);
+            }
+        }
+    }
+    all
+}
+
+/// What "zram's best" is the best of.
+fn best_of(fronts: &[Kind]) -> String {
+    let name = |front: &Kind| match front {
+        Kind::Zram(algorithm) => Some(algorithm.clone()),
+        _ => None,
+    };
+    let names: Vec<String> = fronts.iter().filter_map(name).collect();
+    let without = if names.iter().any(|name| name == "zstd") { "" } else { ", without zstd" };
+    format!("best of zram's {}{without}", names.join(", "))
+}
+
 impl FromStr for Kind {
     type Err = String;
 
@@ -156,8 +203,13 @@ impl Kind {
 pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
     zram::remove_at_signals()?;
     let corpus = Corpus::load();
-    let mut fronts = args.fronts.clone();
-    if let Some(why) = zram::missing() {
+    let missing = zram::missing();
+    let algorithms = match &missing {
+        None if args.fronts.contains(&Wanted::EveryZram) => Zram::algorithms()?,
+        _ => Vec::new(),
+    };
+    let mut fronts = expanded(&args.fronts, &algorithms);
+    if let Some(why) = missing {
         println!("zram is left out: {why}");
         fronts.retain(|front| matches!(front, Kind::Own(_)));
     }
@@ -240,6 +292,29 @@ pub(super) fn run(args: &DeviceBenchArgs) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Bench {
+        #[command(flatten)]
+        args: DeviceBenchArgs,
+    }
+
+    /// A zram with zstd must not be compared with its LZO and LZ4 alone.
+    #[test]
+    fn the_default_fronts_have_every_algorithm_of_zram() {
+        let Bench { args } = Bench::parse_from(["device"]);
+        let known = ["lzo-rle", "lzo", "lz4", "zstd"].map(str::to_owned);
+        let fronts = expanded(&args.fronts, &known);
+        for algorithm in known {
+            assert!(fronts.contains(&Kind::Zram(algorithm.clone())), "{algorithm}");
+        }
+        assert_eq!(best_of(&fronts), "best of zram's lzo-rle, lzo, lz4, zstd");
+        let both = [Wanted::One(Kind::Zram("lz4".into())), Wanted::EveryZram];
+        let fronts = expanded(&both, &["lzo".to_owned(), "lz4".to_owned()]);
+        assert_eq!(fronts, [Kind::Zram("lz4".into()), Kind::Zram("lzo".into())]);
+        assert_eq!(best_of(&fronts), "best of zram's lz4, lzo, without zstd");
+    }
 
     #[test]
     fn fronts_are_zram_or_a_codec_with_a_level() {

@@ -89,9 +89,10 @@ fn compare(fronts: &[Kind], rows: &[serde_json::Value]) {
     let best = zram().map(|(_, row)| value(row, "compacted")).fold(0.0, f64::max);
     let lzo = zram().find(|(front, _)| **front == Kind::Zram("lzo-rle".to_owned()));
     let Some((_, lzo)) = lzo else { return };
+    let best_of = super::best_of(fronts);
     for (front, row) in fronts.iter().zip(rows).filter(|(front, _)| matches!(front, Kind::Own(_))) {
         println!(
-            "  {front}: ratio {:.2} times zram's best, CPU of a write and a read {:.2} times lzo-rle's",
+            "  {front}: ratio {:.2} times the {best_of}, CPU of a write and a read {:.2} times lzo-rle's",
             value(row, "compacted") / best,
             both(row) / both(lzo)
         );

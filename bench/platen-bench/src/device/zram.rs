@@ -59,24 +59,49 @@ pub(super) fn missing() -> Option<String> {
     (!rustix::process::geteuid().is_root()).then(|| "adding a zram device needs root".to_owned())
 }
 
+/// The algorithms in the text of `comp_algorithm`, where the chosen one is in brackets.
+fn named(known: &str) -> impl Iterator<Item = &str> {
+    known.split([' ', '[', ']', '\n']).filter(|one| !one.is_empty())
+}
+
 impl Zram {
+    /// The algorithms that this kernel's zram names.
+    pub(super) fn algorithms() -> anyhow::Result<Vec<String>> {
+        let known = Self::add()?.known()?;
+        Ok(named(&known).map(str::to_owned).collect())
+    }
+
     pub(super) fn new(algorithm: &str, bytes: u64) -> anyhow::Result<Self> {
+        let mut this = Self::add()?;
+        let known = this.known()?;
+        if !named(&known).any(|one| one == algorithm) {
+            bail!("this kernel's zram has no {algorithm} (it has {})", known.trim());
+        }
+        fs::write(this.sys.join("comp_algorithm"), algorithm)?;
+        this.open(bytes)?;
+        Ok(this)
+    }
+
+    /// Adds a device, which is removed when dropped.
+    fn add() -> anyhow::Result<Self> {
         let counted = Counted::new();
         let added = fs::read_to_string(Path::new(CONTROL).join("hot_add")).context("hot_add")?;
         let number = added.trim().parse().with_context(|| format!("hot_add says '{added}'"))?;
         let sys = PathBuf::from(format!("/sys/block/zram{number}"));
-        // From here on, dropping removes it.
-        let mut this = Self { number, sys, file: None, _counted: counted };
-        let known = fs::read_to_string(this.sys.join("comp_algorithm"))?;
-        if !known.split([' ', '[', ']', '\n']).any(|one| one == algorithm) {
-            bail!("this kernel's zram has no {algorithm} (it has {})", known.trim());
-        }
-        fs::write(this.sys.join("comp_algorithm"), algorithm)?;
-        fs::write(this.sys.join("disksize"), bytes.to_string()).context("disksize")?;
-        let node = this.disk();
+        Ok(Self { number, sys, file: None, _counted: counted })
+    }
+
+    fn known(&self) -> anyhow::Result<String> {
+        Ok(fs::read_to_string(self.sys.join("comp_algorithm"))?)
+    }
+
+    /// Gives the device its size, and opens its disk.
+    fn open(&mut self, bytes: u64) -> anyhow::Result<()> {
+        fs::write(self.sys.join("disksize"), bytes.to_string()).context("disksize")?;
+        let node = self.disk();
         let direct = OFlags::DIRECT.bits().cast_signed();
         let start = Instant::now();
-        this.file = Some(loop {
+        self.file = Some(loop {
             match OpenOptions::new().read(true).write(true).custom_flags(direct).open(&node) {
                 Ok(file) => break file,
                 Err(_) if start.elapsed() < Duration::from_secs(2) => {
@@ -87,7 +112,7 @@ impl Zram {
                 }
             }
         });
-        Ok(this)
+        Ok(())
     }
 
     /// The block device.
@@ -149,5 +174,16 @@ impl Drop for Zram {
             std::thread::sleep(Duration::from_millis(10));
         }
         eprintln!("platen: zram{} could not be removed again", self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_names_its_algorithms() {
+        let named: Vec<_> = named("lzo-rle lzo lz4 [zstd] \n").collect();
+        assert_eq!(named, ["lzo-rle", "lzo", "lz4", "zstd"]);
     }
 }
