@@ -145,7 +145,11 @@ impl Settle {
         if now.saturating_duration_since(self.since) < STABLE {
             return None;
         }
-        let is_end = if queue == 0 || is_unix(socket) {
+        let is_end = if queue == 0 {
+            // The end may have been read with the sections that have shown that the source has seen
+            // its PONG, or by a `drain` that was not over then.
+            self.last.end_stream()
+        } else if is_unix(socket) {
             is_end(socket, queue)
         } else {
             // The end may wait at the sender. Whatever the source has written has come once
@@ -401,6 +405,28 @@ mod tests {
         assert_eq!(settled(&mut settle, &ours), Settled::Pauses);
         drop(ours);
         writer.join().unwrap();
+    }
+
+    /// Its end comes with the sections that show that it has seen its PONG, and all of it is read.
+    #[test]
+    fn a_source_that_ends_its_stream_as_it_is_seen_to_have_its_pong_has_sent_all() {
+        let (mut qemu, ours) = UnixStream::pair().unwrap();
+        let section = [&[7; 900][..], &NEXT].concat();
+        let mut settle = Settle::new(true);
+        let is_old = |settle: &Settle| {
+            settle.reading.as_ref().is_some_and(|reading| reading.sections.is_old())
+        };
+        while !is_old(&settle) {
+            qemu.write_all(&section).unwrap();
+            assert_eq!(settle.look(&ours), None);
+            std::thread::sleep(LOOK);
+        }
+        while waiting(&ours) > 0 {
+            assert_eq!(settle.look(&ours), None);
+            std::thread::sleep(LOOK);
+        }
+        qemu.write_all(&[&section[..], &[7; 500], &NEXT[..13], &END].concat()).unwrap();
+        assert_eq!(settled(&mut settle, &ours), Settled::Sent);
     }
 
     #[test]

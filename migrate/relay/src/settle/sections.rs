@@ -65,6 +65,12 @@ impl Sections {
         self.begun >= SECTIONS
     }
 
+    /// Whether the source has certainly read its PONG.
+    #[cfg(test)]
+    pub(super) fn is_old(&self) -> bool {
+        self.old.is_some()
+    }
+
     /// Whether the source, of which `read` bytes have come, has long sections.
     pub(super) fn are_long(&self, read: u64) -> bool {
         self.old.is_some_and(|(then, _)| read - then >= SHORT)
