@@ -10,6 +10,11 @@ pub(crate) const TURNING: &str =
     "Its memory is still in the source QEMU: do not quit that one. Look at the destination: if its \
      QEMU is there, quit it (postcopy-active or postcopy-paused in its query-migrate means that the \
      VM has run there for a moment, which is then lost)";
+/// Advice about a source QEMU that has its answer, and may not have read it.
+pub(crate) const ANSWERED: &str =
+    "Ask the source QEMU (query-migrate). While it says postcopy-device, it has not read that the \
+     VM is loaded, and would run its VM beside the destination's: leave this process alone. Once it says \
+     postcopy-active, end this process";
 /// Advice about a source QEMU that has sent all in postcopy.
 pub(crate) const SENT: &str =
     "The source QEMU has sent all its memory, and has not heard that the destination QEMU has it. Look \

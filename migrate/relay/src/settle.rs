@@ -12,16 +12,19 @@
 //!   waits in its socket, or was read before. With TCP it may wait in the sender's buffer, where
 //!   only reading on shows it.
 
+mod follow;
 mod sections;
 
 use crate::sockets::{is_open, wait_readable};
+use follow::Follow;
 use rustix::fd::AsFd;
 use rustix::io::{ioctl_fionread, Errno};
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{recv, AddressFamily, RecvFlags};
 pub(crate) use sections::Sections;
-use sections::{Heads, ROUND};
+use sections::ROUND;
 use std::time::{Duration, Instant};
+use stream::Tokeniser;
 
 /// Pause between two looks.
 pub(crate) const LOOK: Duration = Duration::from_millis(25);
@@ -53,8 +56,8 @@ pub(crate) enum Settled {
 pub(crate) struct Settle {
     /// `None` once it is in postcopy for good.
     reading: Option<Reading>,
-    /// The last bytes that were read.
-    last: LastBytes,
+    /// The bytes that were read.
+    follow: Follow,
     queue: usize,
     since: Instant,
 }
@@ -63,7 +66,6 @@ pub(crate) struct Settle {
 #[derive(Debug)]
 struct Reading {
     sections: Sections,
-    heads: Heads,
     read: u64,
     /// When bytes were last read.
     at: Option<Instant>,
@@ -76,18 +78,17 @@ impl Reading {
             || self.at.is_none_or(|at| now.saturating_duration_since(at) >= ROUND)
     }
 
-    /// Reads and drops what the source writes, and notes its `last` bytes. Returns the number of
-    /// sections that begin there, if it has written any bytes.
-    fn read(&mut self, socket: &impl AsFd, last: &mut LastBytes) -> Option<u64> {
+    /// Reads and drops what the source writes. Returns the number of sections that begin there, if
+    /// it has written any bytes.
+    fn read(&mut self, socket: &impl AsFd, follow: &mut Follow) -> Option<u64> {
         let time = if self.sections.are_long(self.read) { READ } else { Duration::ZERO };
         let until = Instant::now() + time;
         let (before, mut begun) = (self.read, 0);
         loop {
-            match recv(socket, self.heads.room(), RecvFlags::DONTWAIT) {
-                Ok((_, got @ 1..)) => {
+            match follow.read(socket) {
+                Ok((got @ 1.., more)) => {
                     self.read += got as u64;
-                    last.feed(self.heads.fresh(got));
-                    begun += self.heads.take(got);
+                    begun += more;
                 }
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Ok(_) | Err(_) => break,
@@ -102,15 +103,13 @@ impl Reading {
 }
 
 impl Settle {
-    /// `answered`: the source has its PONG, and may not have seen it yet.
-    pub(crate) fn new(answered: bool) -> Self {
-        let reading = answered.then(|| Reading {
-            sections: Sections::default(),
-            heads: Heads::new(),
-            read: 0,
-            at: None,
-        });
-        Self { reading, last: LastBytes::default(), queue: 0, since: Instant::now() }
+    /// `answered`: the source has its PONG, and may not have seen it yet. `parser` has read the
+    /// stream so far. Without one, bytes that the guest has written may look like sections: then
+    /// [`Settled::Pauses`] does not show that a source has seen its PONG.
+    pub(crate) fn new(answered: bool, parser: Option<Tokeniser>) -> Self {
+        let reading =
+            answered.then(|| Reading { sections: Sections::default(), read: 0, at: None });
+        Self { reading, follow: Follow::new(parser), queue: 0, since: Instant::now() }
     }
 
     /// Looks once; call it every [`LOOK`]. Where the source may not have seen its PONG, this reads
@@ -123,13 +122,17 @@ impl Settle {
             let now = Instant::now();
             if waiting(socket) == 0 {
                 let is_silent = now.saturating_duration_since(self.since) >= STABLE;
-                return (is_silent && self.last.end_stream()).then_some(Settled::Sent);
+                return (is_silent && self.follow.ends_stream()).then_some(Settled::Sent);
             }
             if !reading.is_due(now) {
                 return None;
             }
             let from = reading.read;
-            let begun = reading.read(socket, &mut self.last)?;
+            let begun = reading.read(socket, &mut self.follow)?;
+            if self.follow.has_end() {
+                // A source that writes its end has seen the PONG.
+                return Some(Settled::Sent);
+            }
             let now = Instant::now();
             (self.since, reading.at) = (now, Some(now));
             let read = (from, reading.read);
@@ -148,14 +151,14 @@ impl Settle {
         let is_end = if queue == 0 {
             // The end may have been read with the sections that have shown that the source has seen
             // its PONG, or by a `drain` that was not over then.
-            self.last.end_stream()
+            self.follow.ends_stream()
         } else if is_unix(socket) {
             is_end(socket, queue)
         } else {
             // The end may wait at the sender. Whatever the source has written has come once
             // nothing waits here.
             self.drain(socket)?;
-            self.last.end_stream()
+            self.follow.ends_stream()
         };
         Some(if is_end { Settled::Sent } else { Settled::Pauses })
     }
@@ -163,11 +166,9 @@ impl Settle {
     /// Reads and drops what has come; `None` if more comes all the time.
     fn drain(&mut self, socket: &impl AsFd) -> Option<()> {
         let until = Instant::now() + READ;
-        let mut bytes = vec![0; 64 << 10];
         while Instant::now() < until {
-            match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
-                Ok((_, got @ 1..)) => self.last.feed(&bytes[..got]),
-                Err(Errno::INTR) => {}
+            match self.follow.read(socket) {
+                Ok((1.., _)) | Err(Errno::INTR) => {}
                 Ok(_) | Err(_) => return Some(()),
             }
         }
@@ -252,187 +253,4 @@ fn ends_stream(bytes: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::sections::tests::NEXT;
-    use super::sections::{ROOM, ROUNDS, SHORT};
-    use super::*;
-    use rustix::net::sockopt::set_socket_send_buffer_size;
-    use std::io::{Read, Write};
-    use std::net::TcpStream;
-    use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::Arc;
-
-    const END: [u8; 19] = [3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 0];
-
-    fn settled(settle: &mut Settle, socket: &impl AsFd) -> Settled {
-        loop {
-            if let Some(settled) = settle.look(socket) {
-                return settled;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    #[test]
-    fn a_source_that_has_sent_all_differs_from_one_that_waits_to_send() {
-        let (mut qemu, ours) = UnixStream::pair().unwrap();
-        qemu.write_all(&[7; 5000]).unwrap();
-        assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Pauses);
-        qemu.write_all(&END).unwrap();
-        assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Sent);
-        // Nothing was taken away.
-        let mut all = vec![0; 5019];
-        (&ours).read_exact(&mut all).unwrap();
-        assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Pauses);
-        drop(qemu);
-        assert_eq!(settled(&mut Settle::new(false), &ours), Settled::Closed);
-    }
-
-    /// With TCP the end may be where this end cannot look: the receiver's buffer is full.
-    #[test]
-    fn a_source_that_has_sent_all_by_tcp_is_known_when_its_end_waits_at_the_sender() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        for end in [&END[..], &[7; 19]] {
-            let mut qemu = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let (ours, _) = listener.accept().unwrap();
-            set_socket_send_buffer_size(&qemu, 4 << 20).unwrap();
-            let bytes = vec![7; 16 << 10];
-            qemu.set_nonblocking(true).unwrap();
-            // Until the receiver's buffer is full, and the rest waits at the sender.
-            let (mut sent, mut last, mut full) = (0, 0, 0);
-            while sent < full + (128 << 10) {
-                sent += qemu.write(&bytes).unwrap();
-                std::thread::sleep(Duration::from_millis(2));
-                if waiting(&ours) != last {
-                    (last, full) = (waiting(&ours), sent);
-                }
-            }
-            qemu.write_all(end).unwrap();
-            let expected = if end == END { Settled::Sent } else { Settled::Pauses };
-            assert_eq!(settled(&mut Settle::new(false), &ours), expected, "after {sent}");
-        }
-    }
-
-    #[test]
-    fn the_end_is_known_however_the_bytes_are_cut() {
-        let stream = [&[9; 100][..], &END].concat();
-        for piece in 1..=stream.len() {
-            let mut last = LastBytes::default();
-            stream.chunks(piece).for_each(|bytes| last.feed(bytes));
-            assert!(last.end_stream(), "in pieces of {piece}");
-        }
-        let mut last = LastBytes::default();
-        last.feed(&stream[..stream.len() - 1]);
-        assert!(!last.end_stream());
-    }
-
-    #[test]
-    fn the_end_is_known_with_and_without_a_footer() {
-        assert!(ends_stream(&END) && ends_stream(&END[12..]));
-        let bare = [&[9; 100][..], &END[..13], &[0]].concat();
-        assert!(ends_stream(&bare));
-        for cut in 1..7 {
-            assert!(!ends_stream(&END[..END.len() - cut]), "{cut} bytes before");
-        }
-        assert!(!ends_stream(&[&[9; 100][..], &[0]].concat()) && !ends_stream(&[]));
-    }
-
-    /// A section of huge pages may take any time, in which the source does not look for its PONG.
-    #[test]
-    fn a_source_with_its_pong_does_not_settle_within_a_section() {
-        let (qemu, ours) = UnixStream::pair().unwrap();
-        let writer = qemu.try_clone().unwrap();
-        let writer = std::thread::spawn(move || while (&writer).write_all(&[7; 9000]).is_ok() {});
-        let begin = Instant::now();
-        let mut settle = Settle::new(true);
-        while begin.elapsed() < 3 * ROUND * ROUNDS
-            || settle.reading.as_ref().is_some_and(|reading| reading.read < 4 * SHORT)
-        {
-            assert_eq!(settle.look(&ours), None);
-        }
-        qemu.shutdown(std::net::Shutdown::Both).unwrap();
-        writer.join().unwrap();
-    }
-
-    /// A source that has sent all cannot pause: it is read no more than it takes.
-    #[test]
-    fn a_source_with_its_pong_is_read_slowly_while_its_sections_are_short() {
-        let (qemu, ours) = UnixStream::pair().unwrap();
-        let section = [&[7; 64 * 4104][..], &NEXT].concat();
-        let writer = qemu.try_clone().unwrap();
-        let writer = std::thread::spawn(move || while (&writer).write_all(&section).is_ok() {});
-        let (mut settle, mut read) = (Settle::new(true), 0);
-        while let Some(reading) = &settle.reading {
-            read = reading.read;
-            assert_eq!(settle.look(&ours), None);
-            std::thread::sleep(LOOK);
-        }
-        let rounds = u64::from(ROUNDS + 1) * ROOM as u64;
-        assert!(read < rounds + SHORT, "{read}");
-        qemu.shutdown(std::net::Shutdown::Both).unwrap();
-        writer.join().unwrap();
-    }
-
-    /// A source that writes a section now and then, as a rate limit makes it do.
-    #[test]
-    fn a_source_with_its_pong_is_read_for_a_second_before_it_may_pause() {
-        let (mut qemu, ours) = UnixStream::pair().unwrap();
-        let begin = Instant::now();
-        let mut settle = Settle::new(true);
-        // It is stopped: no time shows anything.
-        while begin.elapsed() < 2 * STABLE {
-            assert_eq!(settle.look(&ours), None);
-            std::thread::sleep(LOOK);
-        }
-        let begin = Instant::now();
-        // It writes until it has been seen for so long, however late the looks come.
-        let seen = Arc::new(AtomicBool::new(false));
-        let over = seen.clone();
-        let writer = std::thread::spawn(move || {
-            let section = [&[7; 900][..], &NEXT].concat();
-            while !over.load(Ordering::Acquire) && qemu.write_all(&section).is_ok() {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            qemu
-        });
-        while settle.reading.is_some() {
-            assert_eq!(settle.look(&ours), None);
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert!(begin.elapsed() >= ROUND * ROUNDS, "{:?}", begin.elapsed());
-        seen.store(true, Ordering::Release);
-        assert_eq!(settled(&mut settle, &ours), Settled::Pauses);
-        drop(ours);
-        writer.join().unwrap();
-    }
-
-    /// Its end comes with the sections that show that it has seen its PONG, and all of it is read.
-    #[test]
-    fn a_source_that_ends_its_stream_as_it_is_seen_to_have_its_pong_has_sent_all() {
-        let (mut qemu, ours) = UnixStream::pair().unwrap();
-        let section = [&[7; 900][..], &NEXT].concat();
-        let mut settle = Settle::new(true);
-        let is_old = |settle: &Settle| {
-            settle.reading.as_ref().is_some_and(|reading| reading.sections.is_old())
-        };
-        while !is_old(&settle) {
-            qemu.write_all(&section).unwrap();
-            assert_eq!(settle.look(&ours), None);
-            std::thread::sleep(LOOK);
-        }
-        while waiting(&ours) > 0 {
-            assert_eq!(settle.look(&ours), None);
-            std::thread::sleep(LOOK);
-        }
-        qemu.write_all(&[&section[..], &[7; 500], &NEXT[..13], &END].concat()).unwrap();
-        assert_eq!(settled(&mut settle, &ours), Settled::Sent);
-    }
-
-    #[test]
-    fn a_source_that_ends_its_stream_when_it_has_its_pong_is_not_read_on() {
-        let (mut qemu, ours) = UnixStream::pair().unwrap();
-        qemu.write_all(&[&[7; 3000][..], &END].concat()).unwrap();
-        assert_eq!(settled(&mut Settle::new(true), &ours), Settled::Sent);
-    }
-}
+mod tests;

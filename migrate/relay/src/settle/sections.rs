@@ -78,7 +78,8 @@ impl Sections {
 }
 
 /// Finds the heads of sections in bytes that begin anywhere: the end of a section of RAM (a record
-/// EOS and a footer), then the type of a section that goes on or ends.
+/// EOS and a footer), then the type of a section that goes on or ends. A page of the guest may hold
+/// such bytes, too.
 #[derive(Debug)]
 pub(super) struct Heads {
     /// The last bytes, fewer than a head, then room for more.
@@ -105,16 +106,20 @@ impl Heads {
         &self.bytes[self.kept..self.kept + got]
     }
 
-    /// Takes these bytes, and returns the number of heads that end in them.
-    pub(super) fn take(&mut self, got: usize) -> u64 {
+    /// Takes these bytes. Returns the number of heads that end in them, and whether one is that of
+    /// RAM's last section.
+    pub(super) fn take(&mut self, got: usize) -> (u64, bool) {
         let end = self.kept + got;
-        let is_head = |bytes: &&[u8]| {
-            matches!(bytes[Self::TYPE], 2 | 3) && bytes.starts_with(&Self::EOS_AND_FOOTER)
-        };
-        let count = self.bytes[..end].windows(Self::TYPE + 1).filter(is_head).count();
+        let (mut count, mut is_last) = (0, false);
+        for bytes in self.bytes[..end].windows(Self::TYPE + 1) {
+            if matches!(bytes[Self::TYPE], 2 | 3) && bytes.starts_with(&Self::EOS_AND_FOOTER) {
+                count += 1;
+                is_last |= bytes[Self::TYPE] == 3;
+            }
+        }
         self.kept = end.min(Self::TYPE);
         self.bytes.copy_within(end - self.kept..end, 0);
-        count as u64
+        (count, is_last)
     }
 }
 
@@ -129,16 +134,18 @@ pub(super) mod tests {
 
     #[test]
     fn heads_of_sections_are_known_however_the_bytes_are_cut() {
-        let stream = [&[9; 40][..], &NEXT, &[7; 99], &NEXT, &NEXT, &END].concat();
+        let last = [&NEXT[..13], &[3, 0, 0, 0, 2]].concat();
+        let stream = [&[9; 40][..], &NEXT, &[7; 99], &NEXT, &NEXT, &last, &END].concat();
         for piece in 1..=stream.len() {
             let mut heads = Heads::new();
-            let mut count = 0;
+            let (mut count, mut ends) = (0, false);
             for bytes in stream.chunks(piece) {
                 heads.room()[..bytes.len()].copy_from_slice(bytes);
                 assert_eq!(heads.fresh(bytes.len()), bytes);
-                count += heads.take(bytes.len());
+                let (more, last) = heads.take(bytes.len());
+                (count, ends) = (count + more, ends | last);
             }
-            assert_eq!(count, 3, "in pieces of {piece}");
+            assert_eq!((count, ends), (4, true), "in pieces of {piece}");
         }
     }
 

@@ -113,6 +113,8 @@ pub(super) fn hold(
         return Err(RelayError::LeftInDoubt);
     }
     notice(&shared.doubt(&cause).to_string());
+    // `look_for_switch` takes bytes, then, that no parser has seen.
+    let is_parsed = !shared.turns_to_postcopy();
     // Only `look_for_switch` may read on in QEMU's main connection.
     shared.session.fail(SessionError::Local { reason: cause.to_string() });
     shared.close_return_paths();
@@ -120,7 +122,7 @@ pub(super) fn hold(
     let mut questions = Questions::default();
     loop {
         if shared.has_switched() && !shared.has_sent_all() {
-            return pause(shared, redial, (events, stops), cause, notice);
+            return settle(shared, redial, (events, stops), (cause, is_parsed), notice);
         }
         match events.recv_timeout(LOOK) {
             Ok(Event::Stop(_)) | Err(RecvTimeoutError::Disconnected) => {
@@ -185,6 +187,18 @@ pub(super) fn pause(
     cause: Arc<SessionError>,
     notice: &mut impl FnMut(&str),
 ) -> Result<(), RelayError> {
+    settle(shared, redial, (events, stops), (cause, true), notice)
+}
+
+/// As [`pause`]; `is_parsed`: the parser of the main stream's reader has seen every byte that was
+/// read.
+fn settle(
+    shared: &Shared,
+    redial: &Redial,
+    (events, stops): (&Receiver<Event>, &mut Stops),
+    (cause, is_parsed): (Arc<SessionError>, bool),
+    notice: &mut impl FnMut(&str),
+) -> Result<(), RelayError> {
     let never = shared.says_never(&cause);
     // Only this function may read on in QEMU's main connection.
     shared.session.fail(SessionError::Local { reason: cause.to_string() });
@@ -193,9 +207,17 @@ pub(super) fn pause(
     let Some(main) = streams.iter().find(|stream| stream.kind.is_main()) else {
         return Err(shared.interrupted(&cause, never));
     };
-    let mut settle = Settle::new(shared.is_only_answered());
+    let mut settle = None;
     loop {
-        let settled = settle.look(main.socket());
+        if let (None, Some(parser)) = (&settle, main.read_by.get()) {
+            let parser = is_parsed.then(|| parser.clone());
+            settle = Some(Settle::new(shared.is_only_answered(), parser));
+        }
+        // The reader takes bytes until it ends.
+        let settled = match &mut settle {
+            Some(settle) => settle.look(main.socket()),
+            None => (!is_open(main.socket())).then_some(Settled::Closed),
+        };
         if settled == Some(Settled::Sent) {
             shared.sent_all(main);
         }

@@ -28,7 +28,10 @@ const GONE: Duration = Duration::from_millis(200);
 /// # Errors
 /// The reason why the session cannot continue.
 pub(super) fn run(shared: &Arc<Shared>, stream: &SourceStream) -> Result<(), SessionError> {
-    Intake::new(shared, stream).run()
+    let mut intake = Intake::new(shared, stream);
+    let result = intake.run();
+    let _ = stream.read_by.set(intake.tokeniser);
+    result
 }
 
 /// Whether to read on.
@@ -96,7 +99,7 @@ impl<'a> Intake<'a> {
         }
     }
 
-    fn run(mut self) -> Result<(), SessionError> {
+    fn run(&mut self) -> Result<(), SessionError> {
         loop {
             match self.chunk()? {
                 Next::Chunk => {}
@@ -128,7 +131,9 @@ impl<'a> Intake<'a> {
     /// Reads one chunk and sends it.
     fn chunk(&mut self) -> Result<Next, SessionError> {
         let session = &self.shared.session;
-        self.wait()?;
+        if !self.wait()? {
+            return Ok(Next::Over);
+        }
         let permit = match self.permit() {
             Ok(permit) => permit,
             Err(next) => return Ok(next),

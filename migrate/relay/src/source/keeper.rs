@@ -19,16 +19,18 @@
 //! memory. The end of the stream may wait in the socket, so the keeper looks before it closes
 //! ([`Settle`]). Bytes beyond the PING behind the packaged state show that a source is in postcopy.
 //! A source of QEMU 10.2 and later shows nothing: the keeper holds on until the relay has given it
-//! the PONG of the packaged state, repeats that PONG, and goes on when the source must have seen
-//! it.
+//! the PONG of the packaged state, and repeats that PONG. Only the relay, which parses the stream,
+//! can tell when the source has seen it: bytes of the guest may look like those that show it. So
+//! the keeper reads on, which lets the source see its PONG, and a person decides.
 //!
 //! **What fails.** Without a keeper (killed as well) the source sees its socket close, as with QEMU
 //! alone.
 
-use crate::error::{SENT, TURNING};
+use crate::error::{ANSWERED, SENT, TURNING};
 use crate::postcopy::Switchover;
 use crate::return_path::PONG_LOADED;
-use crate::settle::{Settle, Settled, LOOK};
+use crate::settle::{waits_with_end, Settle, Settled, LOOK};
+use crate::sockets::is_open;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::net::{
     recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -47,6 +49,8 @@ use std::time::{Duration, Instant};
 const HOLD: u8 = 1;
 /// Bytes of a command with its number.
 const MESSAGE: usize = 9;
+/// How often a source that may have seen its PONG is looked at once it has had the time for that.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How long the keeper may take to end once the relay has closed the control socket.
 const KEEPER_ENDS: Duration = Duration::from_secs(1);
 
@@ -117,11 +121,12 @@ impl Drop for Keeper {
 }
 
 /// The keeper's half: obeys `control` until the relay has ended. If the relay was killed at the
-/// wrong moment, it then goes on holding the socket, and `notice` gets a message for the user.
+/// wrong moment, it then goes on holding the socket, and `notice` gets a message for the user, and
+/// another one if that changes.
 ///
 /// # Errors
 /// The control socket fails.
-pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
+pub fn keep(control: &UnixStream, mut notice: impl FnMut(&str)) -> io::Result<()> {
     let mut held: Option<(OwnedFd, Option<Switchover>)> = None;
     let mut message = [0; MESSAGE];
     let mut got = 0;
@@ -154,12 +159,7 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
             _ => None,
         };
     }
-    let mut notice = Some(notice);
-    let notice = &mut |text: &str| {
-        if let Some(notice) = notice.take() {
-            notice(text);
-        }
-    };
+    let notice = &mut notice;
     match held {
         // The source is still writing its packaged state, without which the destination's VM cannot
         // start. The source has to see its socket close, and fails before it is in postcopy.
@@ -168,18 +168,48 @@ pub fn keep(control: &UnixStream, notice: impl FnOnce(&str)) -> io::Result<()> {
             rustix::io::ioctl_fionbio(&fd, true)?;
             // The relay may have been killed before it wrote this PONG. QEMU ignores a second one.
             let _ = rustix::io::write(&fd, &PONG_LOADED);
-            pause(&fd, true, notice)
+            hold_answered(&fd, notice)
         }
-        Some((fd, Some(Switchover::Switched))) => pause(&fd, false, notice),
+        Some((fd, Some(Switchover::Switched))) => pause(&fd, notice),
         Some((fd, switchover)) => hold_on(&fd, switchover, notice),
         None => Ok(()),
     }
 }
 
-/// Closes the socket of a source in postcopy once it is certain that the source then pauses.
-/// `answered`: it has the PONG of its packaged state, and may not have seen it yet.
-fn pause(socket: &OwnedFd, answered: bool, notice: &mut dyn FnMut(&str)) -> io::Result<()> {
-    let mut settle = Settle::new(answered);
+/// Holds the socket of a source that has the PONG of its packaged state, and reads on until the
+/// source has had the time to see it.
+fn hold_answered(socket: &OwnedFd, notice: &mut dyn FnMut(&str)) -> io::Result<()> {
+    let mut settle = Some(Settle::new(true, None));
+    let mut told = false;
+    loop {
+        let mut sent = false;
+        match settle.as_mut().and_then(|settle| settle.look(socket)) {
+            Some(Settled::Sent) => sent = true,
+            // It has had that time. What it writes now stays, and so most of its memory.
+            Some(Settled::Pauses) => settle = None,
+            Some(Settled::Closed) => return Ok(()),
+            None => {}
+        }
+        if settle.is_none() {
+            if !is_open(socket) {
+                return Ok(());
+            }
+            sent = waits_with_end(socket);
+        }
+        if sent {
+            return hold_on(socket, Some(Switchover::Sent), notice);
+        }
+        if !std::mem::replace(&mut told, true) {
+            notice(&in_doubt(Some(Switchover::Answered)));
+        }
+        std::thread::sleep(if settle.is_some() { LOOK } else { LOOK_AGAIN });
+    }
+}
+
+/// Closes the socket of a source in postcopy for good once it is certain that the source then
+/// pauses.
+fn pause(socket: &OwnedFd, notice: &mut dyn FnMut(&str)) -> io::Result<()> {
+    let mut settle = Settle::new(false, None);
     loop {
         match settle.look(socket) {
             Some(Settled::Pauses | Settled::Closed) => return Ok(()),
@@ -226,7 +256,7 @@ fn hold_on(
         match before.read_on(socket) {
             Ok(0) => return Ok(()),
             Ok(got) => match before.pass(got) {
-                None => return pause(socket, false, notice),
+                None => return pause(socket, notice),
                 behind => switchover = behind,
             },
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
@@ -239,7 +269,12 @@ fn hold_on(
 fn in_doubt(switchover: Option<Switchover>) -> String {
     let pid = std::process::id();
     match switchover {
-        Some(Switchover::Unanswered | Switchover::Answered) => format!(
+        Some(Switchover::Answered) => format!(
+            "the source relay was killed as the migration turned to postcopy, when the destination QEMU had \
+             loaded the VM. The source VM is stopped and its migration left open, so that two copies cannot \
+             run. {ANSWERED} (kill {pid}): both QEMUs pause the migration, and it can be taken up again"
+        ),
+        Some(Switchover::Unanswered) => format!(
             "the source relay was killed as the migration turned to postcopy, before the source QEMU \
              heard whether the destination QEMU has loaded the VM. The source VM is stopped and its \
              migration left open, so that two copies cannot run. {TURNING}. Then end this process \

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
-use stream::{Kind, Token};
+use stream::{Kind, Token, Tokeniser};
 
 /// How long a QEMU that has its answer, or a peer that has this end's report, may take to close its
 /// side.
@@ -77,6 +77,8 @@ pub(super) struct SourceStream {
     pub(super) kind: Kind,
     /// Frames of the return path.
     pub(super) results: OnceLock<Arc<Results<Arrived>>>,
+    /// The parser of a reader that has ended: from then on another thread may read the socket.
+    pub(super) read_by: OnceLock<Tokeniser>,
 }
 
 impl SourceStream {

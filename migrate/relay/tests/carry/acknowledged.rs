@@ -23,6 +23,9 @@ use stream::synth::{MainStream, Section};
 pub(crate) const END: [u8; 14] = [8, 0, 2, 0, 4, 0, 0, 0, 0x42, 8, 0, 5, 0, 0];
 pub(crate) const LOADED: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 0x42];
 
+/// The end of a section and the head of the next one.
+const HEAD: [u8; 18] = [0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 2, 0, 0, 0, 2];
+
 /// The packaged state, and memory behind it, which the source sends before it has its PONG.
 pub(crate) fn packaged(main: &mut MainStream) -> Vec<u8> {
     main.packaged(&[&[7; 70_000][..], &END].concat()).raw(&PING);
@@ -244,8 +247,9 @@ fn a_peer_lost_in_postcopy_lets_both_ends_pause() {
     });
 }
 
-/// Within a section of huge pages, which may take any time, the source does not look for its PONG.
-/// The peer is lost at once, or when the relay has read that section for more than a second.
+/// Within a section of huge pages, which may take any time, the source does not look for its PONG,
+/// and the guest may have written what looks like the heads of sections. The peer is lost at once,
+/// or when the relay has read that section for more than a second.
 #[test]
 fn a_source_within_a_long_section_is_not_taken_for_one_that_has_seen_its_pong() {
     bounded(|| {
@@ -256,9 +260,11 @@ fn a_source_within_a_long_section_is_not_taken_for_one_that_has_seen_its_pong() 
             let (to, over) = (rig.source.try_clone().unwrap(), Arc::new(AtomicBool::new(false)));
             let stop = over.clone();
             let writer = std::thread::spawn(move || {
+                let mut forged = HEAD.repeat(PAGE / HEAD.len());
+                forged.resize(PAGE, 9);
                 main.section(Section::Part);
                 while !stop.load(Ordering::Acquire) {
-                    if (&to).write_all(&main.page("pc.ram", 0, &[9; PAGE]).take()).is_err() {
+                    if (&to).write_all(&main.page("pc.ram", 0, &forged).take()).is_err() {
                         break;
                     }
                     std::thread::sleep(Duration::from_millis(5));

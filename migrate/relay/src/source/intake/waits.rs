@@ -13,18 +13,24 @@ use stream::Kind;
 const OBEYS: Duration = Duration::from_secs(2);
 
 impl Intake<'_> {
-    /// Waits until there is something to read.
+    /// Waits until there is something to read; false where the session has ended first.
     ///
     /// # Errors
     /// QEMU has sent nothing for the longest time that its setup takes, or is cancelled there and
     /// does not close its socket: QEMU 11.1 then waits, with its VM, until this end closes it.
-    pub(super) fn wait(&self) -> Result<(), SessionError> {
+    pub(super) fn wait(&self) -> Result<bool, SessionError> {
         let (socket, shared) = (self.stream.socket(), self.shared);
         let facts = self.tokeniser.facts();
         let is_known = self.kind == Kind::Main && !facts.opaque && facts.resyncs == 0;
         if !is_known || facts.sections > 0 || facts.switched {
-            wait_readable(socket, None);
-            return Ok(());
+            // Another thread reads on once the session has ended, and this reader with it.
+            let time = self.kind.is_main().then_some(GONE);
+            while !wait_readable(socket, time) {
+                if shared.session.failure().is_some() {
+                    return Ok(false);
+                }
+            }
+            return Ok(true);
         }
         let (begin, mut cancelled) = (Instant::now(), None);
         while !wait_readable(socket, Some(GONE)) {
@@ -36,7 +42,7 @@ impl Intake<'_> {
                 return Err(SessionError::Local { reason: silent(begin.elapsed()) });
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Waits for a permit to have another chunk in flight.

@@ -149,27 +149,47 @@ fn a_source_that_awaits_its_pong_is_held_whatever_it_writes() {
     }
 }
 
+/// The keeper does not parse the stream: the source gets the time to see its PONG, and a person
+/// decides.
 #[test]
-fn a_source_whose_pong_was_under_way_gets_it_and_then_pauses() {
+fn a_source_whose_pong_was_under_way_gets_it_and_is_held() {
     let rig = state_rig(Switchover::Answered);
     let mut pong = [0; 8];
     (&rig.qemu).read_exact(&mut pong).unwrap();
     assert_eq!(pong, PONG_LOADED);
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(!rig.keeper.is_finished(), "the source has written nothing since");
-    // The socket is full while the keeper does not get to read it: QEMU then writes later.
-    rig.qemu.set_nonblocking(true).unwrap();
-    let until = Instant::now() + SOON;
+    let said = rig.notices.recv_timeout(SOON).unwrap();
+    assert!(said.contains("turned to postcopy") && said.contains("postcopy-device"), "{said}");
     // A page, the end of its section, and the head of the next one.
     let section = [&[7; 900][..], &[0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 2, 0, 0, 0, 2]];
     let section = section.concat();
-    while !rig.keeper.is_finished() {
-        assert!(Instant::now() < until, "the source is not let go");
-        let _ = (&rig.qemu).write(&section);
-        std::thread::sleep(Duration::from_millis(20));
+    rig.qemu.set_nonblocking(true).unwrap();
+    let (until, mut since, mut written) = (Instant::now() + SOON, Instant::now(), 0);
+    // Until it reads no more.
+    while since.elapsed() < Duration::from_secs(5) {
+        assert!(Instant::now() < until, "the source is read to its end");
+        match (&rig.qemu).write(&section) {
+            Ok(more) => (written, since) = (written + more, Instant::now()),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
-    rig.keeper.join().unwrap();
+    assert!(written > 256 << 10, "{written} bytes were read");
+    assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
     assert!(rig.notices.try_recv().is_err());
+    drop(rig.qemu);
+    rig.keeper.join().unwrap();
+}
+
+/// It has sent all meanwhile, and ends its stream.
+#[test]
+fn a_source_that_ends_its_stream_behind_its_pong_is_held_as_one_that_has_sent_all() {
+    let rig = state_rig(Switchover::Answered);
+    assert!(rig.notices.recv_timeout(SOON).unwrap().contains("postcopy-device"));
+    (&rig.qemu).write_all(&[&[5; 999][..], &END].concat()).unwrap();
+    assert!(rig.notices.recv_timeout(SOON).unwrap().contains("end of a postcopy"));
+    assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
+    drop(rig.qemu);
+    rig.keeper.join().unwrap();
 }
 
 #[test]

@@ -128,6 +128,7 @@ impl Shared {
             connection: connection.clone(),
             kind,
             results: OnceLock::new(),
+            read_by: OnceLock::new(),
         });
         connections.streams.push(stream.clone());
         Ok(stream)
@@ -137,8 +138,8 @@ impl Shared {
     pub(in crate::source) fn admit_disk(&self, socket: QemuSocket) -> Arc<SourceStream> {
         let _ = self.started.set(Instant::now());
         let connection = Arc::new(Connection { socket, kind: OnceLock::from(Kind::Other) });
-        let (id, kind, results) = (0, Kind::Other, OnceLock::new());
-        let stream = Arc::new(SourceStream { id, connection, kind, results });
+        let (id, kind, results, read_by) = (0, Kind::Other, OnceLock::new(), OnceLock::new());
+        let stream = Arc::new(SourceStream { id, connection, kind, results, read_by });
         self.lock_connections().streams = vec![stream.clone()];
         stream
     }
