@@ -22,6 +22,13 @@ pub(super) const LOOK: Duration = Duration::from_millis(200);
 const ASK: Duration = Duration::from_secs(2);
 /// How many kinds of error of a question are reported.
 const MAX_KINDS: usize = 8;
+/// A source that shows nothing for so long is reported.
+const LONG: Duration = Duration::from_secs(5);
+/// The answer to a stop that comes while the source QEMU may not pause.
+const SETTLES: &str =
+    "the destination has the VM, and the source QEMU could still run its own, too, if this relay ended \
+     now: waiting until the source QEMU shows that it pauses (interrupt again to end this relay all the \
+     same)";
 
 impl Shared {
     /// The result of a session that ends while the source QEMU is in postcopy. `never`: the peer
@@ -208,6 +215,7 @@ fn settle(
         return Err(shared.interrupted(&cause, never));
     };
     let mut settle = None;
+    let mut patience = Patience::new(stops, notice);
     loop {
         if let (None, Some(parser)) = (&settle, main.read_by.get()) {
             let parser = is_parsed.then(|| parser.clone());
@@ -232,9 +240,50 @@ fn settle(
             return Err(shared.interrupted(&cause, never));
         }
         match events.recv_timeout(settle::LOOK) {
-            Ok(Event::Stop(_)) => return Err(RelayError::LeftInDoubt),
+            Ok(Event::Stop(_)) if patience.is_over(notice) => return Err(RelayError::LeftInDoubt),
             Ok(Event::Notice(text)) => notice(&text),
             _ => {}
+        }
+        patience.look(&cause, notice);
+    }
+}
+
+/// What the user hears while a source does not show that it would pause.
+struct Patience {
+    since: Instant,
+    /// The user has been told why the relay does not end, and how long it waits.
+    told: (bool, bool),
+}
+
+impl Patience {
+    /// Answers the requests to end that came before. They ask for the end of a migration, and not
+    /// for two copies of its VM: none of them ends the relay here.
+    fn new(stops: &mut Stops, notice: &mut impl FnMut(&str)) -> Self {
+        let told = stops.take_first().is_some();
+        if told {
+            notice(SETTLES);
+        }
+        Self { since: Instant::now(), told: (told, false) }
+    }
+
+    /// Answers a request to end; true if an earlier one was answered.
+    fn is_over(&mut self, notice: &mut impl FnMut(&str)) -> bool {
+        let is_over = std::mem::replace(&mut self.told.0, true);
+        if !is_over {
+            notice(SETTLES);
+        }
+        is_over
+    }
+
+    /// Reports a long wait, once.
+    fn look(&mut self, cause: &SessionError, notice: &mut impl FnMut(&str)) {
+        if self.since.elapsed() >= LONG && !std::mem::replace(&mut self.told.1, true) {
+            notice(&format!(
+                "the session is over ({cause}), and the source QEMU has not shown for {} s that it would pause if its \
+                 connection closed: it would run its VM beside the destination's. It shows that by what it writes. \
+                 Waiting on; see that it is not stopped",
+                LONG.as_secs()
+            ));
         }
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn says(mut from: &UnixStream, to: &UnixStream, bytes: &[u8]) {
 
 /// A source QEMU that writes a section every few milliseconds, as its migration thread does, until
 /// its socket is closed. Returns when that was.
-fn goes_on(source: &UnixStream) -> std::thread::JoinHandle<Instant> {
+pub(crate) fn goes_on(source: &UnixStream) -> std::thread::JoinHandle<Instant> {
     let to = source.try_clone().unwrap();
     std::thread::spawn(move || {
         let mut main = announced(1);

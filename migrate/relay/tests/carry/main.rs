@@ -34,6 +34,7 @@ mod replaced;
 mod resume;
 mod secured;
 mod seed;
+mod settling;
 mod silent;
 #[allow(dead_code, reason = "made for the driver's tests, which use all of it")]
 #[path = "../../../../accel/qat/tests/simulated/sim.rs"]

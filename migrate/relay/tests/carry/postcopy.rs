@@ -37,7 +37,7 @@ pub(crate) struct Rig {
     pub(crate) sending: Sending,
     pub(crate) receiving: Receiving,
     pub(crate) source: UnixStream,
-    listener: std::os::unix::net::UnixListener,
+    pub(crate) listener: std::os::unix::net::UnixListener,
 }
 
 pub(crate) fn rig() -> Rig {

@@ -1,0 +1,60 @@
+//! A relay in doubt, or one whose source may not have seen the PONG of its packaged state (W20c):
+//! the sockets of the source QEMU stay open, and nothing makes it wait for ever.
+
+use crate::acknowledged::{goes_on, loading, says, LOADED};
+use crate::harness::{bounded, read_rest, readable, A_WHILE, WATCHDOG};
+use crate::postcopy::Rig;
+use relay::RelayError;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// Waits for a message with `words`.
+fn until_said(rig: &Rig, words: &str) {
+    while !rig.sending.notices.recv_timeout(WATCHDOG / 20).expect("it is said").contains(words) {}
+}
+
+/// A source that has its PONG, whose session ends. It writes nothing.
+fn cut_behind_its_pong() -> (Rig, UnixStream) {
+    let (rig, _, destination) = loading();
+    says(&destination, &rig.source, &LOADED);
+    rig.proxy.cut();
+    while !rig.sending.has_failed() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    (rig, destination)
+}
+
+/// Closed then, the source would run its VM.
+#[test]
+fn an_interrupt_closes_no_source_that_may_not_have_seen_its_pong() {
+    bounded(|| {
+        let (rig, destination) = cut_behind_its_pong();
+        rig.sending.handle.stop();
+        until_said(&rig, "interrupt again");
+        assert!(!readable(&rig.source, 4 * A_WHILE), "QEMU's socket was closed");
+        let going = goes_on(&rig.source);
+        assert_eq!(read_rest(&rig.source), b"");
+        going.join().unwrap();
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::Paused { .. }), "{error}");
+        drop(destination);
+        rig.receiving.result().unwrap_err();
+    });
+}
+
+/// A source that is stopped shows nothing. The user hears of it, and can end the relay.
+#[test]
+fn a_source_that_shows_nothing_is_reported_and_can_be_left() {
+    bounded(|| {
+        let (rig, destination) = cut_behind_its_pong();
+        until_said(&rig, "has not shown");
+        rig.sending.handle.stop();
+        until_said(&rig, "interrupt again");
+        rig.sending.handle.stop();
+        assert_eq!(read_rest(&rig.source), b"");
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::LeftInDoubt), "{error}");
+        drop(destination);
+        rig.receiving.result().unwrap_err();
+    });
+}
