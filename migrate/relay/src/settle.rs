@@ -9,8 +9,12 @@
 //!   shows by sections that begin later ([`Sections`]). The time of a section has no bound: QEMU
 //!   looks at its clock once in 64 pages, and a huge page counts as one.
 //! * QEMU 8.2 and later: it has sent all its memory and waits for SHUT. The end of its stream then
-//!   waits in its socket, or was read before. With TCP it may wait in the sender's buffer, where
-//!   only reading on shows it.
+//!   waits in its socket, or was read before. It may also wait in the sender's buffer (TCP), or in
+//!   QEMU's write to a full socket, where only reading on shows it.
+//!
+//! A source that has more memory to send is read no further than that. Its next write may be the
+//! one of its end: no rule excludes that, but the time between the last look and the closing is
+//! short, and the socket is empty.
 
 mod follow;
 mod sections;
@@ -37,6 +41,11 @@ const SEND_BUFFER: u64 = 16 << 20;
 /// A queue that has not grown for this long is full, or its writer has nothing more. A rate limit
 /// makes QEMU wait for 100 ms.
 const STABLE: Duration = Duration::from_millis(300);
+/// More bytes than QEMU writes at once (32 pages and their heads).
+const WRITE: u64 = 512 << 10;
+/// The longest time for which a source is read that always has some more bytes, as under a rate
+/// limit.
+const DRAIN: Duration = Duration::from_secs(5);
 /// The most bytes that a kernel holds for a socket.
 const MOST: usize = 64 << 20;
 
@@ -58,8 +67,18 @@ pub(crate) struct Settle {
     reading: Option<Reading>,
     /// The bytes that were read.
     follow: Follow,
+    /// Set once its queue has not grown for [`STABLE`].
+    draining: Option<Draining>,
     queue: usize,
     since: Instant,
+}
+
+/// How far a source is read whose end may be behind the bytes that wait.
+#[derive(Debug)]
+struct Draining {
+    /// Bytes that it may have written before, or was writing.
+    left: u64,
+    until: Instant,
 }
 
 /// The bytes that are read from a source that may not have seen its PONG.
@@ -109,11 +128,13 @@ impl Settle {
     pub(crate) fn new(answered: bool, parser: Option<Tokeniser>) -> Self {
         let reading =
             answered.then(|| Reading { sections: Sections::default(), read: 0, at: None });
-        Self { reading, follow: Follow::new(parser), queue: 0, since: Instant::now() }
+        let (follow, since) = (Follow::new(parser), Instant::now());
+        Self { reading, follow, draining: None, queue: 0, since }
     }
 
-    /// Looks once; call it every [`LOOK`]. Where the source may not have seen its PONG, this reads
-    /// what it writes and drops it: QEMU sends such pages again when the migration is recovered.
+    /// Looks once; call it every [`LOOK`]. Where the source may not have seen its PONG, or its end
+    /// may be behind what waits, this reads what it writes and drops it: QEMU sends such pages again
+    /// when the migration is recovered.
     pub(crate) fn look(&mut self, socket: &impl AsFd) -> Option<Settled> {
         if !is_open(socket) {
             return Some(Settled::Closed);
@@ -141,38 +162,68 @@ impl Settle {
             }
             return None;
         }
-        let (now, queue) = (Instant::now(), waiting(socket));
-        if queue != self.queue {
-            (self.queue, self.since) = (queue, now);
+        if self.draining.is_none() {
+            let (now, queue) = (Instant::now(), waiting(socket));
+            if queue != self.queue {
+                (self.queue, self.since) = (queue, now);
+            }
+            if now.saturating_duration_since(self.since) < STABLE {
+                return None;
+            }
+            let verdict = self.verdict(socket);
+            if queue == 0 || verdict == Settled::Sent {
+                return Some(verdict);
+            }
+            // The end may be behind what waits here: at the sender, or in a write of QEMU that
+            // waits for room. No look shows it, and reading on does.
+            self.draining = Some(Draining { left: hidden(socket), until: now + DRAIN });
         }
-        if now.saturating_duration_since(self.since) < STABLE {
-            return None;
-        }
-        let is_end = if queue == 0 {
-            // The end may have been read with the sections that have shown that the source has seen
-            // its PONG, or by a `drain` that was not over then.
-            self.follow.ends_stream()
-        } else if is_unix(socket) {
-            is_end(socket, queue)
-        } else {
-            // The end may wait at the sender. Whatever the source has written has come once
-            // nothing waits here.
-            self.drain(socket)?;
-            self.follow.ends_stream()
-        };
-        Some(if is_end { Settled::Sent } else { Settled::Pauses })
+        self.drain(socket)
     }
 
-    /// Reads and drops what has come; `None` if more comes all the time.
-    fn drain(&mut self, socket: &impl AsFd) -> Option<()> {
+    /// Reads and drops what has come, until nothing comes any more, or the source has certainly
+    /// gone on behind the write in which it was found. It is read no further: it could not pause
+    /// any more once it has sent all.
+    fn drain(&mut self, socket: &impl AsFd) -> Option<Settled> {
+        let draining = self.draining.as_mut()?;
         let until = Instant::now() + READ;
-        while Instant::now() < until {
+        loop {
             match self.follow.read(socket) {
-                Ok((1.., _)) | Err(Errno::INTR) => {}
-                Ok(_) | Err(_) => return Some(()),
+                Ok((got @ 1.., _)) => {
+                    self.since = Instant::now();
+                    draining.left = draining.left.saturating_sub(got as u64);
+                    if self.follow.has_end() {
+                        return Some(Settled::Sent);
+                    }
+                    if self.since >= until {
+                        break;
+                    }
+                }
+                Err(Errno::INTR) => {}
+                // Nothing waits: the source is in no write, unless it is slow to go on with one.
+                Ok(_) | Err(_) => break,
             }
         }
-        None
+        let now = Instant::now();
+        let is_silent = now.saturating_duration_since(self.since) >= STABLE;
+        let is_over = draining.left == 0 || now >= draining.until;
+        (is_silent || is_over).then(|| self.verdict(socket))
+    }
+
+    /// The state of a source that has written what was read and what waits, and nothing more.
+    fn verdict(&self, socket: &impl AsFd) -> Settled {
+        match self.follow.ends_with(&waiting_bytes(socket)) {
+            true => Settled::Sent,
+            false => Settled::Pauses,
+        }
+    }
+}
+
+/// The most bytes of a source that waits in a write, up to the end of that write.
+fn hidden(socket: &impl AsFd) -> u64 {
+    match is_unix(socket) {
+        true => waiting(socket) as u64 + WRITE,
+        false => buffered(socket) + WRITE,
     }
 }
 
@@ -222,7 +273,7 @@ fn peek(socket: &impl AsFd, most: usize) -> Vec<u8> {
 }
 
 /// Collects the last bytes of a stream in postcopy.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LastBytes(Vec<u8>);
 
 impl LastBytes {

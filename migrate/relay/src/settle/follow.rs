@@ -60,6 +60,20 @@ impl Follow {
         self.has_end
     }
 
+    /// As [`ends_stream`](Self::ends_stream), if `bytes` came next.
+    pub(super) fn ends_with(&self, bytes: &[u8]) -> bool {
+        let mut last = self.last.clone();
+        last.feed(bytes);
+        if self.has_end || last.end_stream() {
+            return true;
+        }
+        let is_head = || self.heads.end_in(bytes);
+        let Some(mut parser) = self.parser.clone() else { return is_head() };
+        parser.feed(bytes, &mut Vec::new());
+        let facts = parser.facts();
+        facts.ram_end || ((facts.opaque || facts.resyncs > 0) && is_head())
+    }
+
     /// Whether the bytes so far end a stream.
     pub(super) fn ends_stream(&self) -> bool {
         self.has_end || self.last.end_stream()

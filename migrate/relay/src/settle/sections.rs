@@ -111,15 +111,28 @@ impl Heads {
     pub(super) fn take(&mut self, got: usize) -> (u64, bool) {
         let end = self.kept + got;
         let (mut count, mut is_last) = (0, false);
-        for bytes in self.bytes[..end].windows(Self::TYPE + 1) {
-            if matches!(bytes[Self::TYPE], 2 | 3) && bytes.starts_with(&Self::EOS_AND_FOOTER) {
-                count += 1;
-                is_last |= bytes[Self::TYPE] == 3;
-            }
+        for kind in Self::kinds(&self.bytes[..end]) {
+            count += 1;
+            is_last |= kind == 3;
         }
         self.kept = end.min(Self::TYPE);
         self.bytes.copy_within(end - self.kept..end, 0);
         (count, is_last)
+    }
+
+    /// Whether the head of RAM's last section ends in `bytes`, if these came next.
+    pub(super) fn end_in(&self, bytes: &[u8]) -> bool {
+        let all = [&self.bytes[..self.kept], bytes].concat();
+        let mut kinds = Self::kinds(&all);
+        kinds.any(|kind| kind == 3)
+    }
+
+    /// The types of the sections whose heads are in `bytes`.
+    fn kinds(bytes: &[u8]) -> impl Iterator<Item = u8> + '_ {
+        let heads = bytes.windows(Self::TYPE + 1).filter(|bytes| {
+            matches!(bytes[Self::TYPE], 2 | 3) && bytes.starts_with(&Self::EOS_AND_FOOTER)
+        });
+        heads.map(|head| head[Self::TYPE])
     }
 }
 

@@ -31,10 +31,9 @@ fn a_source_that_has_sent_all_differs_from_one_that_waits_to_send() {
     assert_eq!(settled(&mut Settle::new(false, None), &ours), Settled::Pauses);
     qemu.write_all(&END).unwrap();
     assert_eq!(settled(&mut Settle::new(false, None), &ours), Settled::Sent);
-    // Nothing was taken away.
-    let mut all = vec![0; 5019];
-    (&ours).read_exact(&mut all).unwrap();
-    assert_eq!(settled(&mut Settle::new(false, None), &ours), Settled::Pauses);
+    // Nothing more was taken away.
+    (&ours).read_exact(&mut [0; 19]).unwrap();
+    assert_eq!(waiting(&ours), 0);
     drop(qemu);
     assert_eq!(settled(&mut Settle::new(false, None), &ours), Settled::Closed);
 }
@@ -62,6 +61,71 @@ fn a_source_that_has_sent_all_by_tcp_is_known_when_its_end_waits_at_the_sender()
         let expected = if end == END { Settled::Sent } else { Settled::Pauses };
         assert_eq!(settled(&mut Settle::new(false, None), &ours), expected, "after {sent}");
     }
+}
+
+/// The thread of QEMU that writes the end gets its CPU some time after the bytes before were read.
+#[test]
+fn an_end_that_comes_when_all_before_it_was_read_is_waited_for() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let ours = listener.accept().unwrap().0;
+    let (mut unix, theirs) = UnixStream::pair().unwrap();
+    ends_late(&mut tcp, &ours);
+    ends_late(&mut unix, &theirs);
+}
+
+fn ends_late(qemu: &mut impl Write, ours: &impl AsFd) {
+    qemu.write_all(&[7; 5000]).unwrap();
+    while waiting(ours) < 5000 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (mut settle, mut rest) = (Settle::new(false, None), &END[..]);
+    let settled = loop {
+        if let Some(settled) = settle.look(ours) {
+            break settled;
+        }
+        if waiting(ours) == 0 {
+            qemu.write_all(std::mem::take(&mut rest)).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(settled, Settled::Sent);
+}
+
+/// It is blocked in the write of its end, of which the full socket shows nothing.
+#[test]
+fn a_source_that_waits_in_the_write_of_its_end_has_sent_all() {
+    for (rest, expected) in [(&END[..], Settled::Sent), (&[7; 19][..], Settled::Pauses)] {
+        let (qemu, ours) = UnixStream::pair().unwrap();
+        qemu.set_nonblocking(true).unwrap();
+        while (&qemu).write(&[7; 4096]).is_ok() {}
+        qemu.set_nonblocking(false).unwrap();
+        let bytes = [&[7; 100_000][..], rest].concat();
+        let writer = std::thread::spawn(move || (&qemu).write_all(&bytes).map(|()| qemu));
+        let full = waiting(&ours);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(waiting(&ours), full, "the writer is to wait");
+        assert_eq!(settled(&mut Settle::new(false, None), &ours), expected);
+        drop(ours);
+        let _ = writer.join().unwrap();
+    }
+}
+
+/// A source with much memory to send is not read to its end, which would be the end of its pause.
+#[test]
+fn a_source_that_has_more_to_send_is_read_little() {
+    let (qemu, ours) = UnixStream::pair().unwrap();
+    let writer = std::thread::spawn(move || {
+        let mut written = 0;
+        while (&qemu).write_all(&[7; 4096]).is_ok() {
+            written += 4096;
+        }
+        written
+    });
+    assert_eq!(settled(&mut Settle::new(false, None), &ours), Settled::Pauses);
+    drop(ours);
+    let written = writer.join().unwrap();
+    assert!(written < 256 << 20, "{written}");
 }
 
 #[test]
