@@ -8,11 +8,12 @@ use crate::order::Order;
 use crate::record::{now, Phase, Record, Status};
 use crate::registry::{folder, socket_of, write_record};
 use rustix::fd::AsFd;
+use std::fmt;
 use std::io;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Pause after a failure to accept a service.
@@ -25,10 +26,21 @@ const MAX_CAUSE: usize = 2000;
 /// Links, each with the address of the other host.
 type Links = Sender<(TcpStream, String)>;
 
+/// What a carrier does when another source wants its place.
+#[derive(Default)]
+struct GiveWay(OnceLock<Box<dyn Fn() + Send + Sync>>);
+
+impl fmt::Debug for GiveWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("GiveWay").finish_non_exhaustive()
+    }
+}
+
 /// The process that carries a migration, as services see it.
 #[derive(Debug)]
 pub struct Carrier {
     folder: PathBuf,
+    give_way: Arc<GiveWay>,
     state: Mutex<State>,
 }
 
@@ -71,7 +83,7 @@ impl Carrier {
             .map_err(HostError::system(format!("cannot write to {}", folder.display())))?;
         let post = Post::listen(&socket).map_err(failed())?;
         let state = Mutex::new(State { record, door, services: Vec::new() });
-        let carrier = Arc::new(Self { folder, state });
+        let carrier = Arc::new(Self { folder, give_way: Arc::default(), state });
         carrier.follow(service, links.clone()).map_err(failed())?;
         let accepting = carrier.clone();
         let accept = move || loop {
@@ -103,11 +115,17 @@ impl Carrier {
             }
             state.services.push(Service { channel: service.clone(), is_behind: false });
         }
+        let give_way = self.give_way.clone();
         spawn("service", move || {
             loop {
                 match service.receive::<Order>() {
                     Ok(Some((Order::Link(peer), Some(link)))) => {
                         let _ = links.send((link.into(), peer));
+                    }
+                    Ok(Some((Order::GiveWay, _))) => {
+                        if let Some(give_way) = give_way.0.get() {
+                            give_way();
+                        }
                     }
                     // The order is of another version.
                     Ok(Some(_)) => {}
@@ -116,6 +134,11 @@ impl Carrier {
                 }
             }
         })
+    }
+
+    /// Sets what the carrier does when another source wants its place. Call it once.
+    pub fn give_way_by(&self, give_way: impl Fn() + Send + Sync + 'static) {
+        let _ = self.give_way.0.set(Box::new(give_way));
     }
 
     /// Changes the record, and sends it to the services that lack it.

@@ -21,6 +21,9 @@ pub enum Order {
     Carry(Box<Job>),
     /// Comes with a connection of the other host's service; names that host's address.
     Link(String),
+    /// Another source wants the place: end the session if its source is gone and has not begun
+    /// (W4d).
+    GiveWay,
 }
 
 /// The task of a carrier.

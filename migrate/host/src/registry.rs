@@ -231,6 +231,19 @@ impl Registry {
         })
     }
 
+    /// Tells the carrier of a migration that comes to `place` that another source wants the place
+    /// (W4d). If its session gives way, its record says so soon.
+    pub fn give_way(&self, place: Place) {
+        for known in self.lock().values() {
+            let record = &known.record;
+            let is_there = record.role == Role::Destination && record.held() == place;
+            if let (true, Some(channel)) = (is_there && record.holds_port, &known.channel) {
+                // A carrier that cannot take it keeps its place.
+                let _ = channel.send(&Order::GiveWay, None);
+            }
+        }
+    }
+
     /// Whether a carrier has this session.
     pub fn has_session(&self, session: &str) -> bool {
         self.lock().values().any(|known| known.record.session.as_deref() == Some(session))

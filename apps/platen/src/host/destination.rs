@@ -62,6 +62,8 @@ pub(super) fn run(
     let server = Server::new(config, receiver.clone())?;
     let stopping = server.clone();
     receiver.carriage.stop_by(move || stopping.stop());
+    let leaving = server.clone();
+    receiver.carriage.carrier.give_way_by(move || leaving.give_way());
     server.carry(promise, links)?;
     let outcome = receiver.outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
     outcome.context("the session has ended without an outcome")

@@ -23,6 +23,8 @@ use turns::Turns;
 /// Longest time in which the last migration with a port returns it: that migration is ending when
 /// the next one begins.
 const PORT_FREE: Duration = Duration::from_secs(2);
+/// Pause before a migration that has the wanted port is asked again to give way.
+const GIVE_WAY: Duration = Duration::from_millis(200);
 /// Largest number of carriers at a time. It includes those whose migration is over and whose source
 /// may still ask about it.
 const MAX_CARRIERS: usize = 512;
@@ -150,6 +152,7 @@ impl Carriers {
         let named = promise.hello.name.as_deref().unwrap_or_default();
         let Target { place, what } = settings.target(named)?;
         let until = Instant::now() + PORT_FREE;
+        let mut asked: Option<Instant> = None;
         let opening = loop {
             let opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
             // An NBD server takes any number of connections.
@@ -157,6 +160,11 @@ impl Carriers {
                 break opening;
             }
             drop(opening);
+            // The loss of a source that was just killed may not be known yet.
+            if asked.is_none_or(|at| at.elapsed() >= GIVE_WAY) {
+                asked = Some(Instant::now());
+                self.registry.give_way(place);
+            }
             if Instant::now() >= until {
                 let place = place.in_words();
                 return Err(format!("a migration to {place} of this host is in progress"));

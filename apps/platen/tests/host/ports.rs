@@ -32,6 +32,33 @@ fn a_qemu_that_takes_the_port_of_another_one_gets_no_byte_of_its_vm() {
     migrates(&rig, A, 49152);
 }
 
+/// W4d: nothing of a VM is at this host yet.
+#[test]
+fn a_relay_killed_before_its_migration_leaves_its_port_to_the_next_at_once() {
+    let rig = Rig::new("resume_timeout = 3600\n");
+    let mut b = rig.start(B);
+    let qemu = rig.listen_as_qemu(B, 49152);
+    let mut relay = rig.relay_to(B, "door:49152");
+    relay.says("listening on");
+    relay.kill();
+    b.says("waiting up to 3600 s");
+    let _a = rig.start(A);
+    let stream = rig::main_stream(300);
+    let source = rig.connect_as_qemu(A, 49152);
+    let writer = rig::write_all(&source, stream.clone());
+    let (destination, _) = rig.accept(&qemu);
+    finish(&source, &destination, &stream);
+    writer.join().unwrap();
+    until(|| status_of(&rig.status(B), "completed") == 1);
+    // The source that was killed might still ask (W28).
+    let running = &rig.list(B)["running"];
+    assert_eq!(running.as_array().unwrap().len(), 1, "{running}");
+    assert_eq!(
+        (&running[0]["phase"], &running[0]["holds-port"]),
+        (&"ending".into(), &false.into())
+    );
+}
+
 /// The destination may run the VM, and nobody answers: a person has to look. libvirt gives the next
 /// VM the same port, which is the first that is free.
 #[test]

@@ -4,6 +4,7 @@ use crate::carrier::Carrier;
 use crate::listener::DoorAddress;
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -288,4 +289,41 @@ fn the_folder_is_the_service_s_and_all_may_pass_through_those_above() {
     let mode = |name: &str| fs::metadata(above.path().join(name)).unwrap().mode() & 0o777;
     assert_eq!(["run", "run/platen"].map(mode), [0o711; 2]);
     assert_eq!(["run/platen/host", "run/platen/host/migrations"].map(mode), [0o700; 2]);
+}
+
+/// Before its migration a source was killed, and another one wants the place.
+#[test]
+fn only_the_carrier_that_holds_the_place_is_told_to_give_way() {
+    let run = tempfile::tempdir().unwrap();
+    let registry = Registry::open(run.path(), silent()).unwrap();
+    let (told, telling) = (Arc::new(Mutex::new(Vec::new())), AtomicUsize::new(0));
+    let carrier = |port: u16, role: Role| {
+        let (ours, theirs) = Channel::pair().unwrap();
+        let place = Some(Place::Door(port));
+        let begin = Record { role, port, place, ..record() };
+        registry.add(ours, begin.clone()).unwrap();
+        let (links, _) = mpsc::channel();
+        let carrier = Carrier::start(run.path(), begin, theirs.into(), None, links).unwrap();
+        let (told, number) = (told.clone(), telling.fetch_add(1, Ordering::SeqCst));
+        carrier.give_way_by(move || told.lock().unwrap().push(number));
+        carrier
+    };
+    let other = carrier(49153, Role::Destination);
+    let leaving = carrier(49152, Role::Source);
+    let wanted = carrier(49152, Role::Destination);
+    registry.give_way(Place::Door(49152));
+    wait(|| !told.lock().unwrap().is_empty());
+    registry.give_way(Place::Door(49153));
+    wait(|| told.lock().unwrap().len() > 1);
+    assert_eq!(*told.lock().unwrap(), [2, 0]);
+    // One that has freed its place is asked no more.
+    wanted.update(|record| record.holds_port = false);
+    wait(|| !registry.has(Role::Destination, None, Place::Door(49152)));
+    registry.give_way(Place::Door(49152));
+    registry.give_way(Place::Door(49153));
+    wait(|| told.lock().unwrap().len() > 2);
+    assert_eq!(*told.lock().unwrap(), [2, 0, 0]);
+    for carrier in [other, leaving, wanted] {
+        carrier.end(Status::Completed, None);
+    }
 }

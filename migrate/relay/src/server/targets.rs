@@ -54,6 +54,15 @@ impl Server {
         Err(self.in_progress(if has_begun { self.config.resume } else { Duration::ZERO }))
     }
 
+    /// Another source wants the target of the session that this server carries: ends the session if
+    /// it has lost its links before its migration. Its owner frees the target.
+    pub fn give_way(&self) {
+        let sessions: Vec<_> = self.lock_sessions().values().cloned().collect();
+        for active in sessions {
+            active.destination.gives_way();
+        }
+    }
+
     /// Frees a target that `session` has.
     pub(super) fn free_target(&self, target: &Option<String>, session: &str) {
         self.lock_taken().retain(|taken| !taken.is(target, session));

@@ -134,6 +134,31 @@ fn a_link_of_a_session_that_goes_on_is_no_question() {
     assert!(server.lock_sessions()[&hello.session].destination.session().failure().is_none());
 }
 
+/// As when a service tells the process of a session that another source wants its target.
+#[test]
+fn a_carried_session_gives_way_once_its_links_are_lost() {
+    let (server, hello) = asked_about();
+    let active = server.lock_sessions()[&hello.session].clone();
+    let session = active.destination.session();
+    server.give_way();
+    assert!(session.failure().is_none(), "its source has not opened a link yet");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let source = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    active.add_link(0, listener.accept().unwrap().0.into()).unwrap();
+    server.give_way();
+    assert!(session.failure().is_none(), "its source is there");
+    drop(source);
+    let until = Instant::now() + Duration::from_secs(60);
+    while !session.has_lost_its_links() {
+        assert!(Instant::now() < until, "the loss is not noticed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.give_way();
+    assert!(active.destination.gave_way());
+    assert!(session.failure().is_some());
+    session.join();
+}
+
 /// A promised session whose source goes away as it opens link 0: no loss of a link ends it, so the
 /// time for its first link has to.
 #[test]
