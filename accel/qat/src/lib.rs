@@ -78,6 +78,7 @@ mod piece;
 mod process;
 #[cfg(not(loom))]
 mod required;
+#[cfg(not(loom))]
 mod software;
 #[cfg(not(loom))]
 pub mod status;
@@ -104,7 +105,7 @@ pub use options::{Direction, EngineOptions};
 pub use piece::{BadData, By, Finished, Op, MAX_PIECE};
 #[cfg(not(loom))]
 pub use process::{end_process, Qat, StartError, StartOptions};
-
+#[cfg(not(loom))]
 pub use required::NoEngine;
 #[cfg(not(loom))]
 pub use watchdog::{Hang, Watchdog};

@@ -26,7 +26,7 @@ const MAX_CAUSE: usize = 2000;
 /// Links, each with the address of the other host.
 type Links = Sender<(TcpStream, String)>;
 
-/// What a carrier does when another source wants its place.
+/// The answer of a carrier when another source wants its place.
 #[derive(Default)]
 struct GiveWay(OnceLock<Box<dyn Fn() + Send + Sync>>);
 

@@ -152,7 +152,7 @@ fn expanded(fronts: &[Wanted], algorithms: &[String]) -> Vec<Kind> {
     all
 }
 
-/// What "zram's best" is the best of.
+/// The algorithms of which "zram's best" is the best.
 fn best_of(fronts: &[Kind]) -> String {
     let name = |front: &Kind| match front {
         Kind::Zram(algorithm) => Some(algorithm.clone()),
