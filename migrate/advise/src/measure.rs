@@ -54,6 +54,8 @@ pub fn measure(
     qpl: Option<&Qpl>,
     time: Duration,
 ) -> Result<Measured, String> {
+    let end = Instant::now() + time;
+    let left = || end.saturating_duration_since(Instant::now());
     let made = built_in();
     let of = |(nth, bytes)| Page { address: (nth * PAGE) as u64, bytes };
     let made: Vec<Page<'_>> = made.chunks(PAGE).enumerate().map(of).collect();
@@ -80,13 +82,16 @@ pub fn measure(
     let compressor = compressor.map(|one| -> Box<dyn Deflate> { Box::new(one) });
     let mut all = settings();
     all.extend(qpl.map(|_| Settings::qpl()));
-    let mut sampled = measure_pages(pages, &again, &all, compressor, time / 2)?;
+    let mut sampled = {
+        let time = left().saturating_sub(time / 4);
+        measure_pages(pages, &again, &all, compressor, time)?
+    };
     let qpl_failed = counters.and_then(|counters| failure(&counters.snapshot()));
     if qpl_failed.is_some() {
         sampled.first.0.retain(|one| !one.settings.is_qpl());
         sampled.again.0.retain(|one| !one.settings.is_qpl());
     }
-    let single = single(pages, time / 4)?;
+    let single = single(pages, left())?;
     Ok(Measured { origin, sampled, qpl_failed, single, reference, first_touch: first_touch() })
 }
 

@@ -28,7 +28,8 @@ pub struct Page<'a> {
 /// Measures sizes and costs of `pages` with each of `settings`, packed and encoded as one relay
 /// does it, and decoded as the other one does. `again` are later versions of pages at the same
 /// addresses: they are measured as differences, and whole with zstd 1. Pages of zeros are ignored.
-/// The measurement ends after the chunk at which `time` is over. `qpl` makes the streams of
+/// The measurement ends after the chunk at which `time` is over; with `again` the first half is for
+/// `pages`. `qpl` makes the streams of
 /// [`Settings::qpl`].
 ///
 /// # Errors
@@ -44,20 +45,20 @@ pub fn measure_pages(
     if let Some(qpl) = qpl {
         bench = bench.with_deflate(qpl);
     }
-    let until = Instant::now() + time;
-    let first = chunks(pages);
+    let (first, mut again) = (chunks(pages), chunks(again));
+    let until = ends(Instant::now(), time, !again.is_empty());
     let mut sums: Vec<Candidate> = settings.iter().map(|one| Candidate::new(*one)).collect();
     // The chunks come from all parts of the memory, however soon the time is over.
-    for chunk in spread(&first) {
+    for at in spread(first.len()) {
+        let chunk = &first[at];
         for sum in &mut sums {
             add(&mut bench, sum, chunk.view(), chunk.pages())?;
         }
-        if Instant::now() >= until {
+        if Instant::now() >= until[0] {
             break;
         }
     }
     let mut sampled = Sampled { first: Sizes(sums), ..Sampled::default() };
-    let again = chunks(again);
     if again.is_empty() {
         return Ok(sampled);
     }
@@ -68,14 +69,14 @@ pub fn measure_pages(
     }
     let mut sums: Vec<Candidate> = settings.iter().map(|one| Candidate::new(*one)).collect();
     let mut whole = Candidate::new(Settings::default());
-    let until = Instant::now() + time;
-    for mut chunk in again {
+    for at in spread(again.len()) {
+        let chunk = &mut again[at];
         add(&mut bench, &mut whole, chunk.view(), chunk.pages())?;
         chunk.take_differences(&mut deltas);
         for sum in &mut sums {
             add(&mut bench, sum, chunk.view(), chunk.pages())?;
         }
-        if Instant::now() >= until {
+        if Instant::now() >= until[1] {
             break;
         }
     }
@@ -92,10 +93,15 @@ fn add(bench: &mut Bench, sum: &mut Candidate, chunk: Chunk<'_>, pages: u64) -> 
     Ok(())
 }
 
-/// The chunks in an order in which neighbours are far apart.
-fn spread(chunks: &[Records]) -> impl Iterator<Item = &Records> {
+/// Ends of the measurement of the pages, and of their later versions.
+fn ends(begun: Instant, time: Duration, has_later: bool) -> [Instant; 2] {
+    [begun + if has_later { time / 2 } else { time }, begun + time]
+}
+
+/// Chunks in an order in which neighbours are far apart.
+fn spread(chunks: usize) -> impl Iterator<Item = usize> {
     const STEP: usize = 8;
-    (0..STEP).flat_map(|from| chunks.iter().skip(from).step_by(STEP))
+    (0..STEP).flat_map(move |from| (from..chunks).step_by(STEP))
 }
 
 /// A chunk of records with room for the table of its differences.
@@ -203,5 +209,20 @@ mod tests {
         let sampled =
             measure_pages(&odd, &odd, &[Settings::default()], None, Duration::ZERO).unwrap();
         assert!(sampled.first.is_empty());
+    }
+
+    #[test]
+    fn both_measurements_are_over_when_the_time_is() {
+        let (begun, time) = (Instant::now(), Duration::from_secs(4));
+        let of = |has_later| ends(begun, time, has_later).map(|end| (end - begun).as_secs());
+        assert_eq!((of(true), of(false)), ([2, 4], [4, 4]));
+    }
+
+    #[test]
+    fn chunks_are_spread_and_each_is_taken_once() {
+        let mut order: Vec<usize> = spread(19).collect();
+        assert_eq!(order[..5], [0, 8, 16, 1, 9]);
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..19));
     }
 }
