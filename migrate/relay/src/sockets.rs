@@ -2,7 +2,12 @@
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::AsFd;
-use std::time::Duration;
+use rustix::io::Errno;
+use rustix::net::{recv, RecvFlags};
+use std::time::{Duration, Instant};
+
+/// The longest time of [`drop_waiting`].
+const DROPS: Duration = Duration::from_millis(20);
 
 /// How long a source QEMU without a return path, which has written its last byte, may take to close
 /// its main connection after the destination QEMU has closed. A stopped source takes longer than a
@@ -21,4 +26,15 @@ pub(crate) fn is_open(socket: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
     let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     !fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+}
+
+/// Reads and drops the bytes that wait in `socket`, and those that come meanwhile.
+pub(crate) fn drop_waiting(socket: &impl AsFd) {
+    let (until, mut bytes) = (Instant::now() + DROPS, vec![0; 64 << 10]);
+    while Instant::now() < until {
+        match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((_, 1..)) | Err(Errno::INTR) => {}
+            Ok(_) | Err(_) => return,
+        }
+    }
 }

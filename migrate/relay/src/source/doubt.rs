@@ -128,6 +128,7 @@ pub(super) fn hold(
     let mut asked = Some(Instant::now());
     let mut questions = Questions::default();
     loop {
+        shared.drop_urgent();
         if shared.has_switched() && !shared.has_sent_all() {
             return settle(shared, redial, (events, stops), (cause, is_parsed), notice);
         }
@@ -217,6 +218,7 @@ fn settle(
     let mut settle = None;
     let mut patience = Patience::new(stops, notice);
     loop {
+        shared.drop_urgent();
         if let (None, Some(parser)) = (&settle, main.read_by.get()) {
             let parser = is_parsed.then(|| parser.clone());
             settle = Some(Settle::new(shared.is_only_answered(), parser));

@@ -1,12 +1,13 @@
 //! A relay in doubt, or one whose source may not have seen the PONG of its packaged state (W20c):
 //! the sockets of the source QEMU stay open, and nothing makes it wait for ever.
 
-use crate::acknowledged::{goes_on, loading, says, LOADED};
+use crate::acknowledged::{goes_on, loading, says, section, LOADED};
 use crate::harness::{bounded, read_rest, readable, A_WHILE, WATCHDOG};
 use crate::postcopy::Rig;
 use relay::RelayError;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Waits for a message with `words`.
 fn until_said(rig: &Rig, words: &str) {
@@ -57,4 +58,47 @@ fn a_source_that_shows_nothing_is_reported_and_can_be_left() {
         drop(destination);
         rig.receiving.result().unwrap_err();
     });
+}
+
+/// QEMU's return path writes pages that a vCPU waits for to the preempt channel, with a lock that
+/// the thread of the main channel needs.
+fn stuck_in_its_preempt_channel(has_pong: bool) {
+    let (rig, mut main, destination) = loading();
+    let preempt = rig.sending.connect();
+    let (asked, _) = rig.listener.accept().unwrap();
+    if has_pong {
+        says(&destination, &rig.source, &LOADED);
+    }
+    rig.proxy.cut();
+    let writer = std::thread::spawn(move || (&preempt).write_all(&[8; 1 << 20]).map(|()| preempt));
+    let begin = Instant::now();
+    while !writer.is_finished() {
+        assert!(begin.elapsed() < WATCHDOG / 20, "nobody reads the preempt channel");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let preempt = writer.join().unwrap().expect("the channel is open");
+    let writes = (&rig.source).write_all(&section(&mut main, 5));
+    writes.expect("the main channel is open");
+    if has_pong {
+        goes_on(&rig.source).join().unwrap();
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::Paused { .. }), "{error}");
+    } else {
+        until_said(&rig, "turned to postcopy");
+        rig.sending.handle.stop();
+        let error = rig.sending.result().unwrap_err();
+        assert!(matches!(error, RelayError::LeftInDoubt), "{error}");
+    }
+    drop((preempt, asked, destination));
+    rig.receiving.result().unwrap_err();
+}
+
+#[test]
+fn pages_of_the_preempt_channel_make_no_source_wait_that_is_to_pause() {
+    bounded(|| stuck_in_its_preempt_channel(true));
+}
+
+#[test]
+fn pages_of_the_preempt_channel_make_no_source_wait_that_is_held() {
+    bounded(|| stuck_in_its_preempt_channel(false));
 }

@@ -2,7 +2,7 @@
 
 use super::{Connection, Connections, Refused, Shared, SourceStream};
 use crate::qemu_socket::QemuSocket;
-use crate::sockets::is_open;
+use crate::sockets::{drop_waiting, is_open};
 use rustix::io::ioctl_fionread;
 use rustix::net::{recv, RecvFlags};
 use session::MAX_STREAMS;
@@ -179,6 +179,21 @@ impl Shared {
         };
         let mut streams = connections.streams.iter().filter(|one| one.kind == Kind::Preempt);
         streams.any(is_under_way) || connections.waiting.iter().any(is_no_stream)
+    }
+
+    /// After the session has ended: reads and drops the pages of the preempt channel. QEMU writes
+    /// them with a lock that the thread of its main channel needs. A recovery sends them again.
+    pub(in crate::source) fn drop_urgent(&self) {
+        let connections = self.lock_connections();
+        // Its reader, which takes bytes until it ends, does so when some come.
+        let has_ended = |one: &&Arc<SourceStream>| one.read_by.get().is_some();
+        let streams = connections.streams.iter().filter(|one| one.kind == Kind::Preempt);
+        let streams = streams.filter(has_ended).map(|one| &one.connection);
+        let waiting = connections.waiting.iter();
+        let others = waiting.filter(|one| self.classify(one) == Some(Kind::Preempt));
+        for connection in streams.chain(others) {
+            drop_waiting(&connection.socket);
+        }
     }
 
     /// Ends every connection, also one in whose write QEMU waits. A source whose sockets close
