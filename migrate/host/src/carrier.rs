@@ -26,7 +26,7 @@ const MAX_CAUSE: usize = 2000;
 /// Links, each with the address of the other host.
 type Links = Sender<(TcpStream, String)>;
 
-/// The answer of a carrier when another source wants its place.
+/// The call by which a carrier gives its place to another source.
 #[derive(Default)]
 struct GiveWay(OnceLock<Box<dyn Fn() + Send + Sync>>);
 

@@ -17,10 +17,13 @@
 //! short, and the socket is empty.
 
 mod follow;
+mod last;
 mod sections;
 
 use crate::sockets::{is_open, wait_readable};
 use follow::Follow;
+use last::ends_stream;
+pub(crate) use last::LastBytes;
 use rustix::fd::AsFd;
 use rustix::io::{ioctl_fionread, Errno};
 use rustix::net::sockopt::socket_domain;
@@ -133,8 +136,8 @@ impl Settle {
     }
 
     /// Looks once; call it every [`LOOK`]. Where the source may not have seen its PONG, or its end
-    /// may be behind what waits, this reads what it writes and drops it: QEMU sends such pages again
-    /// when the migration is recovered.
+    /// may be behind what waits, this reads what it writes and drops it: QEMU sends such pages
+    /// again when the migration is recovered.
     pub(crate) fn look(&mut self, socket: &impl AsFd) -> Option<Settled> {
         if !is_open(socket) {
             return Some(Settled::Closed);
@@ -270,37 +273,6 @@ fn peek(socket: &impl AsFd, most: usize) -> Vec<u8> {
     let got = recv(socket, &mut bytes[..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
     bytes.truncate(got.map_or(0, |(_, got)| got));
     bytes
-}
-
-/// Collects the last bytes of a stream in postcopy.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LastBytes(Vec<u8>);
-
-impl LastBytes {
-    /// Adds `bytes` of the stream.
-    pub(crate) fn feed(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(&bytes[bytes.len().saturating_sub(LONGEST_END)..]);
-        self.0.drain(..self.0.len().saturating_sub(LONGEST_END));
-    }
-
-    /// Whether the bytes so far end a stream.
-    pub(crate) fn end_stream(&self) -> bool {
-        ends_stream(&self.0)
-    }
-}
-
-/// Bytes of the longest end that [`ends_stream`] looks for.
-const LONGEST_END: usize = 14;
-
-/// The end of RAM's last section (a record EOS, then a footer unless the machine has none), then
-/// the end-of-stream tag. A page may end like that by chance, which only keeps the socket open.
-fn ends_stream(bytes: &[u8]) -> bool {
-    const EOS: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 0x10];
-    const FOOTER: usize = 5;
-    let Some((0, before)) = bytes.split_last() else { return false };
-    let with_footer = before.len().checked_sub(FOOTER).is_some_and(|at| before[at] == 0x7e);
-    // Fewer bytes than a section's end: its beginning was read before.
-    before.len() < EOS.len() + FOOTER || with_footer || before.ends_with(&EOS)
 }
 
 #[cfg(test)]

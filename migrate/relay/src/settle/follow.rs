@@ -1,7 +1,7 @@
 //! The bytes of a source in postcopy that are read on, and dropped.
 
+use super::last::LastBytes;
 use super::sections::Heads;
-use super::LastBytes;
 use rustix::fd::AsFd;
 use rustix::net::{recv, RecvFlags};
 use stream::{Token, Tokeniser};

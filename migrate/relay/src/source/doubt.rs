@@ -250,7 +250,7 @@ fn settle(
     }
 }
 
-/// What the user hears while a source does not show that it would pause.
+/// The messages to the user while a source does not show that it would pause.
 struct Patience {
     since: Instant,
     /// The user has been told why the relay does not end, and how long it waits.

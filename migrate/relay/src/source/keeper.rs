@@ -185,7 +185,7 @@ fn hold_answered(socket: &OwnedFd, notice: &mut dyn FnMut(&str)) -> io::Result<(
         let mut sent = false;
         match settle.as_mut().and_then(|settle| settle.look(socket)) {
             Some(Settled::Sent) => sent = true,
-            // It has had that time. What it writes now stays, and so most of its memory.
+            // It has had that time. Its further bytes stay, and so most of its memory.
             Some(Settled::Pauses) => settle = None,
             Some(Settled::Closed) => return Ok(()),
             None => {}
