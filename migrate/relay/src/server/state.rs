@@ -68,13 +68,11 @@ impl Active {
     /// How far the session got. `committed`: bytes that start the VM may have been written.
     fn answer(&self, committed: bool) -> Verdict {
         let destination = &self.destination;
-        Verdict {
-            committed,
-            // Read before the others: if QEMU answers after this read, the source asks again.
-            pending: destination.is_undecided(),
-            loaded: destination.has_loaded(),
-            confirmed: destination.is_confirmed(),
-        }
+        // Read before the others: if QEMU answers after this read, the source asks again.
+        let is_undecided = destination.is_undecided();
+        let (loaded, confirmed) = (destination.has_loaded(), destination.is_confirmed());
+        // No answer is better than that of a QEMU that has confirmed.
+        Verdict { committed, pending: is_undecided && !confirmed, loaded, confirmed }
     }
 
     /// Why the session has ended, for its source. A link that the source opens meanwhile may get

@@ -161,11 +161,11 @@ pub(super) fn hold(
                     notice("the peer is back: its QEMU has loaded the VM and runs it");
                     return pause(shared, redial, (events, stops), cause, notice);
                 }
-                Ok(Verdict { pending: true, .. }) => Some(Instant::now()),
                 Ok(Verdict { confirmed: true, .. }) if is_loss(&cause) && shared.hand_success() => {
                     notice("the peer is back: its QEMU has confirmed and runs the VM");
                     return Ok(());
                 }
+                Ok(Verdict { pending: true, .. }) => Some(Instant::now()),
                 Ok(Verdict { confirmed, loaded, .. }) => {
                     notice(match (confirmed, loaded) {
                         (true, _) => "the peer is back: its QEMU has confirmed and runs the VM. Quit the source QEMU",

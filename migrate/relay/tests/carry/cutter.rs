@@ -36,6 +36,8 @@ struct State {
     passed: usize,
     cuts: usize,
     held: bool,
+    /// The next connection is the last one admitted.
+    once: bool,
     swallows: bool,
     /// Answers to hellos do not arrive, and their connections stay open.
     mutes: bool,
@@ -98,6 +100,7 @@ impl Cutter {
                 if state.held || (state.mutes && state.muted > 0) {
                     continue;
                 }
+                state.held = std::mem::take(&mut state.once);
                 let to = state.to.unwrap_or(to);
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(to)) else { return };
                 for socket in [&client, &server] {
@@ -175,6 +178,12 @@ impl Cutter {
     /// Directs new links to `to`.
     pub(crate) fn lead_to(&self, to: SocketAddr) {
         self.shared.state.lock().unwrap().to = Some(to);
+    }
+
+    /// Admits one connection.
+    pub(crate) fn release_one(&self) {
+        let mut state = self.shared.state.lock().unwrap();
+        (state.held, state.once) = (false, true);
     }
 
     /// Admits links again.
