@@ -22,11 +22,14 @@ use session::{Header, SessionError, FLAG_BODIES};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a chunk is waited for while the disk gives no page at all: many chunks of other streams
 /// may be in front of it, and each page of a chunk may be in another place of the disk.
 const READS: Duration = Duration::from_secs(10);
+/// How long one wait of these takes, and the most of it that counts. A longer one shows that this
+/// process was stopped, and its readers with it.
+const STEP: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(1));
 /// Threads that read pages. One keeps up with a link of some Gbit/s.
 const READERS: usize = 4;
 
@@ -107,25 +110,35 @@ impl SessionSeed {
     /// # Errors
     /// The table is invalid; a page is damaged or cannot be read; no page is read for [`READS`].
     pub(super) fn wait(&self, filling: &Filling) -> Result<Slot, SessionError> {
-        self.wait_by(|| filling.recv_timeout(READS))
+        let begin = Instant::now();
+        self.wait_by(|| filling.recv_timeout(STEP.0), || begin.elapsed())
     }
 
-    /// Waits by `wait` as long as the disk gives a page in each of its waits.
+    /// Waits by `wait`, again and again, until the disk has given no page for [`READS`] of `clock`.
     fn wait_by(
         &self,
         mut wait: impl FnMut() -> Result<Result<Slot, SessionError>, RecvTimeoutError>,
+        mut clock: impl FnMut() -> Duration,
     ) -> Result<Slot, SessionError> {
+        // Relaxed: only whether the number changes counts.
+        let mut before = self.reads.load(Ordering::Relaxed);
+        let mut silent = Duration::ZERO;
         loop {
-            // Relaxed: only whether the number changes counts.
-            let before = self.reads.load(Ordering::Relaxed);
-            match wait() {
+            let begin = clock();
+            let is_over = match wait() {
                 Ok(filled) => return filled,
+                Err(RecvTimeoutError::Timeout) => false,
+                Err(RecvTimeoutError::Disconnected) => true,
+            };
+            silent += clock().saturating_sub(begin).min(STEP.1);
+            let reads = self.reads.load(Ordering::Relaxed);
+            if reads != before {
                 // The disk is slow, and answers.
-                Err(RecvTimeoutError::Timeout) if self.reads.load(Ordering::Relaxed) != before => {}
-                Err(_) => {
-                    self.hangs.store(true, Ordering::Release);
-                    return Err(hangs());
-                }
+                (before, silent) = (reads, Duration::ZERO);
+            }
+            if is_over || silent >= READS {
+                self.hangs.store(true, Ordering::Release);
+                return Err(hangs());
             }
         }
     }

@@ -101,13 +101,45 @@ fn a_disk_that_is_slow_and_answers_is_waited_for() {
         disk
     });
     let last = begun.last().unwrap();
-    assert!(seed.wait_by(|| last.recv_timeout(limit)).unwrap()[..PAGE] == [7; PAGE]);
+    // Each wait counts for as long as a disk may take.
+    let mut clock = clock(READS);
+    let filled = seed.wait_by(|| last.recv_timeout(limit / 10), &mut clock);
+    assert!(filled.unwrap()[..PAGE] == [7; PAGE]);
     drop(slow.join().unwrap());
     // A disk that answers nothing is not waited for.
     let (disk, answers) = channel();
     let (seed, begun) = self::begun(answers);
-    assert!(seed.wait_by(|| begun[15].recv_timeout(limit / 50)).is_err());
+    assert!(seed.wait_by(|| begun[15].recv_timeout(limit / 50), &mut clock).is_err());
     drop(disk);
+}
+
+/// A clock by which each wait takes this time.
+fn clock(step: Duration) -> impl FnMut() -> Duration {
+    let mut now = Duration::ZERO;
+    move || {
+        now += step;
+        now
+    }
+}
+
+/// A process that is stopped (SIGSTOP, a laptop's lid) reads nothing meanwhile.
+#[test]
+fn a_disk_does_not_hang_while_this_process_stands_still() {
+    let (disk, answers) = channel();
+    let (seed, begun) = begun_with(channel().0, answers, (1, 1));
+    let mut waits = 0;
+    let filled = seed.wait_by(
+        || {
+            waits += 1;
+            if waits == 1 {
+                return Err(RecvTimeoutError::Timeout);
+            }
+            disk.send(()).unwrap();
+            Ok(begun[0].recv().unwrap())
+        },
+        clock(Duration::from_secs(12)),
+    );
+    assert!(filled.unwrap()[..PAGE] == [7; PAGE]);
 }
 
 /// As one whose pages are in units all over the disk.
@@ -118,7 +150,7 @@ fn a_chunk_of_many_reads_is_waited_for_while_each_read_is_answered() {
     let (seed, begun) = begun_with(asked, answers, (1, PAGES));
     asks.recv().unwrap();
     let mut left = PAGES;
-    let filled = seed.wait_by(|| {
+    let wait = || {
         disk.send(()).unwrap();
         left -= 1;
         if left == 0 {
@@ -127,6 +159,7 @@ fn a_chunk_of_many_reads_is_waited_for_while_each_read_is_answered() {
         // The reader counts a page before it asks for the next one.
         asks.recv().unwrap();
         Err(RecvTimeoutError::Timeout)
-    });
+    };
+    let filled = seed.wait_by(wait, clock(READS));
     assert!(filled.unwrap()[..PAGES * PAGE] == [7; PAGES * PAGE]);
 }
