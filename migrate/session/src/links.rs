@@ -329,14 +329,18 @@ impl Links {
     }
 
     /// The missing links. If several numbers have no link, `place` is the first of them from `turn`
-    /// on, cyclically.
+    /// on, cyclically. Without any link, those come first that were there before: others may never
+    /// come.
     pub(crate) fn missing(&self, turn: usize) -> Missing {
         let table = lock(&self.table);
         let count = table.places.len();
         let number = (0..count).map(|n| (n + turn) % count);
-        let place = number
-            .map(|n| (n, &table.places[n]))
-            .find(|(_, place)| place.link.is_none())
+        let mut missing =
+            number.map(|n| (n, &table.places[n])).filter(|(_, place)| place.link.is_none());
+        let mut known = missing.clone().filter(|(_, place)| place.gone.is_some());
+        let known = table.outage().and_then(|_| known.next());
+        let place = known
+            .or_else(|| missing.next())
             // A link that was never there is missing since the beginning.
             .map(|(n, place)| {
                 (n, Place { gone: place.gone.or(Some(self.began)), ..place.clone() })
@@ -360,9 +364,13 @@ impl Links {
         });
     }
 
-    /// Waits until `deadline` or until `is_over`.
-    pub(crate) fn pause(&self, deadline: Instant, is_over: impl Fn() -> bool) {
-        self.changed.wait_until(Some(deadline), || is_over().then_some(()));
+    /// Waits until `deadline`, until `is_over`, or until an outage begins or ends that is not one of
+    /// `known`.
+    pub(crate) fn pause(&self, deadline: Instant, known: &Missing, is_over: impl Fn() -> bool) {
+        self.changed.wait_until(Some(deadline), || {
+            let is_news = lock(&self.table).outage().is_some() != known.outage.is_some();
+            (is_news || is_over()).then_some(())
+        });
     }
 
     /// Wakes the waiting threads.

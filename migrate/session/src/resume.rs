@@ -64,9 +64,12 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
             links.wait_for_change(deadline, &missing, is_over);
             continue;
         };
-        let passed = place.gone.map_or(Duration::ZERO, |gone| gone.elapsed());
+        let gone = place.gone.map_or(Duration::ZERO, |gone| gone.elapsed());
+        // Without any link all are tried as often as the one that was lost last.
+        let passed = missing.outage.as_ref().map_or(gone, |o| gone.min(o.began.elapsed()));
         if let Some(until) = not_before(session, &missing, last, passed) {
-            links.pause(deadline.map_or(until, |deadline| deadline.min(until)), is_over);
+            let until = deadline.map_or(until, |deadline| deadline.min(until));
+            links.pause(until, &missing, is_over);
             continue;
         }
         let link_number = u16::try_from(*number).unwrap_or(u16::MAX);

@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stream::Kind;
+use stream::{Kind, Tokeniser};
 
 /// Pause before accepting a connection is tried again.
 const BACK_OFF: Duration = Duration::from_millis(200);
@@ -101,6 +101,9 @@ fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
         if let Err(error) = intake::run(shared, &stream) {
             shared.session.fail(error);
         }
+    } else {
+        // Nothing was read.
+        let _ = stream.read_by.set(Tokeniser::new(kind, shared.page_size));
     }
     if shared.session.failure().is_some() {
         // The session ended, not QEMU. The session has the reason.

@@ -8,10 +8,11 @@ use crate::postcopy::Switchover;
 use crate::return_path::{PONG_LOADED, SHUT_LOADED};
 use crate::settle::{self, Settle, Settled};
 use crate::sockets::is_open;
+use crate::threads::spawn;
 use session::{Redial, SessionError, Verdict};
 use std::io::Write;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::Kind;
@@ -86,11 +87,31 @@ impl Shared {
 struct Questions {
     first: Option<Instant>,
     failed: Vec<String>,
+    /// Gets the answer to the present question.
+    answer: Option<Receiver<Result<Verdict, SessionError>>>,
 }
 
 impl Questions {
-    fn ask(&mut self, redial: &Redial) -> Result<Verdict, SessionError> {
-        redial.ask_after(self.first.get_or_insert_with(Instant::now).elapsed())
+    /// Asks on a thread of its own: a peer that cannot be reached takes seconds, in which the
+    /// caller has to look after QEMU and the user. At most one question is under way.
+    fn ask(&mut self, redial: &Redial) {
+        if self.answer.is_some() {
+            return;
+        }
+        let passed = self.first.get_or_insert_with(Instant::now).elapsed();
+        let (redial, (answer, answers)) = (redial.clone(), channel());
+        let begun = spawn("question", move || {
+            let _ = answer.send(redial.ask_after(passed));
+        });
+        // Without a thread the next question may get one.
+        self.answer = begun.is_ok().then_some(answers);
+    }
+
+    /// The answer, once it is there.
+    fn answer(&mut self) -> Option<Result<Verdict, SessionError>> {
+        let answer = self.answer.as_ref()?.try_recv().ok()?;
+        self.answer = None;
+        Some(answer)
     }
 
     /// Reports that a question got no answer, unless one has failed in this way before. A doubt may
@@ -124,6 +145,8 @@ pub(super) fn hold(
     let is_parsed = !shared.turns_to_postcopy();
     // Only `look_for_switch` may read on in QEMU's main connection.
     shared.session.fail(SessionError::Local { reason: cause.to_string() });
+    // A reader may wait for a codec thread that hangs.
+    shared.submitter.pool().close();
     shared.close_return_paths();
     let mut asked = Some(Instant::now());
     let mut questions = Questions::default();
@@ -149,7 +172,10 @@ pub(super) fn hold(
         }
         let may_ask = !shared.has_switched() || shared.has_sent_all();
         if may_ask && asked.is_some_and(|last| last.elapsed() >= ASK) {
-            asked = match questions.ask(redial) {
+            questions.ask(redial);
+        }
+        if let Some(answer) = questions.answer() {
+            asked = match answer {
                 Ok(Verdict { committed: false, .. }) if !shared.recovers() => {
                     shared.look_for_switch();
                     if shared.has_switched() {
@@ -210,6 +236,8 @@ fn settle(
     let never = shared.says_never(&cause);
     // Only this function may read on in QEMU's main connection.
     shared.session.fail(SessionError::Local { reason: cause.to_string() });
+    // A reader may wait for a codec thread that hangs.
+    shared.submitter.pool().close();
     shared.close_return_paths();
     let streams = shared.streams();
     let Some(main) = streams.iter().find(|stream| stream.kind.is_main()) else {
@@ -253,33 +281,43 @@ fn settle(
 /// The messages to the user while a source does not show that it would pause.
 struct Patience {
     since: Instant,
-    /// The user has been told why the relay does not end, and how long it waits.
-    told: (bool, bool),
+    /// When a request to end was answered.
+    answered: Option<Instant>,
+    /// The user has been told how long the relay waits.
+    told: bool,
 }
+
+/// Requests to end that come so soon behind the answer to one were made before it.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 impl Patience {
     /// Answers the requests to end that came before. They ask for the end of a migration, and not
     /// for two copies of its VM: none of them ends the relay here.
     fn new(stops: &mut Stops, notice: &mut impl FnMut(&str)) -> Self {
-        let told = stops.take_first().is_some();
-        if told {
-            notice(SETTLES);
+        let mut this = Self { since: Instant::now(), answered: None, told: false };
+        if stops.take_first().is_some() {
+            this.answer(notice);
         }
-        Self { since: Instant::now(), told: (told, false) }
+        this
     }
 
-    /// Answers a request to end; true if an earlier one was answered.
+    fn answer(&mut self, notice: &mut impl FnMut(&str)) {
+        self.answered = Some(Instant::now());
+        notice(SETTLES);
+    }
+
+    /// Answers a request to end; true if an earlier one was answered before this one was made.
     fn is_over(&mut self, notice: &mut impl FnMut(&str)) -> bool {
-        let is_over = std::mem::replace(&mut self.told.0, true);
-        if !is_over {
-            notice(SETTLES);
-        }
-        is_over
+        let Some(answered) = self.answered else {
+            self.answer(notice);
+            return false;
+        };
+        answered.elapsed() >= AT_ONCE
     }
 
     /// Reports a long wait, once.
     fn look(&mut self, cause: &SessionError, notice: &mut impl FnMut(&str)) {
-        if self.since.elapsed() >= LONG && !std::mem::replace(&mut self.told.1, true) {
+        if self.since.elapsed() >= LONG && !std::mem::replace(&mut self.told, true) {
             notice(&format!(
                 "the session is over ({cause}), and the source QEMU has not shown for {} s that it would pause if its \
                  connection closed: it would run its VM beside the destination's. It shows that by what it writes. \
