@@ -96,6 +96,7 @@ fn run(shared: &Arc<Shared>, connection: &Arc<Connection>) {
     }
     if kind == Kind::Preempt {
         shared.session.prioritise(stream.id);
+        shared.guard_preempt(&stream);
     }
     if open(shared, &stream, kind) {
         if let Err(error) = intake::run(shared, &stream) {

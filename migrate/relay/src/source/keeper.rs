@@ -23,6 +23,9 @@
 //! can tell when the source has seen it: bytes of the guest may look like those that show it. So
 //! the keeper reads on, which lets the source see its PONG, and a person decides.
 //!
+//! **A preempt channel** is held as well. Its end would make a source that is turning to postcopy
+//! fail, and a source that waits for room in it writes nothing to the main channel.
+//!
 //! **What fails.** Without a keeper (killed as well) the source sees its socket close, as with QEMU
 //! alone.
 
@@ -30,7 +33,8 @@ use crate::error::{ANSWERED, SENT, TURNING};
 use crate::postcopy::Switchover;
 use crate::return_path::PONG_LOADED;
 use crate::settle::{waits_with_end, Settle, Settled, LOOK};
-use crate::sockets::is_open;
+use crate::sockets::{drop_waiting, is_open, wait_readable};
+use crate::threads::spawn;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::net::{
     recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -42,11 +46,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Command: hold the descriptor sent with it. A `u64`, big-endian, follows: how far the main stream
 /// is from the switch to postcopy ([`Switchover::encode`]).
 const HOLD: u8 = 1;
+/// Command: hold this descriptor, that of a preempt channel, as long as the one of [`HOLD`].
+const HOLD_TOO: u8 = 2;
 /// Bytes of a command with its number.
 const MESSAGE: usize = 9;
 /// How often a source that may have seen its PONG is looked at once it has had the time for that.
@@ -88,9 +95,21 @@ impl Keeper {
         socket: &impl AsFd,
         switchover: Option<Switchover>,
     ) -> io::Result<()> {
+        self.pass_on(HOLD, Switchover::encode(switchover), socket)
+    }
+
+    /// Sends a copy of the `socket` of a preempt channel, which is held as long as the other.
+    ///
+    /// # Errors
+    /// The keeper has ended.
+    pub(super) fn hold_too(&self, socket: &impl AsFd) -> io::Result<()> {
+        self.pass_on(HOLD_TOO, 0, socket)
+    }
+
+    fn pass_on(&self, kind: u8, number: u64, socket: &impl AsFd) -> io::Result<()> {
         let mut message = [0; MESSAGE];
-        message[0] = HOLD;
-        message[1..].copy_from_slice(&Switchover::encode(switchover).to_be_bytes());
+        message[0] = kind;
+        message[1..].copy_from_slice(&number.to_be_bytes());
         let fds = [socket.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -130,7 +149,7 @@ pub fn keep(control: &UnixStream, mut notice: impl FnMut(&str)) -> io::Result<()
     let mut held: Option<(OwnedFd, Option<Switchover>)> = None;
     let mut message = [0; MESSAGE];
     let mut got = 0;
-    let mut descriptor = None;
+    let (mut descriptor, mut preempt) = (None, None);
     loop {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -154,11 +173,14 @@ pub fn keep(control: &UnixStream, mut notice: impl FnMut(&str)) -> io::Result<()
         }
         got = 0;
         let [kind, number @ ..] = message;
-        held = match (kind, descriptor.take()) {
-            (HOLD, Some(fd)) => Some((fd, Switchover::decode(u64::from_be_bytes(number)))),
-            _ => None,
-        };
+        match (kind, descriptor.take()) {
+            (HOLD, Some(fd)) => held = Some((fd, Switchover::decode(u64::from_be_bytes(number)))),
+            (HOLD_TOO, fd) => preempt = fd,
+            _ => held = None,
+        }
     }
+    // Ends behind the connection that `held` has.
+    let _preempt = preempt.filter(|_| held.is_some()).map(Drained::new);
     let notice = &mut notice;
     match held {
         // The source is still writing its packaged state, without which the destination's VM cannot
@@ -173,6 +195,32 @@ pub fn keep(control: &UnixStream, mut notice: impl FnMut(&str)) -> io::Result<()
         Some((fd, Some(Switchover::Switched))) => pause(&fd, notice),
         Some((fd, switchover)) => hold_on(&fd, switchover, notice),
         None => Ok(()),
+    }
+}
+
+/// A preempt channel, whose pages are dropped: QEMU writes them with a lock that the thread of its
+/// main channel needs, and may fail, and run its VM, where the channel has ended.
+struct Drained(Arc<OwnedFd>);
+
+impl Drained {
+    fn new(socket: OwnedFd) -> Self {
+        let socket = Arc::new(socket);
+        let drained = socket.clone();
+        // Without a thread the channel is at least held.
+        let _ = spawn("preempt", move || {
+            while is_open(&drained) {
+                wait_readable(&drained, None);
+                drop_waiting(&drained);
+            }
+        });
+        Self(socket)
+    }
+}
+
+impl Drop for Drained {
+    fn drop(&mut self) {
+        // Ends the thread, too.
+        let _ = rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Both);
     }
 }
 

@@ -192,6 +192,29 @@ fn a_source_that_ends_its_stream_behind_its_pong_is_held_as_one_that_has_sent_al
     rig.keeper.join().unwrap();
 }
 
+/// Its end would make the source fail that is turning to postcopy.
+#[test]
+fn a_preempt_channel_is_held_as_long_as_the_main_one_and_takes_pages() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let ((qemu, relay), (preempt, there)) =
+        (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+    let (send, notices) = mpsc::channel();
+    let keeper = std::thread::spawn(move || {
+        keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
+    });
+    let parent = Keeper { control: Some(ours), child: None };
+    parent.hold_too(&there).unwrap();
+    parent.hold(&relay, Some(Switchover::Unanswered)).unwrap();
+    drop((relay, there, parent));
+    notices.recv_timeout(SOON).unwrap();
+    preempt.set_write_timeout(Some(SOON)).unwrap();
+    (&preempt).write_all(&[8; 1 << 20]).unwrap();
+    assert!(is_open(&preempt) && !keeper.is_finished());
+    drop(qemu);
+    keeper.join().unwrap();
+    assert!(!is_open(&preempt));
+}
+
 #[test]
 fn the_keeper_closes_while_the_source_writes_its_packaged_state() {
     let mut rig = rig(Some(Some(1)));

@@ -138,6 +138,12 @@ impl Shared {
         }
     }
 
+    /// Makes the keeper hold the source QEMU's preempt channel as long as its main socket.
+    pub(in crate::source) fn guard_preempt(&self, stream: &SourceStream) {
+        // A keeper that has gone is reported when it is to hold the main socket.
+        let _ = self.keeper.get().map(|keeper| keeper.hold_too(stream.socket()));
+    }
+
     /// Whether the source QEMU is being told to cancel, so that no bytes that start the
     /// destination's VM may be sent.
     pub(in crate::source) fn is_cancelling(&self) -> bool {
