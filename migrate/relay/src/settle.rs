@@ -49,6 +49,10 @@ const WRITE: u64 = 512 << 10;
 /// The longest time for which a source is read that always has some more bytes, as under a rate
 /// limit.
 const DRAIN: Duration = Duration::from_secs(5);
+/// With fewer bytes in the socket, QEMU waits in no write.
+const FULL: usize = 32 << 10;
+/// The longest time from one look to the next one, on a busy machine.
+const GAP: Duration = Duration::from_millis(200);
 /// The most bytes that a kernel holds for a socket.
 const MOST: usize = 64 << 20;
 
@@ -74,6 +78,7 @@ pub(crate) struct Settle {
     draining: Option<Draining>,
     queue: usize,
     since: Instant,
+    looked: Instant,
 }
 
 /// How far a source is read whose end may be behind the bytes that wait.
@@ -81,6 +86,11 @@ pub(crate) struct Settle {
 struct Draining {
     /// Bytes that it may have written before, or was writing.
     left: u64,
+    /// Those of them that are not read yet and waited in the socket at first.
+    waiting: u64,
+    /// Bytes have come behind these, or the source was in no write. Before that, it may be in the
+    /// write of its end, and not get to run.
+    has_more: bool,
     until: Instant,
 }
 
@@ -132,7 +142,7 @@ impl Settle {
         let reading =
             answered.then(|| Reading { sections: Sections::default(), read: 0, at: None });
         let (follow, since) = (Follow::new(parser), Instant::now());
-        Self { reading, follow, draining: None, queue: 0, since }
+        Self { reading, follow, draining: None, queue: 0, since, looked: since }
     }
 
     /// Looks once; call it every [`LOOK`]. Where the source may not have seen its PONG, or its end
@@ -142,6 +152,7 @@ impl Settle {
         if !is_open(socket) {
             return Some(Settled::Closed);
         }
+        self.skip_standstill();
         if let Some(reading) = &mut self.reading {
             let now = Instant::now();
             if waiting(socket) == 0 {
@@ -179,9 +190,22 @@ impl Settle {
             }
             // The end may be behind what waits here: at the sender, or in a write of QEMU that
             // waits for room. No look shows it, and reading on does.
-            self.draining = Some(Draining { left: hidden(socket), until: now + DRAIN });
+            let (left, waiting) = (hidden(socket), queue as u64);
+            let has_more = queue < FULL;
+            self.draining = Some(Draining { left, waiting, has_more, until: now + DRAIN });
         }
         self.drain(socket)
+    }
+
+    /// Time in which this process stood still shows nothing of the source.
+    fn skip_standstill(&mut self) {
+        let now = Instant::now();
+        let still = now.saturating_duration_since(self.looked).saturating_sub(GAP);
+        self.looked = now;
+        self.since = (self.since + still).min(now);
+        if let Some(draining) = &mut self.draining {
+            draining.until += still;
+        }
     }
 
     /// Reads and drops what has come, until nothing comes any more, or the source has certainly
@@ -195,6 +219,8 @@ impl Settle {
                 Ok((got @ 1.., _)) => {
                     self.since = Instant::now();
                     draining.left = draining.left.saturating_sub(got as u64);
+                    draining.has_more |= got as u64 > draining.waiting;
+                    draining.waiting = draining.waiting.saturating_sub(got as u64);
                     if self.follow.has_end() {
                         return Some(Settled::Sent);
                     }
@@ -209,8 +235,9 @@ impl Settle {
         }
         let now = Instant::now();
         let is_silent = now.saturating_duration_since(self.since) >= STABLE;
-        let is_over = draining.left == 0 || now >= draining.until;
-        (is_silent || is_over).then(|| self.verdict(socket))
+        let is_late = is_silent || now >= draining.until;
+        let is_over = draining.left == 0 || (draining.has_more && is_late);
+        is_over.then(|| self.verdict(socket))
     }
 
     /// The state of a source that has written what was read and what waits, and nothing more.

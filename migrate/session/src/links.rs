@@ -364,8 +364,8 @@ impl Links {
         });
     }
 
-    /// Waits until `deadline`, until `is_over`, or until an outage begins or ends that is not one of
-    /// `known`.
+    /// Waits until `deadline`, until `is_over`, or until an outage begins or ends that is not one
+    /// of `known`.
     pub(crate) fn pause(&self, deadline: Instant, known: &Missing, is_over: impl Fn() -> bool) {
         self.changed.wait_until(Some(deadline), || {
             let is_news = lock(&self.table).outage().is_some() != known.outage.is_some();

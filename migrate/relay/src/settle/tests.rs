@@ -111,6 +111,23 @@ fn a_source_that_waits_in_the_write_of_its_end_has_sent_all() {
     }
 }
 
+/// The source is stopped in that write: no silence shows that it has more to send.
+#[test]
+fn a_source_that_is_stopped_in_the_write_of_its_end_is_waited_for() {
+    let (qemu, ours) = UnixStream::pair().unwrap();
+    qemu.set_nonblocking(true).unwrap();
+    while (&qemu).write(&[7; 4096]).is_ok() {}
+    let mut settle = Settle::new(false, None);
+    let begin = Instant::now();
+    // Well behind all times that count elsewhere.
+    while begin.elapsed() < DRAIN + 2 * STABLE {
+        assert_eq!(settle.look(&ours), None);
+        std::thread::sleep(LOOK);
+    }
+    (&qemu).write_all(&END).unwrap();
+    assert_eq!(settled(&mut settle, &ours), Settled::Sent);
+}
+
 /// A source with much memory to send is not read to its end, which would be the end of its pause.
 #[test]
 fn a_source_that_has_more_to_send_is_read_little() {

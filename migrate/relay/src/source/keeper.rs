@@ -58,6 +58,8 @@ const HOLD_TOO: u8 = 2;
 const MESSAGE: usize = 9;
 /// How often a source that may have seen its PONG is looked at once it has had the time for that.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A source in postcopy that shows nothing for so long is reported.
+const LONG: Duration = Duration::from_secs(5);
 /// How long the keeper may take to end once the relay has closed the control socket.
 const KEEPER_ENDS: Duration = Duration::from_secs(1);
 
@@ -139,13 +141,22 @@ impl Drop for Keeper {
     }
 }
 
+/// The user of a keeper whose relay was killed.
+pub trait KeeperUser {
+    /// Gets a message. `ends`: from now on a signal ends the process, whatever state the source is
+    /// in.
+    fn notice(&mut self, text: &str, ends: bool);
+
+    /// Whether a signal to end has come since the last call, before one ends the process.
+    fn is_asked_to_end(&mut self) -> bool;
+}
+
 /// The keeper's half: obeys `control` until the relay has ended. If the relay was killed at the
-/// wrong moment, it then goes on holding the socket, and `notice` gets a message for the user, and
-/// another one if that changes.
+/// wrong moment, it then goes on holding the socket, and `user` gets messages.
 ///
 /// # Errors
 /// The control socket fails.
-pub fn keep(control: &UnixStream, mut notice: impl FnMut(&str)) -> io::Result<()> {
+pub fn keep(control: &UnixStream, user: &mut dyn KeeperUser) -> io::Result<()> {
     let mut held: Option<(OwnedFd, Option<Switchover>)> = None;
     let mut message = [0; MESSAGE];
     let mut got = 0;
@@ -181,7 +192,6 @@ pub fn keep(control: &UnixStream, mut notice: impl FnMut(&str)) -> io::Result<()
     }
     // Ends behind the connection that `held` has.
     let _preempt = preempt.filter(|_| held.is_some()).map(Drained::new);
-    let notice = &mut notice;
     match held {
         // The source is still writing its packaged state, without which the destination's VM cannot
         // start. The source has to see its socket close, and fails before it is in postcopy.
@@ -190,10 +200,10 @@ pub fn keep(control: &UnixStream, mut notice: impl FnMut(&str)) -> io::Result<()
             rustix::io::ioctl_fionbio(&fd, true)?;
             // The relay may have been killed before it wrote this PONG. QEMU ignores a second one.
             let _ = rustix::io::write(&fd, &PONG_LOADED);
-            hold_answered(&fd, notice)
+            hold_answered(&fd, user)
         }
-        Some((fd, Some(Switchover::Switched))) => pause(&fd, notice),
-        Some((fd, switchover)) => hold_on(&fd, switchover, notice),
+        Some((fd, Some(Switchover::Switched))) => pause(&fd, user),
+        Some((fd, switchover)) => hold_on(&fd, switchover, user),
         None => Ok(()),
     }
 }
@@ -226,7 +236,7 @@ impl Drop for Drained {
 
 /// Holds the socket of a source that has the PONG of its packaged state, and reads on until the
 /// source has had the time to see it.
-fn hold_answered(socket: &OwnedFd, notice: &mut dyn FnMut(&str)) -> io::Result<()> {
+fn hold_answered(socket: &OwnedFd, user: &mut dyn KeeperUser) -> io::Result<()> {
     let mut settle = Some(Settle::new(true, None));
     let mut told = false;
     loop {
@@ -245,10 +255,14 @@ fn hold_answered(socket: &OwnedFd, notice: &mut dyn FnMut(&str)) -> io::Result<(
             sent = waits_with_end(socket);
         }
         if sent {
-            return hold_on(socket, Some(Switchover::Sent), notice);
+            return hold_on(socket, Some(Switchover::Sent), user);
         }
         if !std::mem::replace(&mut told, true) {
-            notice(&in_doubt(Some(Switchover::Answered)));
+            user.notice(&in_doubt(Some(Switchover::Answered)), false);
+        }
+        if user.is_asked_to_end() {
+            user.notice(LETS_GO, false);
+            return pause(socket, user);
         }
         std::thread::sleep(if settle.is_some() { LOOK } else { LOOK_AGAIN });
     }
@@ -256,13 +270,18 @@ fn hold_answered(socket: &OwnedFd, notice: &mut dyn FnMut(&str)) -> io::Result<(
 
 /// Closes the socket of a source in postcopy for good once it is certain that the source then
 /// pauses.
-fn pause(socket: &OwnedFd, notice: &mut dyn FnMut(&str)) -> io::Result<()> {
+fn pause(socket: &OwnedFd, user: &mut dyn KeeperUser) -> io::Result<()> {
     let mut settle = Settle::new(false, None);
+    let (since, mut told) = (Instant::now(), false);
     loop {
         match settle.look(socket) {
             Some(Settled::Pauses | Settled::Closed) => return Ok(()),
-            Some(Settled::Sent) => return hold_on(socket, Some(Switchover::Sent), notice),
+            Some(Settled::Sent) => return hold_on(socket, Some(Switchover::Sent), user),
+            None if user.is_asked_to_end() => return Ok(()),
             None => std::thread::sleep(LOOK),
+        }
+        if since.elapsed() >= LONG && !std::mem::replace(&mut told, true) {
+            user.notice(SILENT, true);
         }
     }
 }
@@ -271,7 +290,7 @@ fn pause(socket: &OwnedFd, notice: &mut dyn FnMut(&str)) -> io::Result<()> {
 fn hold_on(
     socket: &OwnedFd,
     mut switchover: Option<Switchover>,
-    notice: &mut dyn FnMut(&str),
+    user: &mut dyn KeeperUser,
 ) -> io::Result<()> {
     let mut told = false;
     rustix::io::ioctl_fionbio(socket, true)?;
@@ -296,7 +315,7 @@ fn hold_on(
         }
         if ready == 0 {
             if !std::mem::replace(&mut told, true) {
-                notice(&in_doubt(switchover));
+                user.notice(&in_doubt(switchover), true);
             }
             continue;
         }
@@ -304,7 +323,7 @@ fn hold_on(
         match before.read_on(socket) {
             Ok(0) => return Ok(()),
             Ok(got) => match before.pass(got) {
-                None => return pause(socket, notice),
+                None => return pause(socket, user),
                 behind => switchover = behind,
             },
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
@@ -320,7 +339,8 @@ fn in_doubt(switchover: Option<Switchover>) -> String {
         Some(Switchover::Answered) => format!(
             "the source relay was killed as the migration turned to postcopy, when the destination QEMU had \
              loaded the VM. The source VM is stopped and its migration left open, so that two copies cannot \
-             run. {ANSWERED} (kill {pid}): both QEMUs pause the migration, and it can be taken up again"
+             run. {ANSWERED} (kill {pid}, once: it looks first whether the source QEMU has sent all): both QEMUs pause the \
+             migration, and it can be taken up again"
         ),
         Some(Switchover::Unanswered) => format!(
             "the source relay was killed as the migration turned to postcopy, before the source QEMU \
@@ -330,12 +350,24 @@ fn in_doubt(switchover: Option<Switchover>) -> String {
         ),
         Some(Switchover::Sent) => format!(
             "the source relay was killed at the end of a postcopy migration. The source VM is stopped \
-             and its migration left open, so that two copies cannot run. {SENT}, then end this process \
-             (kill {pid}), and the source VM goes on from the moment at which it was handed over"
+             and its migration left open, so that two copies cannot run. Ask the source QEMU \
+             (query-migrate). If ram.remaining is more than 0, end this process (kill {pid}): both \
+             QEMUs pause the migration, and it can be taken up again. If it is 0: {SENT}, then end \
+             this process, and the source VM goes on from the moment at which it was handed over"
         ),
         _ => IN_DOUBT.into(),
     }
 }
+
+/// The answer to a request to end, about a source that has its answer.
+const LETS_GO: &str =
+    "looking whether the source QEMU has sent all its memory: if not, its connection is closed, and both QEMUs pause the \
+     migration (kill this process again to end it in any case)";
+/// The message about a source in postcopy that shows nothing.
+const SILENT: &str =
+    "the source relay was killed in postcopy, and the source QEMU has written nothing more: it may be writing the end of \
+     its stream, and would run its VM beside the destination's if its connection closed. See that the source QEMU is not \
+     stopped, and leave this process alone until it ends by itself";
 
 const IN_DOUBT: &str =
     "the source relay was killed after the end of the stream may have reached the destination QEMU. The source VM is \

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::JoinHandle;
 
@@ -13,13 +14,26 @@ struct Rig {
     keeper: JoinHandle<()>,
 }
 
+/// Gets the notices, and may be asked to end.
+struct User(mpsc::Sender<String>, Arc<AtomicBool>);
+
+impl KeeperUser for User {
+    fn notice(&mut self, text: &str, _: bool) {
+        self.0.send(text.to_string()).unwrap();
+    }
+
+    fn is_asked_to_end(&mut self) -> bool {
+        self.1.swap(false, Ordering::AcqRel)
+    }
+}
+
 /// A keeper on a thread, told how many bytes of a packaged state are to come, if any.
 fn rig(packaged: Option<Option<u64>>) -> Rig {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (qemu, relay) = UnixStream::pair().unwrap();
     let (send, notices) = mpsc::channel();
     let keeper = std::thread::spawn(move || {
-        keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
+        keep(&theirs, &mut User(send, Arc::default())).unwrap();
     });
     // Not a process: while one starts it has copies of all sockets, including those of other
     // tests.
@@ -82,7 +96,7 @@ fn in_postcopy_the_keeper_closes_unless_the_end_of_the_stream_waits() {
             let (qemu, relay) = UnixStream::pair().unwrap();
             let (send, notices) = mpsc::channel();
             let keeper = std::thread::spawn(move || {
-                keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
+                keep(&theirs, &mut User(send, Arc::default())).unwrap();
             });
             let ping: &[u8] = if before == Switchover::Switched { &[] } else { &[8; 9] };
             (&qemu).write_all(&[ping, &[2, 0, 0, 0, 2], &[5; 999], end].concat()).unwrap();
@@ -118,17 +132,22 @@ fn in_postcopy_the_keeper_closes_once_the_source_is_in_postcopy() {
 }
 
 fn state_rig(state: Switchover) -> Rig {
+    state_rig_of(state).0
+}
+
+/// And the flag that asks the keeper to end.
+fn state_rig_of(state: Switchover) -> (Rig, Arc<AtomicBool>) {
     let rig = rig(None);
     drop(rig.control);
     rig.keeper.join().unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (qemu, relay) = UnixStream::pair().unwrap();
     let (send, notices) = mpsc::channel();
-    let keeper = std::thread::spawn(move || {
-        keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
-    });
+    let asked = Arc::new(AtomicBool::new(false));
+    let mut user = User(send, asked.clone());
+    let keeper = std::thread::spawn(move || keep(&theirs, &mut user).unwrap());
     Keeper { control: Some(ours), child: None }.hold(&relay, Some(state)).unwrap();
-    Rig { control: None, qemu, relay: None, notices, keeper }
+    (Rig { control: None, qemu, relay: None, notices, keeper }, asked)
 }
 
 /// QEMU 10.2 and later: whatever it writes, it may still fail and run its VM.
@@ -200,7 +219,7 @@ fn a_preempt_channel_is_held_as_long_as_the_main_one_and_takes_pages() {
         (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let (send, notices) = mpsc::channel();
     let keeper = std::thread::spawn(move || {
-        keep(&theirs, |text| send.send(text.to_string()).unwrap()).unwrap();
+        keep(&theirs, &mut User(send, Arc::default())).unwrap();
     });
     let parent = Keeper { control: Some(ours), child: None };
     parent.hold_too(&there).unwrap();
@@ -222,4 +241,18 @@ fn the_keeper_closes_while_the_source_writes_its_packaged_state() {
     rig.control = None;
     rig.keeper.join().unwrap();
     assert!(!is_open(&rig.qemu) && rig.notices.try_recv().is_err());
+}
+
+/// A person has seen that the source is in postcopy for good, and lets it go.
+#[test]
+fn an_answered_source_that_a_person_lets_go_pauses() {
+    let (rig, asked) = state_rig_of(Switchover::Answered);
+    (&rig.qemu).read_exact(&mut [0; PONG_LOADED.len()]).unwrap();
+    assert!(rig.notices.recv_timeout(SOON).unwrap().contains("postcopy-device"));
+    (&rig.qemu).write_all(&[5; 999]).unwrap();
+    assert!(is_open(&rig.qemu) && !rig.keeper.is_finished());
+    asked.store(true, Ordering::Release);
+    assert!(rig.notices.recv_timeout(SOON).unwrap().contains("looking whether"));
+    rig.keeper.join().unwrap();
+    assert!(!is_open(&rig.qemu));
 }
