@@ -416,6 +416,20 @@ mod tests {
     }
 
     #[test]
+    fn without_any_link_those_that_were_there_are_tried_first() {
+        let links = Links::new(4, Duration::from_secs(1));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (first, other) = (links.add(0, socket()).0, links.add(2, socket()).0);
+        let turns = || [0, 1, 2, 3].map(|turn| links.missing(turn).place.unwrap().0);
+        let why = SessionError::Local { reason: "the test".into() };
+        links.lose(&other, &why);
+        assert_eq!(turns(), [1, 1, 2, 3]);
+        links.lose(&first, &why);
+        assert_eq!(turns(), [0, 2, 2, 0]);
+    }
+
+    #[test]
     fn a_lost_priority_link_is_replaced_and_a_single_link_has_no_priority() {
         let links = Links::new(3, Duration::from_secs(1));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
