@@ -100,14 +100,19 @@ impl Supervisor<'_> {
     }
 
     pub(super) fn stop(&mut self) {
-        if self.stopping || self.ending {
+        if self.ending {
+            return;
+        }
+        // A device whose first start has failed is being taken down already; if that fails too, the
+        // manager's request still holds.
+        if !std::mem::replace(&mut self.announced, true) {
+            self.notify.say("STOPPING=1");
+        }
+        if self.stopping {
             return;
         }
         self.stopping = true;
         self.down_again = None;
-        if !std::mem::replace(&mut self.announced, true) {
-            self.notify.say("STOPPING=1");
-        }
         // swapoff needs memory and a server, so the trainer ends.
         self.end_training();
         self.refuse_renewal("the device ends");

@@ -72,12 +72,72 @@ fn the_end_waits_for_the_helper_and_is_postponed_when_it_fails() {
 #[test]
 fn an_end_that_fails_is_tried_again_while_the_service_manager_waits() {
     let mut shell = Shell::new(SERVER);
+    let heard = hear_manager(&mut shell);
+    shell.down =
+        Some("if grep -q tried $NOTE; then exit 0; fi; echo tried >> $NOTE; exit 9".into());
+    // A single request.
+    run(&mut shell, "up\n").unwrap();
+    let heard = heard();
+    assert_eq!(shell.noted(), "up\ntried\nend\n");
+    let stopping = heard.iter().position(|said| said == "STOPPING=1").unwrap();
+    let (before, after) = heard.split_at(stopping);
+    let asks = |said: &&String| said.starts_with("EXTEND_TIMEOUT_USEC=");
+    assert_eq!(before.iter().filter(asks).count(), 0, "{heard:?}");
+    assert!(after.iter().filter(asks).count() >= 3, "{heard:?}");
+    assert!(after.iter().any(|said| said.starts_with("STATUS=cannot end")), "{heard:?}");
+    assert_eq!(heard.iter().filter(|said| *said == "STOPPING=1").count(), 1, "{heard:?}");
+    assert!(shell.log.borrow().iter().any(|line| line.contains("another attempt in 5s")));
+}
+
+/// The device is being taken down already, because its first start has failed.
+#[test]
+fn an_end_that_is_asked_for_after_a_failed_start_is_tried_again_too() {
+    let mut shell = Shell::new(SERVER);
+    let heard = hear_manager(&mut shell);
+    shell.up = Some("exit 9".into());
+    // The first attempt fails after the request has been heard, or in the end.
+    shell.down = Some(
+        "if grep -q tried $NOTE; then exit 0; fi; echo tried >> $NOTE; \
+         n=0; until [ -e $NOTE.stopping ] || [ $n = 100 ]; do n=$((n + 1)); sleep 0.1; done; exit 9"
+            .into(),
+    );
+    let (stop, ask) = UnixStream::pair().unwrap();
+    stop.set_nonblocking(true).unwrap();
+    let note = shell.note();
+    let asking = std::thread::spawn(move || {
+        let deadline = Instant::now() + Duration::from_secs(40);
+        let noted = |text| fs::read_to_string(&note).unwrap_or_default().contains(text);
+        while !noted("tried") {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        (&ask).write_all(b"x").unwrap();
+        while !noted("end") && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // A supervisor that does not try again by itself ends all the same.
+        let _ = (&ask).write_all(b"x");
+        ask
+    });
+    supervise(&mut shell, stop.as_fd()).unwrap();
+    asking.join().unwrap();
+    let heard = heard();
+    assert!(shell.log.borrow().iter().any(|line| line.contains("another attempt in 5s")));
+    let noted = shell.noted();
+    let order: Vec<_> = noted.lines().filter(|line| *line != "up").collect();
+    assert_eq!(order, ["tried", "end"], "{noted}");
+    let asks = heard.iter().filter(|said| said.starts_with("EXTEND_TIMEOUT_USEC=")).count();
+    assert!(asks >= 3, "{heard:?}");
+    assert_eq!(heard.iter().filter(|said| *said == "STOPPING=1").count(), 1, "{heard:?}");
+}
+
+/// Gives the service a manager. Returns what returns the manager's messages when all have been
+/// sent; the manager makes a file when the service ends.
+fn hear_manager(shell: &mut Shell) -> impl FnOnce() -> Vec<String> {
     let path = shell.folder.path().join("notify");
     let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     shell.notify = Some(path.to_str().unwrap().to_owned());
-    shell.down =
-        Some("if grep -q tried $NOTE; then exit 0; fi; echo tried >> $NOTE; exit 9".into());
+    let stopping = shell.folder.path().join("note.stopping");
     let over = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&over);
     let hearing = std::thread::spawn(move || {
@@ -88,21 +148,15 @@ fn an_end_that_fails_is_tried_again_while_the_service_manager_waits() {
                 Err(_) if ended.load(Ordering::Acquire) => return heard,
                 Err(_) => {}
             }
+            if heard.last().is_some_and(|said| said == "STOPPING=1") {
+                fs::write(&stopping, "").unwrap();
+            }
         }
     });
-    // A single request.
-    run(&mut shell, "up\n").unwrap();
-    over.store(true, Ordering::Release);
-    let heard = hearing.join().unwrap();
-    assert_eq!(shell.noted(), "up\ntried\nend\n");
-    let stopping = heard.iter().position(|said| said == "STOPPING=1").unwrap();
-    let (before, after) = heard.split_at(stopping);
-    let asks = |said: &&String| said.starts_with("EXTEND_TIMEOUT_USEC=");
-    assert_eq!(before.iter().filter(asks).count(), 0, "{heard:?}");
-    assert!(after.iter().filter(asks).count() >= 3, "{heard:?}");
-    assert!(after.iter().any(|said| said.starts_with("STATUS=cannot end")), "{heard:?}");
-    assert_eq!(heard.iter().filter(|said| *said == "STOPPING=1").count(), 1, "{heard:?}");
-    assert!(shell.log.borrow().iter().any(|line| line.contains("another attempt in 5s")));
+    move || {
+        over.store(true, Ordering::Release);
+        hearing.join().unwrap()
+    }
 }
 
 /// Notes `failed` and fails; notes `again` and succeeds when it is tried again.
