@@ -14,6 +14,11 @@ impl Covered {
         Self(area::size(disk).unwrap_or(0))
     }
 
+    #[cfg(test)]
+    pub(super) fn up_to(end: u64) -> Self {
+        Self(end)
+    }
+
     /// Notes the areas that the kernel swaps to now.
     pub(super) fn look(&mut self, disk: &Path) {
         if let (Ok(size), Ok(beyond)) = (area::size(disk), area::beyond(disk)) {

@@ -280,7 +280,7 @@ fn default_limit_of_cgroup(limit: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use clap::Parser;
     use device::Device;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     /// The arguments `words` of a device of 1 GiB.
-    pub(super) fn args(words: &str) -> &'static ServeArgs {
+    pub(in super::super) fn args(words: &str) -> &'static ServeArgs {
         let words = format!("serve --size 1G {words}");
         let Serve { args } = Serve::try_parse_from(words.split_whitespace()).unwrap();
         Box::leak(Box::new(args))

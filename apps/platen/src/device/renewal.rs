@@ -201,7 +201,8 @@ impl Serving {
             now == then,
             "backing_dev: a device has its backing device, or none, from its start to its end"
         );
-        Ok(Settings { changes, plan, former: None, policy, sizes: asked.size.is_some() })
+        let covered = asked.size.map(|_| Covered::default());
+        Ok(Settings { changes, plan, policy, covered, in_effect: false })
     }
 
     /// Refuses a size that the device cannot change to. The new server checks the limits that only
@@ -266,20 +267,18 @@ impl Serving {
         // The new server has inherited its own copies.
         renewal.held = None;
         if let Some(settings) = &mut renewal.settings {
-            if settings.sizes {
-                // All of the disk is asked for.
-                self.covered = Covered::default();
-            }
-            std::mem::swap(&mut self.changes, &mut settings.changes);
-            let former = std::mem::replace(&mut self.plan, settings.plan);
             // Restored if the new server does not start.
-            settings.former = Some(former);
-            std::mem::swap(&mut self.policy, &mut settings.policy);
+            self.exchange(settings);
         }
         let program = renewal.program.as_ref().map(path);
         let error = program.map(|path| self.become_program(&path, state, &renewal.client));
         self.renewal = Some(renewal);
         error.map_or(Ok(()), Err)
+    }
+
+    fn exchange(&mut self, settings: &mut Settings) {
+        let Self { changes, plan, policy, covered, .. } = self;
+        settings.exchange(changes, plan, policy, covered);
     }
 
     /// Executes the program `path` in this process; returns only on failure.
@@ -326,10 +325,8 @@ impl Serving {
                 }
             }
             (Ok(()), _) => renewal.client.say(DONE),
-            (Err(why), Some(Settings { former: Some(former), changes, policy, .. })) => {
-                self.plan = former;
-                self.changes = changes;
-                self.policy = policy;
+            (Err(why), Some(mut settings)) if settings.in_effect => {
+                self.exchange(&mut settings);
                 renewal.client.refuse(&format!("{why}; the next one has the former settings"));
             }
             // This process already executes the new program.
