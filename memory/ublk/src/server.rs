@@ -15,6 +15,7 @@ use crate::buffers::Buffers;
 use crate::control::{Control, ControlError};
 use crate::error::ServeError;
 use crate::geometry::{DiskState, Geometry, Info};
+use crate::owned::{is_of, remove};
 use crate::queue::QueueError;
 use crate::queues::{End, Queues};
 use crate::sys::{self, MAX_DEPTH};
@@ -26,7 +27,7 @@ pub struct Options {
     pub geometry: Geometry,
     /// The time limit of a control command.
     pub timeout: Duration,
-    /// The [`mark`] of a new device; 0 for none.
+    /// The [`mark`](crate::mark) of a new device; 0 for none.
     pub mark: u64,
     /// Whether another server takes the device over if this one dies. Otherwise the disk goes with
     /// its server: processes that have it open would wait for ever.
@@ -88,6 +89,8 @@ const LARGEST: Geometry =
 pub struct Server {
     control: Control,
     id: u32,
+    /// The device's [`mark`](crate::mark).
+    mark: u64,
     /// The backend's size in bytes.
     size: u64,
     threads: Vec<JoinHandle<()>>,
@@ -130,12 +133,11 @@ impl Server {
         match begun {
             Ok(queues) => {
                 notice_deaths(id);
-                Ok(queues.into_server(control, id, wanted.size, options.recovers))
+                Ok(queues.into_server(control, &info, wanted.size, options.recovers))
             }
             Err(error) => {
                 // Best effort: the first error is the more useful one.
-                let _ = control.stop(id);
-                let _ = control.delete(id);
+                let _ = remove(&mut control, id, |found| found.mark == info.mark, || ());
                 Err(error)
             }
         }
@@ -183,7 +185,7 @@ impl Server {
         queues.serve();
         let ended = control.end_recovery(id);
         queues.or_first_end(id, ended)?;
-        Ok(queues.into_server(control, id, wanted.size, options.recovers))
+        Ok(queues.into_server(control, &info, wanted.size, options.recovers))
     }
 
     /// Makes the disk as large as the backend, if it is smaller: the backend has grown since an
@@ -225,8 +227,8 @@ impl Server {
         self.ends.recv_timeout(timeout).ok()
     }
 
-    /// Stops the disk, waits for the queues, and deletes the device. Users of the disk get errors
-    /// from now on.
+    /// Stops the disk, waits for the queues, and deletes the device, unless another process has
+    /// deleted it. Users of the disk get errors from now on.
     ///
     /// # Errors
     ///
@@ -237,12 +239,16 @@ impl Server {
     }
 
     fn end(&mut self) -> Result<(), ControlError> {
-        self.control.stop(self.id)?;
-        for thread in self.threads.drain(..) {
-            // A panic of the thread has ended the process, or was reported already.
-            let _ = thread.join();
-        }
-        self.control.delete(self.id)
+        let Self { control, threads, mark, .. } = self;
+        // Another process may have deleted the device, and its number may be another one's.
+        let ours = |info: &Info| info.mark == *mark;
+        let joined = || {
+            for thread in threads.drain(..) {
+                // A panic of the thread has ended the process, or was reported already.
+                let _ = thread.join();
+            }
+        };
+        remove(control, self.id, ours, joined).map(drop)
     }
 }
 
@@ -256,48 +262,11 @@ impl Drop for Server {
 }
 
 impl Queues {
-    fn into_server(self, control: Control, id: u32, size: u64, stays: bool) -> Server {
+    fn into_server(self, control: Control, info: &Info, size: u64, stays: bool) -> Server {
         let (threads, ends, ended) = self.into_parts();
-        Server { control, id, size, threads, ends, ended, stays }
+        let Info { id, mark, .. } = *info;
+        Server { control, id, mark, size, threads, ends, ended, stays }
     }
-}
-
-/// The mark of the devices of the process `owner`: the driver stores it with the device, and tells
-/// it to everybody. The number of a deleted device may be another one's the next moment.
-pub fn mark(owner: u32) -> u64 {
-    u64::from(u32::from_be_bytes(*b"plat")) << 32 | u64::from(owner)
-}
-
-/// Deletes a device that will get no further server: users of its disk get errors instead of
-/// waiting. Leaves alone a device without this [`mark`], or one without any unless `unmarked`.
-/// Returns whether there was such a device.
-///
-/// # Errors
-///
-/// The driver's error.
-pub fn abandon(
-    id: u32,
-    mark: u64,
-    unmarked: bool,
-    timeout: Duration,
-) -> Result<bool, ControlError> {
-    let mut control = Control::open(timeout)?;
-    let info = match control.info(id) {
-        Err(error) if error.errno() == Some(ENODEV) => return Ok(false),
-        info => info?,
-    };
-    if !is_of(&info, mark, unmarked) {
-        return Ok(false);
-    }
-    control.stop(id)?;
-    control.delete(id).map(|()| true)
-}
-
-/// The driver's error for a device that does not exist.
-const ENODEV: i32 = 19;
-
-fn is_of(info: &Info, mark: u64, unmarked: bool) -> bool {
-    info.mark == mark || unmarked && info.mark == 0
 }
 
 /// Makes the driver notice the death of a server that had no pending fetch: if the server had
@@ -469,21 +438,5 @@ mod tests {
         // The earlier version takes back what this one has made.
         let info = Info { depth: wanted.depth, max_io: wanted.max_io, ..info };
         assert_eq!(granted(&info, &older, &older).unwrap(), wanted);
-    }
-
-    /// A device was deleted, and the driver has given its number to another one.
-    #[test]
-    fn a_number_alone_makes_no_device_ours() {
-        let ours = mark(4711);
-        let state = DiskState::Live;
-        let info = Info { id: 0, queues: 1, depth: 8, max_io: 4096, state, pid: 9, mark: ours };
-        assert!(is_of(&info, ours, false) && is_of(&info, ours, true));
-        for other in [mark(4712), 4711, 1] {
-            let other = Info { mark: other, ..info };
-            assert!(!is_of(&other, ours, false) && !is_of(&other, ours, true), "{other:?}");
-        }
-        // That of an earlier version.
-        let unmarked = Info { mark: 0, ..info };
-        assert!(!is_of(&unmarked, ours, false) && is_of(&unmarked, ours, true));
     }
 }
