@@ -112,6 +112,19 @@ impl Supervisor {
         }
     }
 
+    /// As [`give_up`](Self::give_up), for the error of a ublk disk. If no other server follows,
+    /// calls `remove`: processes that have the disk open would wait for ever.
+    pub(super) fn give_up_disk(
+        &self,
+        error: &anyhow::Error,
+        remove: impl FnOnce() -> anyhow::Result<()>,
+    ) {
+        self.give_up(error);
+        if let Err(error) = remove() {
+            say(&format!("{error:#}"));
+        }
+    }
+
     /// Calls `stop` on the supervisor's order. When the supervisor has been killed, a server with a
     /// kernel `disk` continues and obeys signals, except while the host swaps to the disk; other
     /// servers stop.
@@ -183,25 +196,32 @@ mod tests {
 
     #[test]
     fn gives_up_while_a_thread_waits_for_a_disk() {
-        let Some(there) = std::env::var_os(GIVES_UP) else { return };
-        let supervisor = Supervisor::new(there == "true").unwrap();
+        let Some(supervisor) = std::env::var_os(GIVES_UP) else { return };
+        let is_killed = supervisor == "killed";
+        let supervisor = Supervisor::new(supervisor != "never").unwrap();
+        if is_killed {
+            supervisor.gone.store(true, Ordering::Release);
+        }
         thread::spawn(|| loop {
             thread::park();
         });
-        supervisor.give_up(&anyhow::anyhow!("queue 3 has failed"));
+        let error = anyhow::anyhow!("queue 3 has failed");
+        supervisor.give_up_disk(&error, || Err(anyhow::anyhow!("the disk goes")));
         std::process::exit(70);
     }
 
     #[test]
-    fn a_server_that_another_one_follows_ends_at_once_with_its_error() {
-        for (there, code) in [("true", 1), ("false", 70)] {
+    fn a_server_that_another_one_follows_ends_at_once_and_the_disk_of_another_goes() {
+        for (supervisor, code) in [("there", 1), ("killed", 70), ("never", 70)] {
             let name = format!("{}::{GIVES_UP}", module_path!().split_once("::").unwrap().1);
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", &name, "--nocapture"]).env(GIVES_UP, there);
+            command.args(["--exact", &name, "--nocapture"]).env(GIVES_UP, supervisor);
             let ended = command.stdin(Stdio::null()).output().unwrap();
             assert_eq!(ended.status.code(), Some(code), "{ended:?}");
             let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-            assert_eq!(said.contains("queue 3 has failed"), there == "true", "{said}");
+            let follows = supervisor == "there";
+            assert_eq!(said.contains("queue 3 has failed"), follows, "{said}");
+            assert_eq!(said.contains("the disk goes"), !follows, "{said}");
         }
     }
 }

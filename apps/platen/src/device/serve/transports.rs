@@ -88,15 +88,19 @@ pub(super) fn serve(
             Ok(()) => anyhow!("{name} is gone"),
             Err(error) => anyhow::Error::from(error).context(format!("{name}, queue {queue}")),
         });
-        if let Some(error) = &failed {
-            supervisor.give_up(error);
-        }
-        nbd.stop();
-        let other = other.map_or(Ok(()), |other| other.join().expect("its panic ends the process"));
+        let stop = || disk.stop().with_context(|| format!("device {}", plan.args.name));
+        let end = move || {
+            nbd.stop();
+            other.map_or(Ok(()), |other| other.join().expect("its panic ends the process"))
+        };
         if let Some(error) = failed {
+            supervisor.give_up_disk(&error, stop);
+            // The disk's error is the one to report.
+            let _ = end();
             return Err(error);
         }
-        disk.stop().with_context(|| format!("device {}", plan.args.name))?;
+        let other = end();
+        stop()?;
         other
     })
 }
