@@ -106,7 +106,7 @@ pub enum WriteError {
         source: crate::Damage,
     },
     /// A save of the store cannot be read by this user. While it exists, no pack is removed.
-    #[error("save {name} is another user's, and the packs that it names are unknown, so none is removed: let a user run platen image gc who can read all saves, such as root")]
+    #[error("save {name} is another user's, and the packs that it names are unknown, so none is removed: let the owner of the store's folder run platen image gc, if that user can read all saves, or else ask the owner of {name} to make it readable or to remove it")]
     Foreign {
         /// Name of the save.
         name: String,
