@@ -1,22 +1,22 @@
 //! `platen image`: shows and verifies an image, and converts it to a plain stream, to QEMU's
-//! mapped-ram file or to libvirt's save file. `import` is in `image_import`, commands for stores
-//! are in `store_command`.
+//! mapped-ram file or to libvirt's save file. `import` is in `image_import`, `verify` in
+//! `image_verify`; commands for stores are in `store_command`.
 
 use crate::image_import::{self, ImportArgs};
+use crate::image_verify::verify_all;
 use crate::restore_fit::was_paused;
-use crate::saved_vm::{bytes, open, FOLDER};
-use crate::say::{printable, say, show};
+use crate::saved_vm::{bytes, open};
+use crate::say::{printable, show};
 use crate::seed::refuse_seed;
 use crate::store_command::{self, refuse_in_store, CollectArgs, InitArgs, ListArgs, RemoveArgs};
-use anyhow::{anyhow, bail, ensure, Context};
+use anyhow::{anyhow, ensure, Context};
 use clap::{Args, Subcommand};
-use image::{make_private, verify_but, Content, Damage, HotSet, Options, Report, Store};
+use image::{make_private, Content, HotSet, Options};
 use player::{mapped_ram, plain, PlainOptions, PlayError, Reader};
 use recorder::head;
 use serde_json::{json, Value};
-use std::collections::HashSet;
 use std::fs::File;
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{BufWriter, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -169,77 +169,6 @@ fn info(args: &InfoArgs) -> anyhow::Result<()> {
     show(&lines)
 }
 
-/// Verifies an image, or each save of a store.
-fn verify_all(path: &Path) -> anyhow::Result<ExitCode> {
-    let mut sound = HashSet::new();
-    let Some(store) = Store::open(path)? else { return run_verify(path, &mut sound) };
-    let names = store.names()?;
-    if names.is_empty() {
-        show(&format!("{}: this store has no image: nothing was read\n", path.display()))?;
-    }
-    verify_saves(&store, names, &mut sound)
-}
-
-/// Verifies these saves of a store, except for the packs `sound`.
-fn verify_saves(
-    store: &Store,
-    names: Vec<String>,
-    sound: &mut HashSet<u128>,
-) -> anyhow::Result<ExitCode> {
-    let mut damaged = Vec::new();
-    for name in names {
-        let path = store.path(&name)?;
-        let report = verify_but(&path, sound);
-        if !report.findings.is_empty() && store.is_gone(&name) {
-            say(&format!("{} was removed meanwhile", path.display()));
-        } else if let Err(error) = tell(&path, &report) {
-            say(&format!("{error:#}"));
-            damaged.push(name);
-        }
-    }
-    if damaged.is_empty() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    bail!("store {} has damaged saves: {}", store.folder().display(), damaged.join(", "))
-}
-
-/// Verifies an image, except for the packs `sound`.
-fn run_verify(path: &Path, sound: &mut HashSet<u128>) -> anyhow::Result<ExitCode> {
-    ensure!(!path.is_dir(), "image {}: {FOLDER}", path.display());
-    tell(path, &verify_but(path, sound))
-}
-
-/// Prints the result of a verification; an error if it has findings.
-fn tell(path: &Path, report: &Report) -> anyhow::Result<ExitCode> {
-    if let [finding] = &report.findings[..] {
-        // Nothing is known of the bytes of such a file.
-        ensure!(!is_unopened(&finding.damage), "image {}: {finding}", path.display());
-    }
-    for finding in &report.findings {
-        say(&format!("image {}: {finding}", path.display()));
-    }
-    if report.findings.is_empty() {
-        show(&format!(
-            "{}: sound; {} in {} units\n",
-            path.display(),
-            bytes(report.bytes),
-            report.units
-        ))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    bail!(
-        "image {} is damaged in {} places: use another copy of it",
-        path.display(),
-        report.findings.len()
-    )
-}
-
-/// Whether the file could not be opened.
-fn is_unopened(damage: &Damage) -> bool {
-    let Damage::Io { source, .. } = damage else { return false };
-    matches!(source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
-}
-
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
     refuse_seed(&image).with_context(|| format!("image {}", args.image.display()))?;
@@ -307,26 +236,5 @@ fn synced(file: &File) -> anyhow::Result<()> {
     match file.sync_all() {
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => Ok(()),
         synced => synced.context("cannot write the stream"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use image::{State, Writer};
-
-    /// As by `rm`, after the names of the saves were read.
-    #[test]
-    fn a_save_that_is_removed_while_its_store_is_verified_is_not_damaged() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::create(&folder.path().join("store")).unwrap();
-        let writer = Writer::create_in(&store, "there", None, Options::default()).unwrap();
-        writer.finish(&State::default()).unwrap().link().unwrap();
-        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        let verify = |names| verify_saves(&store, names, &mut HashSet::new());
-        verify(names(&["gone", "there"])).unwrap();
-        std::fs::write(store.path("broken").unwrap(), b"no save").unwrap();
-        let error = verify(names(&["broken", "gone", "there"])).unwrap_err();
-        assert!(error.to_string().ends_with("has damaged saves: broken"), "{error}");
     }
 }

@@ -24,6 +24,7 @@ mod host;
 mod image_command;
 mod image_import;
 mod image_lock;
+mod image_verify;
 mod interrupt;
 mod keeper;
 mod leave;

@@ -6,7 +6,7 @@ use crate::saved_vm::{bytes, open};
 use crate::say::{printable, say, show};
 use anyhow::{bail, ensure, Context};
 use clap::Args;
-use image::{remove_image, Collected, Options, SaveInfo, Store, Summary, Writer};
+use image::{remove_image, Collected, Damage, Options, SaveInfo, Store, Summary, Writer};
 use serde_json::{json, Value};
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -220,11 +220,11 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
         return show(&format!("{}\n", json!({ "bytes": total, "saves": entries })));
     }
     let mut text = format!("{:24} {:20} {:>12} {:>12}  VM\n", "NAME", "SAVED (UTC)", "RAM", "OWN");
-    for entry in &entries {
+    for (entry, (_, info)) in entries.iter().zip(&saves) {
         // A line feed in a name would look like another save.
         let name = printable(entry["name"].as_str().unwrap_or_default()).replace('\n', "\\n");
-        if let Some(error) = entry["error"].as_str() {
-            text += &format!("{name:24} damaged: {}\n", printable(error));
+        if let Err(damage) = info {
+            text += &format!("{name:24} {}\n", printable(&defect(damage)));
             continue;
         }
         let size = |key: &str| bytes(entry[key].as_u64().unwrap_or(0));
@@ -240,6 +240,12 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
     }
     text += &format!("{} saves in {}\n", entries.len(), bytes(total));
     show(&text)
+}
+
+/// The reason why a save cannot be listed.
+fn defect(damage: &Damage) -> String {
+    let what = if damage.is_forbidden() { "not readable" } else { "damaged" };
+    format!("{what}: {}", damage.chain())
 }
 
 /// Formats a time.
@@ -318,4 +324,19 @@ fn collect_store(store: &Store) -> anyhow::Result<()> {
     }
     say(&format!("{packs} packs removed from {folder}, {}", bytes(freed)));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_save_that_this_user_may_not_read_is_not_listed_as_damaged() {
+        let defect = |kind: ErrorKind| {
+            defect(&Damage::Io { what: "the save".into(), source: Arc::new(kind.into()) })
+        };
+        assert!(defect(ErrorKind::PermissionDenied).starts_with("not readable: "));
+        assert!(defect(ErrorKind::InvalidData).starts_with("damaged: "));
+    }
 }

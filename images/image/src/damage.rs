@@ -231,9 +231,13 @@ impl Damage {
         }
     }
 
-    /// Whether this user may not read the file.
-    pub(crate) fn is_forbidden(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    /// Whether this user may not read the file, or a pack of it.
+    pub fn is_forbidden(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            Self::Pack { damage, .. } => damage.is_forbidden(),
+            _ => false,
+        }
     }
 
     pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {

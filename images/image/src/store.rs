@@ -265,11 +265,17 @@ impl Store {
     }
 
     /// Whether another process has removed the save. If the file is not found for any other reason
-    /// (the disk's, or a name that is not UTF-8), the save may exist.
+    /// (the disk's, a name that is not UTF-8, or a store that is not there), the save may exist.
     pub fn is_gone(&self, name: &str) -> bool {
         let found = self.folder.join(name).symlink_metadata();
         !name.contains(char::REPLACEMENT_CHARACTER)
             && matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
+            && self.is_there()
+    }
+
+    /// Whether the store's file is there. It is not if the folder was renamed or unmounted.
+    pub fn is_there(&self) -> bool {
+        self.folder.join(STORE_FILE).symlink_metadata().is_ok()
     }
 
     pub(crate) fn error(&self, source: Damage) -> WriteError {
