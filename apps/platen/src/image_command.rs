@@ -4,9 +4,9 @@
 
 use crate::image_import::{self, ImportArgs};
 use crate::image_verify::verify_all;
-use crate::restore_fit::was_paused;
+use crate::restore_fit::{is_paused_by_its_state_alone, was_paused};
 use crate::saved_vm::{bytes, open};
-use crate::say::{printable, show};
+use crate::say::{printable, say, show};
 use crate::seed::refuse_seed;
 use crate::store_command::{self, refuse_in_store, CollectArgs, InitArgs, ListArgs, RemoveArgs};
 use anyhow::{anyhow, ensure, Context};
@@ -169,6 +169,12 @@ fn info(args: &InfoArgs) -> anyhow::Result<()> {
     show(&lines)
 }
 
+/// What a stream without the head of libvirt's file does not say.
+const PAUSED: &str =
+    "the VM ran when it was saved, but the stream says that it is paused, as after every virsh \
+     save: a VM that loads it will be paused. Export with --libvirt XML for virsh restore, or \
+     continue the VM by cont";
+
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
     refuse_seed(&image).with_context(|| format!("image {}", args.image.display()))?;
@@ -181,6 +187,9 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
         }
     };
     let to = |file: File| -> anyhow::Result<()> {
+        if args.libvirt.is_none() && is_paused_by_its_state_alone(&image) {
+            say(PAUSED);
+        }
         if args.mapped_ram {
             mapped_ram(&image, &file, how.threads).map_err(|error| unwritten(args, error))?;
             return synced(&file);

@@ -17,8 +17,19 @@ pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
 
 /// Whether the VM was paused when it was saved.
 pub(crate) fn was_paused(image: &Image) -> bool {
+    was_running(image) == Some(false)
+}
+
+/// Whether the VM ran when it was saved, and the device state says otherwise: libvirt pauses a VM
+/// before QEMU saves it.
+pub(crate) fn is_paused_by_its_state_alone(image: &Image) -> bool {
+    let is_paused = image.state().run_state().is_some_and(|state| state != "running");
+    was_running(image) == Some(true) && is_paused
+}
+
+fn was_running(image: &Image) -> Option<bool> {
     let facts: Value = serde_json::from_slice(&image.state().facts).unwrap_or_default();
-    facts["running"] == false
+    facts["running"].as_bool()
 }
 
 /// The possible reason why a VM in this state is paused though it ran when it was saved. QEMU does

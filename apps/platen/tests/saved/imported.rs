@@ -74,3 +74,36 @@ fn an_imported_vm_is_compared_with_its_own_earlier_import() {
     assert_eq!(info["facts"]["name"], "vm1");
     assert_eq!(info["facts"]["uuid"], "00000000-0000-4000-8000-000000000001");
 }
+
+/// libvirt pauses a VM before it saves it, and only the head of its file says that the VM ran.
+#[test]
+fn an_export_without_a_head_says_that_a_vm_which_ran_will_be_paused() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved_paused(folder) else { return };
+    drop(source);
+    let path = |name: &str| folder.join(name).display().to_string();
+    works(folder, &["image", "export", &image, &path("stream")]);
+    let stream = fs::read(path("stream")).unwrap();
+    let xml = "<domain><name>vm</name><uuid>00000000-0000-4000-8000-000000000001</uuid></domain>";
+    fs::write(path("xml"), xml).unwrap();
+    for (name, ran) in [("ran", true), ("stood", false)] {
+        let head = recorder::head(xml.as_bytes(), ran).unwrap();
+        fs::write(path("saved"), [&head[..], &stream].concat()).unwrap();
+        let image = path(&format!("{name}.image"));
+        works(folder, &["image", "import", &path("saved"), &image]);
+        let xml = path("xml");
+        for (kind, flags, has_head) in [
+            ("plain", &[][..], false),
+            ("mapped", &["--mapped-ram"], false),
+            ("libvirt", &["--libvirt", &xml], true),
+        ] {
+            let to = path(&format!("{name}.{kind}"));
+            let words = [&["image", "export", &image, &to][..], flags].concat();
+            let (output, _) = platen(folder, &words);
+            assert!(output.status.success(), "{}", said(&output));
+            let told = said(&output).contains("will be paused") && said(&output).contains("cont");
+            assert_eq!(told, ran && !has_head, "{name} {kind}: {}", said(&output));
+        }
+    }
+}
