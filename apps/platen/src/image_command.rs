@@ -169,7 +169,7 @@ fn info(args: &InfoArgs) -> anyhow::Result<()> {
     show(&lines)
 }
 
-/// What a stream without the head of libvirt's file does not say.
+/// The remark about a stream without the head of libvirt's file.
 const PAUSED: &str =
     "the VM ran when it was saved, but the stream says that it is paused, as after every virsh \
      save: a VM that loads it will be paused. Export with --libvirt XML for virsh restore, or \

@@ -20,7 +20,7 @@ pub(crate) fn verify_all(path: &Path) -> anyhow::Result<ExitCode> {
     verify_saves(&store, names, &mut sound)
 }
 
-/// What is wrong with saves about whose bytes nothing is known.
+/// The verdict about saves about whose bytes nothing is known.
 const UNREAD: &str = "cannot be read, and are not verified";
 
 /// Verifies these saves of a store, except for the packs `sound`.
