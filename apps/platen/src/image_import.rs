@@ -2,7 +2,7 @@
 //! of libvirt's save file.
 
 use crate::compression::CompressionArgs;
-use crate::saved_vm::bytes;
+use crate::saved_vm::{bytes, SavedVm};
 use crate::say::say;
 use crate::store_command::{begin_image, say_shared};
 use anyhow::{bail, ensure, Context};
@@ -50,8 +50,11 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     // Before there is a file of the image.
     let begins = beginning(&mut file).with_context(|| format!("{from}"))?;
     let domain = domain(&begins);
-    let uuid = domain.as_ref().map(Domain::uuid);
-    let mut writer = begin_image(&args.image, options, uuid.as_deref())?;
+    let vm = domain.as_ref().map_or_else(SavedVm::default, |domain| SavedVm {
+        uuid: Some(domain.uuid()),
+        name: Some(domain.name().to_owned()),
+    });
+    let mut writer = begin_image(&args.image, options, &vm)?;
     let (recorded, was_running) = match begins {
         Beginning::Other(head) => (stream(file, first, head, &mut writer), None),
         Beginning::Libvirt(head) => {

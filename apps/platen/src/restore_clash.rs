@@ -10,7 +10,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 /// The UUID of a VM that has none.
-const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
+/// QEMU reports it for a VM that was started without a UUID.
+pub(crate) const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
 
 /// Folders of QEMU's object tree that contain devices.
 const DEVICES: [&str; 3] =

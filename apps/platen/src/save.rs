@@ -10,7 +10,7 @@ use crate::report_file::check_file;
 use crate::save_check;
 use crate::save_intake::{Intake, Kind};
 use crate::save_limit::LiveLimit;
-use crate::saved_vm::{bytes, write_json};
+use crate::saved_vm::{bytes, write_json, SavedVm};
 use crate::say::say;
 use crate::settings::Before;
 use crate::store_command::{begin_image, say_shared};
@@ -106,8 +106,9 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     if before.running && !args.snapshot {
         warn_of_lost_writes(&mut qmp);
     }
-    let uuid = qmp.query_uuid().with_context(monitor)?;
-    let writer = begin_image(&args.image, options, Some(&uuid))?;
+    let uuid = Some(qmp.query_uuid().with_context(monitor)?);
+    let vm = SavedVm { uuid, name: qmp.query_name().with_context(monitor)? };
+    let writer = begin_image(&args.image, options, &vm)?;
     let accelerators = writer.accelerators().to_vec();
     let interrupted = interrupt::noticed()?;
     let begin = Instant::now();

@@ -1,5 +1,6 @@
 //! Functions that `save` and `restore` share.
 
+use crate::restore_clash::NO_UUID;
 use crate::restore_recovery::UNANSWERED;
 use anyhow::{ensure, Context};
 use image::Image;
@@ -94,6 +95,24 @@ pub(crate) fn write_json(path: Option<&std::path::Path>, report: &Value) {
     }
 }
 
+/// The VM of an image, as QEMU or libvirt names it. Both are `None` if nobody names the VM.
+#[derive(Debug, Default)]
+pub(crate) struct SavedVm {
+    pub(crate) uuid: Option<String>,
+    pub(crate) name: Option<String>,
+}
+
+impl SavedVm {
+    /// Whether a save with these facts is one of this VM. Only the name tells VMs that were started
+    /// without a UUID apart. VMs without a name, too, count as one: a page that has little in common
+    /// with that of the other save is stored whole, as if there were no other.
+    pub(crate) fn is_in(&self, facts: &Value) -> bool {
+        let Some(uuid) = &self.uuid else { return false };
+        let has_name = facts["name"].as_str() == self.name.as_deref();
+        facts["uuid"] == **uuid && (uuid != NO_UUID || has_name)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +120,28 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixStream;
     use std::thread;
+
+    #[test]
+    fn a_vm_is_told_by_its_uuid_or_else_by_its_name() {
+        let is_in = |uuid: Option<&str>, name: Option<&str>, facts: Value| {
+            SavedVm { uuid: uuid.map(Into::into), name: name.map(Into::into) }.is_in(&facts)
+        };
+        let other = "592ef32c-27a5-4f79-ba49-16196c787853";
+        // A VM may get another name.
+        assert!(is_in(Some(other), Some("b"), json!({ "uuid": other, "name": "a" })));
+        assert!(!is_in(Some(other), Some("a"), json!({ "uuid": NO_UUID, "name": "a" })));
+        for (saved, name, expected) in [
+            (json!("a"), Some("a"), true),
+            (json!("a"), Some("b"), false),
+            (json!("a"), None, false),
+            (json!(null), Some("a"), false),
+            (json!(null), None, true),
+        ] {
+            let facts = json!({ "uuid": NO_UUID, "name": saved });
+            assert_eq!(is_in(Some(NO_UUID), name, facts), expected, "{saved} {name:?}");
+        }
+        assert!(!is_in(None, None, json!({})));
+    }
 
     /// The state that is found at a monitor which answers `late` questions only when the next one
     /// has come.

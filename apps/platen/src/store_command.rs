@@ -2,7 +2,7 @@
 
 use crate::image_lock::ImageLock;
 use crate::qat_command::say_problems;
-use crate::saved_vm::{bytes, open};
+use crate::saved_vm::{bytes, open, SavedVm};
 use crate::say::{printable, say, show};
 use anyhow::{bail, ensure, Context};
 use clap::Args;
@@ -67,21 +67,17 @@ pub(crate) fn open_store(folder: &Path) -> anyhow::Result<Store> {
 }
 
 /// Begins the image at `path`. If its folder is a store, the image becomes a save that shares pages
-/// with the others there, and is compared with the newest one of the VM with this UUID. Of a VM
-/// whose UUID nobody knows there is no earlier one.
-pub(crate) fn begin_image(
-    path: &Path,
-    options: Options,
-    uuid: Option<&str>,
-) -> anyhow::Result<Writer> {
+/// with the others there, and is compared with the newest one of this VM. Of a VM whose UUID nobody
+/// knows there is no earlier one.
+pub(crate) fn begin_image(path: &Path, options: Options, vm: &SavedVm) -> anyhow::Result<Writer> {
     refuse_place(path)?;
     let device = options.device.clone();
-    let writer = writer_at(path, options, uuid)?;
+    let writer = writer_at(path, options, vm)?;
     say_problems(device);
     Ok(writer)
 }
 
-fn writer_at(path: &Path, options: Options, uuid: Option<&str>) -> anyhow::Result<Writer> {
+fn writer_at(path: &Path, options: Options, vm: &SavedVm) -> anyhow::Result<Writer> {
     let Some((store, name)) = Store::of(path)? else { return Ok(Writer::create(path, options)?) };
     let mut newest = None;
     for name in store.names()? {
@@ -90,7 +86,7 @@ fn writer_at(path: &Path, options: Options, uuid: Option<&str>) -> anyhow::Resul
         let facts = facts(&info);
         // A seed has pages of a VM without their addresses.
         let is_vm = facts["seed"] != true && !info.packs.is_empty();
-        if is_vm && uuid.is_some() && facts["uuid"].as_str() == uuid {
+        if is_vm && vm.is_in(&facts) {
             newest = newest.max(Some((facts["saved"].as_u64(), info.modified, name)));
         }
     }
