@@ -104,8 +104,8 @@ pub(crate) struct SavedVm {
 
 impl SavedVm {
     /// Whether a save with these facts is one of this VM. Only the name tells VMs that were started
-    /// without a UUID apart. VMs without a name, too, count as one: a page that has little in common
-    /// with that of the other save is stored whole, as if there were no other.
+    /// without a UUID apart. VMs without a name, too, count as one: a page that has little in
+    /// common with that of the other save is stored whole, as if there were no other.
     pub(crate) fn is_in(&self, facts: &Value) -> bool {
         let Some(uuid) = &self.uuid else { return false };
         let has_name = facts["name"].as_str() == self.name.as_deref();
