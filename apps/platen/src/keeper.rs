@@ -2,8 +2,8 @@
 
 use crate::say::say;
 use anyhow::Context;
-use relay::{Keeper, KeeperUser};
-use std::os::fd::{AsFd, OwnedFd};
+use relay::Keeper;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -24,29 +24,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let _ = rustix::thread::set_name(c"platen");
     let control = std::io::stdin().as_fd().try_clone_to_owned().context("standard input")?;
     let signals = swap::end_signals().context("cannot block signals")?;
-    relay::keep(&UnixStream::from(control), &mut User { signals })
-        .context("this command is for the use of platen itself")
-}
-
-/// The user, and the signals that the helper has blocked.
-struct User {
-    signals: OwnedFd,
-}
-
-impl KeeperUser for User {
-    fn notice(&mut self, text: &str, ends: bool) {
-        // Signals for the relay are dropped.
-        while self.is_asked_to_end() {}
-        if ends {
-            if let Err(untaken) = swap::unblock_end_signals() {
-                say(&format!("{:#}", anyhow::Error::from(untaken)));
-            }
+    let notice = |text: &str| {
+        // Signals for the relay are dropped. A read from a signalfd takes 128 bytes for a signal.
+        while matches!(rustix::io::read(&signals, &mut [0; 128]), Ok(1..)) {}
+        if let Err(untaken) = swap::unblock_end_signals() {
+            say(&format!("{:#}", anyhow::Error::from(untaken)));
         }
         say(text);
-    }
-
-    fn is_asked_to_end(&mut self) -> bool {
-        // A read from a signalfd takes 128 bytes for a signal.
-        matches!(rustix::io::read(&self.signals, &mut [0; 128]), Ok(1..))
-    }
+    };
+    relay::keep(&UnixStream::from(control), notice)
+        .context("this command is for the use of platen itself")
 }

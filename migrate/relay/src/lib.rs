@@ -94,7 +94,7 @@ pub use qemu_socket::{QemuAddress, QemuSocket};
 pub use return_path::ReturnPath;
 pub use server::{Front, FrontConfig, Host, Promise, Server, ServerConfig, Switchboard};
 pub use source::{
-    keep, take_differences, Differences, DiskError, Keeper, KeeperUser, PageSink, Progress, Source,
+    keep, take_differences, Differences, DiskError, Keeper, PageSink, Progress, Source,
     SourceConfig, SourceEnd, SourceHandle, ANSWER_TIMEOUT, SETUP_TIMEOUT,
 };
 pub use unix::{Listening, UnixAddress};

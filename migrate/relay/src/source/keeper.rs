@@ -19,9 +19,9 @@
 //! memory. The end of the stream may wait in the socket, so the keeper looks before it closes
 //! ([`Settle`]). Bytes beyond the PING behind the packaged state show that a source is in postcopy.
 //! A source of QEMU 10.2 and later shows nothing: the keeper holds on until the relay has given it
-//! the PONG of the packaged state, and repeats that PONG. Only the relay, which parses the stream,
-//! can tell when the source has seen it: bytes of the guest may look like those that show it. So
-//! the keeper reads on, which lets the source see its PONG, and a person decides.
+//! the PONG of the packaged state, repeats that PONG, and goes on when the source must have seen
+//! it. The keeper has no parser: a guest on huge pages that holds bytes like those of a stream's
+//! sections could make it go on too early, within the first second behind the PONG.
 //!
 //! **A preempt channel** is held as well. Its end would make a source that is turning to postcopy
 //! fail, and a source that waits for room in it writes nothing to the main channel.
@@ -32,7 +32,7 @@
 use crate::error::{ANSWERED, SENT, TURNING};
 use crate::postcopy::Switchover;
 use crate::return_path::PONG_LOADED;
-use crate::settle::{waits_with_end, Settle, Settled, LOOK};
+use crate::settle::{Settle, Settled, LOOK};
 use crate::sockets::{drop_waiting, is_open, wait_readable};
 use crate::threads::spawn;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -56,8 +56,6 @@ const HOLD: u8 = 1;
 const HOLD_TOO: u8 = 2;
 /// Bytes of a command with its number.
 const MESSAGE: usize = 9;
-/// How often a source that may have seen its PONG is looked at once it has had the time for that.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A source in postcopy that shows nothing for so long is reported.
 const LONG: Duration = Duration::from_secs(5);
 /// How long the keeper may take to end once the relay has closed the control socket.
@@ -141,22 +139,13 @@ impl Drop for Keeper {
     }
 }
 
-/// The user of a keeper whose relay was killed.
-pub trait KeeperUser {
-    /// Gets a message. `ends`: from now on a signal ends the process, whatever state the source is
-    /// in.
-    fn notice(&mut self, text: &str, ends: bool);
-
-    /// Whether a signal to end has come since the last call, before one ends the process.
-    fn is_asked_to_end(&mut self) -> bool;
-}
-
 /// The keeper's half: obeys `control` until the relay has ended. If the relay was killed at the
-/// wrong moment, it then goes on holding the socket, and `user` gets messages.
+/// wrong moment, it then goes on holding the socket, and `notice` gets a message for the user, and
+/// another one if that changes.
 ///
 /// # Errors
 /// The control socket fails.
-pub fn keep(control: &UnixStream, user: &mut dyn KeeperUser) -> io::Result<()> {
+pub fn keep(control: &UnixStream, mut notice: impl FnMut(&str)) -> io::Result<()> {
     let mut held: Option<(OwnedFd, Option<Switchover>)> = None;
     let mut message = [0; MESSAGE];
     let mut got = 0;
@@ -192,6 +181,7 @@ pub fn keep(control: &UnixStream, user: &mut dyn KeeperUser) -> io::Result<()> {
     }
     // Ends behind the connection that `held` has.
     let _preempt = preempt.filter(|_| held.is_some()).map(Drained::new);
+    let notice = &mut notice;
     match held {
         // The source is still writing its packaged state, without which the destination's VM cannot
         // start. The source has to see its socket close, and fails before it is in postcopy.
@@ -200,10 +190,10 @@ pub fn keep(control: &UnixStream, user: &mut dyn KeeperUser) -> io::Result<()> {
             rustix::io::ioctl_fionbio(&fd, true)?;
             // The relay may have been killed before it wrote this PONG. QEMU ignores a second one.
             let _ = rustix::io::write(&fd, &PONG_LOADED);
-            hold_answered(&fd, user)
+            pause(&fd, true, notice)
         }
-        Some((fd, Some(Switchover::Switched))) => pause(&fd, user),
-        Some((fd, switchover)) => hold_on(&fd, switchover, user),
+        Some((fd, Some(Switchover::Switched))) => pause(&fd, false, notice),
+        Some((fd, switchover)) => hold_on(&fd, switchover, notice),
         None => Ok(()),
     }
 }
@@ -234,54 +224,22 @@ impl Drop for Drained {
     }
 }
 
-/// Holds the socket of a source that has the PONG of its packaged state, and reads on until the
-/// source has had the time to see it.
-fn hold_answered(socket: &OwnedFd, user: &mut dyn KeeperUser) -> io::Result<()> {
-    let mut settle = Some(Settle::new(true, None));
-    let mut told = false;
-    loop {
-        let mut sent = false;
-        match settle.as_mut().and_then(|settle| settle.look(socket)) {
-            Some(Settled::Sent) => sent = true,
-            // It has had that time. Its further bytes stay, and so most of its memory.
-            Some(Settled::Pauses) => settle = None,
-            Some(Settled::Closed) => return Ok(()),
-            None => {}
-        }
-        if settle.is_none() {
-            if !is_open(socket) {
-                return Ok(());
-            }
-            sent = waits_with_end(socket);
-        }
-        if sent {
-            return hold_on(socket, Some(Switchover::Sent), user);
-        }
-        if !std::mem::replace(&mut told, true) {
-            user.notice(&in_doubt(Some(Switchover::Answered)), false);
-        }
-        if user.is_asked_to_end() {
-            user.notice(LETS_GO, false);
-            return pause(socket, user);
-        }
-        std::thread::sleep(if settle.is_some() { LOOK } else { LOOK_AGAIN });
-    }
-}
-
-/// Closes the socket of a source in postcopy for good once it is certain that the source then
-/// pauses.
-fn pause(socket: &OwnedFd, user: &mut dyn KeeperUser) -> io::Result<()> {
-    let mut settle = Settle::new(false, None);
+/// Closes the socket of a source in postcopy once the source pauses then. `answered`: it has the
+/// PONG of its packaged state, and may not have seen it yet.
+fn pause(socket: &OwnedFd, answered: bool, notice: &mut dyn FnMut(&str)) -> io::Result<()> {
+    let mut settle = Settle::new(answered, None);
     let (since, mut told) = (Instant::now(), false);
     loop {
         match settle.look(socket) {
             Some(Settled::Pauses | Settled::Closed) => return Ok(()),
-            Some(Settled::Sent) => return hold_on(socket, Some(Switchover::Sent), user),
-            None if user.is_asked_to_end() => return Ok(()),
+            Some(Settled::Sent) => return hold_on(socket, Some(Switchover::Sent), notice),
             None => std::thread::sleep(LOOK),
         }
         if since.elapsed() >= LONG && !std::mem::replace(&mut told, true) {
-            user.notice(SILENT, true);
+            match answered {
+                true => notice(&in_doubt(Some(Switchover::Answered))),
+                false => notice(SILENT),
+            }
         }
     }
 }
@@ -290,7 +248,7 @@ fn pause(socket: &OwnedFd, user: &mut dyn KeeperUser) -> io::Result<()> {
 fn hold_on(
     socket: &OwnedFd,
     mut switchover: Option<Switchover>,
-    user: &mut dyn KeeperUser,
+    notice: &mut dyn FnMut(&str),
 ) -> io::Result<()> {
     let mut told = false;
     rustix::io::ioctl_fionbio(socket, true)?;
@@ -315,7 +273,7 @@ fn hold_on(
         }
         if ready == 0 {
             if !std::mem::replace(&mut told, true) {
-                user.notice(&in_doubt(switchover), true);
+                notice(&in_doubt(switchover));
             }
             continue;
         }
@@ -323,7 +281,7 @@ fn hold_on(
         match before.read_on(socket) {
             Ok(0) => return Ok(()),
             Ok(got) => match before.pass(got) {
-                None => return pause(socket, user),
+                None => return pause(socket, false, notice),
                 behind => switchover = behind,
             },
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
@@ -339,8 +297,7 @@ fn in_doubt(switchover: Option<Switchover>) -> String {
         Some(Switchover::Answered) => format!(
             "the source relay was killed as the migration turned to postcopy, when the destination QEMU had \
              loaded the VM. The source VM is stopped and its migration left open, so that two copies cannot \
-             run. {ANSWERED} (kill {pid}, once: it looks first whether the source QEMU has sent all): both QEMUs pause the \
-             migration, and it can be taken up again"
+             run. {ANSWERED} (kill {pid}): both QEMUs pause the migration, and it can be taken up again"
         ),
         Some(Switchover::Unanswered) => format!(
             "the source relay was killed as the migration turned to postcopy, before the source QEMU \
@@ -359,10 +316,6 @@ fn in_doubt(switchover: Option<Switchover>) -> String {
     }
 }
 
-/// The answer to a request to end, about a source that has its answer.
-const LETS_GO: &str =
-    "looking whether the source QEMU has sent all its memory: if not, its connection is closed, and both QEMUs pause the \
-     migration (kill this process again to end it in any case)";
 /// The message about a source in postcopy that shows nothing.
 const SILENT: &str =
     "the source relay was killed in postcopy, and the source QEMU has written nothing more: it may be writing the end of \

@@ -40,5 +40,5 @@ pub use config::{PageSink, SourceConfig, ANSWER_TIMEOUT, SETUP_TIMEOUT};
 pub use differences::{take_differences, Differences};
 pub use disk::DiskError;
 pub use handle::{Progress, SourceHandle};
-pub use keeper::{keep, Keeper, KeeperUser};
+pub use keeper::{keep, Keeper};
 pub use run::{Source, SourceEnd};
