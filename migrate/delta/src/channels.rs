@@ -158,17 +158,15 @@ impl ChannelSender {
         known: Option<&'a Known>,
         (epoch, stores_new): (u64, bool),
     ) -> ChannelPass<'a> {
-        let out = Output::new(chunk, len, (self.page_size, Layout::Bodies));
-        ChannelPass { sender: self, known, hashed: 0, epoch, stores_new, out }
+        let form = (self.page_size, Layout::Bodies);
+        let out = Output::new(chunk, len, form, (known, self.base));
+        ChannelPass { sender: self, epoch, stores_new, out }
     }
 }
 
 /// The processing of one chunk.
 pub struct ChannelPass<'a> {
     sender: &'a ChannelSender,
-    known: Option<&'a Known>,
-    /// Pages whose hash was computed.
-    hashed: u64,
     epoch: u64,
     stores_new: bool,
     out: Output<'a>,
@@ -195,16 +193,16 @@ impl ChannelPass<'_> {
     /// The slot of the page at byte `at`, if the seed has it. A page that was sent before has
     /// changed since then.
     fn find(&mut self, at: usize, place: u64) -> Option<u32> {
-        let known = self.known?;
+        if !self.out.has_seed() {
+            return None;
+        }
         if let Some(cache) = self.sender.cache.as_ref().filter(|_| place != u64::MAX) {
             let (_, number, slot) = cache.run(&[place]);
             if cache.segment(slot).was_sent(number, slot) {
                 return None;
             }
         }
-        self.hashed += 1;
-        let number = known.find(&self.out.plain[at..at + self.sender.page_size])?;
-        self.sender.base.checked_add(number)
+        self.out.find(at)
     }
 
     /// Adds the pages that are to be stored, from byte `at` on.
@@ -272,10 +270,7 @@ impl ChannelPass<'_> {
     /// The part of the pages looked up in the seed that the seed does not have; 0 if none was
     /// looked up.
     pub fn unknown(&self) -> f64 {
-        match self.hashed {
-            0 => 0.0,
-            hashed => 1.0 - self.out.counts.seeded as f64 / hashed as f64,
-        }
+        self.out.unknown()
     }
 
     /// Returns the table's length and its counts.

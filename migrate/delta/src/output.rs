@@ -1,12 +1,18 @@
 //! The output of a sender: the chunk with differences, and the table.
 
 use crate::table::{Writer, RUN_HEAD};
-use crate::{Counts, Layout};
+use crate::{Counts, Known, Layout};
 
 pub(crate) struct Output<'a> {
     pub(crate) plain: &'a mut [u8],
     pub(crate) table: Writer<'a>,
-    pub(crate) counts: Counts,
+    counts: Counts,
+    /// The pages of the destination's seed.
+    known: Option<&'a Known>,
+    /// The first slot of the seed.
+    base: u32,
+    /// Pages whose hash was computed.
+    hashed: u64,
     page_size: usize,
     layout: Layout,
     /// Offset behind the last page in the table.
@@ -21,10 +27,34 @@ impl<'a> Output<'a> {
         chunk: &'a mut [u8],
         len: usize,
         (page_size, layout): (usize, Layout),
+        (known, base): (Option<&'a Known>, u32),
     ) -> Self {
         let (plain, table) = chunk.split_at_mut(len);
         let (table, counts) = (Writer::new(table), Counts::default());
-        Self { plain, table, counts, page_size, layout, at: 0, slot: 0 }
+        let (at, slot, hashed) = (0, 0, 0);
+        Self { plain, table, counts, known, base, hashed, page_size, layout, at, slot }
+    }
+
+    /// Whether there is a seed.
+    pub(crate) fn has_seed(&self) -> bool {
+        self.known.is_some()
+    }
+
+    /// The slot of the page at byte `at`, if the seed has it.
+    pub(crate) fn find(&mut self, at: usize) -> Option<u32> {
+        let known = self.known?;
+        self.hashed += 1;
+        let number = known.find(&self.plain[at..at + self.page_size])?;
+        self.base.checked_add(number)
+    }
+
+    /// The part of the pages looked up in the seed that the seed does not have; 0 if none was
+    /// looked up.
+    pub(crate) fn unknown(&self) -> f64 {
+        match self.hashed {
+            0 => 0.0,
+            hashed => 1.0 - self.counts.seeded as f64 / hashed as f64,
+        }
     }
 
     /// Whether the table has room for a run of `n` pages.

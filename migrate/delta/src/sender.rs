@@ -80,17 +80,15 @@ impl Sender {
         len: usize,
         known: Option<&'a Known>,
     ) -> Pass<'a> {
-        let out = Output::new(chunk, len, (self.cache.page_size(), Layout::Records));
-        Pass { sender: self, known, hashed: 0, out }
+        let form = (self.cache.page_size(), Layout::Records);
+        let out = Output::new(chunk, len, form, (known, self.base));
+        Pass { sender: self, out }
     }
 }
 
 /// The processing of one chunk.
 pub struct Pass<'a> {
     sender: &'a mut Sender,
-    known: Option<&'a Known>,
-    /// Pages whose hash was computed.
-    hashed: u64,
     out: Output<'a>,
 }
 
@@ -107,7 +105,7 @@ impl Pass<'_> {
         for i in 0..=count {
             // A page that is sent again has changed.
             let is_new = i < count && number.saturating_add(i as u64) >= self.sender.highest;
-            let slot = if is_new { self.find(at + i * stride + RECORD_HEAD) } else { None };
+            let slot = if is_new { self.out.find(at + i * stride + RECORD_HEAD) } else { None };
             if let Some((first, first_slot)) = run {
                 let next = u32::try_from(i - first).ok().and_then(|n| first_slot.checked_add(n));
                 if slot.is_some() && slot == next {
@@ -131,18 +129,10 @@ impl Pass<'_> {
         self.sender.is_used = true;
         let page = self.sender.cache.page_size();
         for body in (at..).step_by(page).take(count) {
-            if let Some(slot) = self.find(body) {
+            if let Some(slot) = self.out.find(body) {
                 self.out.seed_run(body, slot, 1);
             }
         }
-    }
-
-    /// The slot of the page at byte `at`, if the seed has it.
-    fn find(&mut self, at: usize) -> Option<u32> {
-        let known = self.known?;
-        self.hashed += 1;
-        let number = known.find(&self.out.plain[at..at + self.sender.cache.page_size()])?;
-        self.sender.base.checked_add(number)
     }
 
     /// Adds the pages that are to be stored, from number `address` on.
@@ -188,10 +178,7 @@ impl Pass<'_> {
     /// The part of the pages looked up in the seed that the seed does not have; 0 if none was
     /// looked up.
     pub fn unknown(&self) -> f64 {
-        match self.hashed {
-            0 => 0.0,
-            hashed => 1.0 - self.out.counts.seeded as f64 / hashed as f64,
-        }
+        self.out.unknown()
     }
 
     /// Returns the table's length and its counts.

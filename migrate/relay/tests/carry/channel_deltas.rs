@@ -3,9 +3,9 @@
 
 use crate::bad_peers::Liar;
 use crate::cutter::{Plan, Way};
+use crate::deltas::{carried, options};
 use crate::harness::{
-    assert_same, bounded, bounded_by, destination_qemu, read_exactly, source_qemu, Noise, Options,
-    Reader, Receiving, Sending, Streams, PAGE,
+    assert_same, bounded, bounded_by, read_exactly, Noise, Options, Receiving, Streams, PAGE,
 };
 use crate::resume::{survives_with, MANY, RESUME};
 use codec::Codec;
@@ -58,48 +58,27 @@ fn again_and_again(style: Style, channels: u8, count: u64, passes: usize) -> Str
     Streams { main: main.take(), channels: lanes.iter_mut().map(ChannelStream::take).collect() }
 }
 
-fn options(codec: Codec, delta_cache: u64) -> Options {
-    Options { codec, delta_cache, ..Options::default() }
-}
-
-/// Runs a migration; returns the pages stored, the pages sent as differences, and the bytes sent.
-fn carried(streams: &Streams, options: Options, piece: usize) -> (u64, u64, u64) {
-    let receiving = Receiving::new();
-    let destination = destination_qemu(receiving.qemu(None), streams, Reader::Prompt);
-    let sending = Sending::new(&receiving, receiving.address, options);
-    let source = source_qemu(sending.path.clone(), streams.clone(), piece);
-    let got = destination.join().unwrap();
-    assert_same(&got.main, &streams.main, "main");
-    for (id, (got, sent)) in got.channels.iter().zip(&streams.channels).enumerate() {
-        assert_same(got, sent, &format!("channel {id}"));
-    }
-    source.join().unwrap();
-    let (stored, deltas) = sending.deltas();
-    let sent = sending.handle.progress().transferred;
-    sending.result().unwrap();
-    receiving.result().unwrap();
-    (stored, deltas, sent)
-}
-
 #[test]
 fn pages_sent_again_on_any_channel_are_differences() {
     bounded(|| {
         for (style, channels) in [(Style::Qemu72, 2), (Style::Qemu92, 8)] {
             let streams = again_and_again(style, channels, 1500, 5);
             for codec in [Codec::Zstd, Codec::Lz4] {
-                let (_, none, all) = carried(&streams, options(codec, 0), 0);
+                let (_, none, all) = carried(&Receiving::new(), &streams, options(codec, 0), 0);
                 assert_eq!(none, 0);
                 // Pages sent first are stored only as far as the CPU time of this process allows,
                 // and pages in a chunk that a SYNC splits belong to the pass before.
-                let (stored, deltas, sent) = carried(&streams, options(codec, CACHE), 0);
+                let (stored, deltas, sent) =
+                    carried(&Receiving::new(), &streams, options(codec, CACHE), 0);
                 assert!(deltas > 2000 && stored > deltas, "{codec}: {stored} {deltas}");
                 assert!(4 * sent < 3 * all, "{codec}: {sent} of {all} bytes");
             }
             // Pieces that end anywhere.
-            let (_, deltas, _) = carried(&streams, options(Codec::Zstd, CACHE), 10_007);
+            let (_, deltas, _) =
+                carried(&Receiving::new(), &streams, options(Codec::Zstd, CACHE), 10_007);
             assert!(deltas > 500, "{deltas}");
             // Slots for half of the pages.
-            carried(&streams, options(Codec::Zstd, 750 * PAGE as u64), 0);
+            carried(&Receiving::new(), &streams, options(Codec::Zstd, 750 * PAGE as u64), 0);
         }
     });
 }

@@ -53,7 +53,7 @@ fn begun(blocks: &[(&str, usize)]) -> MainStream {
 }
 
 /// Runs a migration; returns the pages stored, the pages sent as differences, and the bytes sent.
-fn carried(
+pub(crate) fn carried(
     receiving: &Receiving,
     streams: &Streams,
     options: Options,
@@ -62,7 +62,11 @@ fn carried(
     let destination = destination_qemu(receiving.qemu(None), streams, Reader::Prompt);
     let sending = Sending::new(receiving, receiving.address, options);
     let source = source_qemu(sending.path.clone(), streams.clone(), piece);
-    assert_same(&destination.join().unwrap().main, &streams.main, "main");
+    let got = destination.join().unwrap();
+    assert_same(&got.main, &streams.main, "main");
+    for (id, (got, sent)) in got.channels.iter().zip(&streams.channels).enumerate() {
+        assert_same(got, sent, &format!("channel {id}"));
+    }
     source.join().unwrap();
     let (stored, deltas) = sending.deltas();
     let sent = sending.handle.progress().transferred;
@@ -71,7 +75,7 @@ fn carried(
     (stored, deltas, sent)
 }
 
-fn options(codec: Codec, delta_cache: u64) -> Options {
+pub(crate) fn options(codec: Codec, delta_cache: u64) -> Options {
     Options { codec, delta_cache, ..Options::default() }
 }
 
