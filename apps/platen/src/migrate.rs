@@ -54,7 +54,7 @@ const WITHOUT_RETURN_PATH: &str =
 /// Refuses a migration that is impossible, before anything is changed.
 pub(crate) fn check(qmp: &mut Qmp, args: &MigrateArgs) -> anyhow::Result<()> {
     refuse_in_progress(qmp, "the source QEMU")?;
-    refuse_tls(&qmp.query_parameters()?)?;
+    refuse_tls(&qmp.query_parameters()?, "source")?;
     refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "source")?;
     args.ending.check(qmp, args.channels.count())
 }
@@ -180,11 +180,7 @@ fn migrate(
             say(WITHOUT_RETURN_PATH);
             Ok(ExitCode::from(UNCONFIRMED))
         }
-        Ok(_) => bail!(
-            "the destination confirmed, but the source QEMU ends as '{}': {}",
-            report.status,
-            report.error.unwrap_or_default()
-        ),
+        Ok(_) => bail!("{} ({})", report.error.unwrap_or_default(), source_vm(qmp)),
     }
 }
 
@@ -349,11 +345,17 @@ fn fill(
         _ => "failed",
     };
     let status = info.map_or(without, MigrationInfo::status);
-    report.may_run_there = result.as_ref().err().map(RelayError::may_run_there);
+    report.may_run_there = match result {
+        Ok(_) => (status != "completed").then_some(true),
+        Err(error) => Some(error.may_run_there()),
+    };
     report.status = match (result, status) {
         // Another client of the monitor has switched return-path off.
         (Ok(end), "completed") if !end.return_path => "unconfirmed".into(),
-        (Ok(_), status) => status.to_string(),
+        (Ok(_), "completed") => "completed".into(),
+        // The destination has the whole stream. Another client has cancelled just before QEMU
+        // counted the migration as completed, and the source's VM runs, too.
+        (Ok(_), _) => "failed".into(),
         (Err(_), PAUSED) => PAUSED.into(),
         // The user has to see the error, whatever QEMU calls its end.
         (Err(error), _) if error.may_run_there() => "failed".into(),
@@ -377,27 +379,37 @@ fn fill(
         report.dirty_sync_count = info.ram.as_ref().and_then(|ram| ram.dirty_sync_count);
         report.error.clone_from(&info.error_desc);
     }
-    if let Err(error) = result {
-        report.error = Some(match &report.error {
-            Some(desc) => format!("{error} (QEMU: {desc})"),
-            None => error.to_string(),
-        });
-    }
+    let error = match result {
+        Err(error) => error.to_string(),
+        Ok(end) if report.status == "failed" => {
+            let heard = if end.return_path { "confirmed" } else { "has the whole stream" };
+            let status = info.map_or("gone", MigrationInfo::status);
+            format!("the destination {heard}, but the source QEMU ends as '{status}'")
+        }
+        Ok(_) => return,
+    };
+    report.error = Some(match &report.error {
+        Some(desc) => format!("{error} (QEMU: {desc})"),
+        None => error,
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Another client of the monitor ends the source QEMU at the event that it has completed.
-    #[test]
-    fn a_source_that_is_gone_when_the_destination_has_confirmed_has_migrated() {
-        let end = |return_path| SourceEnd {
+    fn end(return_path: bool) -> SourceEnd {
+        SourceEnd {
             total: Duration::from_secs(1),
             peer_report: Vec::new(),
             return_path,
             hidden_downtime: None,
-        };
+        }
+    }
+
+    /// Another client of the monitor ends the source QEMU at the event that it has completed.
+    #[test]
+    fn a_source_that_is_gone_when_the_destination_has_confirmed_has_migrated() {
         let status = |result: Result<SourceEnd, RelayError>| {
             let mut report = Report::default();
             fill(&mut report, None, &result, false);
@@ -424,12 +436,9 @@ mod tests {
         }
         let ended = filled("cancelled", Err(RelayError::SourceEnded));
         assert_eq!(ended, ("cancelled".into(), Some(false)));
-        let end = SourceEnd {
-            total: Duration::from_secs(1),
-            peer_report: Vec::new(),
-            return_path: false,
-            hidden_downtime: None,
-        };
-        assert_eq!(filled("completed", Ok(end)), ("unconfirmed".into(), None));
+        assert_eq!(filled("completed", Ok(end(false))), ("unconfirmed".into(), None));
+        for (qemu, confirmed) in [("cancelled", true), ("failed", true), ("cancelled", false)] {
+            assert_eq!(filled(qemu, Ok(end(confirmed))), ("failed".into(), Some(true)), "{qemu}");
+        }
     }
 }
