@@ -24,11 +24,12 @@ pub(crate) fn refuse_in_progress(qmp: &mut Qmp, which: &str) -> anyhow::Result<(
     Ok(())
 }
 
-/// Refuses TLS of QEMU's own: its stream cannot be compressed.
-pub(crate) fn refuse_tls(parameters: &serde_json::Value) -> anyhow::Result<()> {
+/// Refuses TLS of QEMU's own: a source's stream cannot be compressed, and a destination waits for a
+/// handshake that a source without TLS never begins.
+pub(crate) fn refuse_tls(parameters: &serde_json::Value, end: &str) -> anyhow::Result<()> {
     if parameters["tls-creds"].as_str().is_some_and(|creds| !creds.is_empty()) {
         bail!(
-            "the source QEMU has tls-creds set, which hides the stream from compression: clear it \
+            "the {end} QEMU has tls-creds set, which hides the stream from compression: clear it \
              (migrate-set-parameters tls-creds \"\"); the socket to platen is local"
         );
     }

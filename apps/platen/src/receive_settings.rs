@@ -1,6 +1,6 @@
 //! Sets destination QEMUs up like their sources, and restores their former settings afterwards.
 
-use crate::monitor::{open_monitor, refuse_colo};
+use crate::monitor::{open_monitor, refuse_colo, refuse_tls};
 use crate::say::say;
 use crate::settings::Before;
 use crate::settings_claim::{socket_of, SocketId};
@@ -77,6 +77,7 @@ impl FormerSettings {
             bail!("monitor {monitor}: the destination QEMU is '{status}', not waiting: start it with -incoming defer");
         }
         refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "destination")?;
+        refuse_tls(&qmp.query_parameters()?, "destination")?;
         like_the_source(&mut qmp, before, setup)
     }
 

@@ -1,5 +1,6 @@
-//! COLO is refused by the monitor, which is the only place that shows it since QEMU 11.1. A made
-//! monitor answers as QEMU 11.1 does.
+//! A QEMU that platen cannot carry is refused by its monitor before anything is changed: one with
+//! COLO (since 11.1 only the monitor shows it), one that is too old, one that encrypts its stream.
+//! A made monitor answers as QEMU does.
 
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, Write};
@@ -15,34 +16,55 @@ const WATCHDOG: Duration = Duration::from_secs(120);
 /// The commands that a monitor has heard.
 type Heard = Arc<Mutex<Vec<String>>>;
 
-/// A monitor of a QEMU with x-colo on, whose VM has this status.
-fn monitor(path: &Path, status: &'static str) -> Heard {
+/// A QEMU as its monitor describes it.
+#[derive(Clone, Copy)]
+struct Qemu {
+    /// The status of its VM.
+    status: &'static str,
+    /// Major and minor.
+    version: (u32, u32),
+    /// Whether x-colo is on.
+    colo: bool,
+    /// The parameter tls-creds.
+    tls: &'static str,
+}
+
+const QEMU: Qemu = Qemu { status: "running", version: (11, 1), colo: false, tls: "" };
+
+/// One that waits for a migration.
+const INCOMING: Qemu = Qemu { status: "inmigrate", ..QEMU };
+
+/// Answers on this socket as `qemu` would.
+fn monitor(path: &Path, qemu: Qemu) -> Heard {
     let listener = UnixListener::bind(path).unwrap();
     let heard = Heard::default();
     let hears = heard.clone();
     std::thread::spawn(move || {
         for client in listener.incoming().map_while(Result::ok) {
             // It goes away at any time.
-            let _ = serve(client, status, &hears);
+            let _ = serve(client, qemu, &hears);
         }
     });
     heard
 }
 
-fn serve(mut client: UnixStream, status: &str, heard: &Heard) -> std::io::Result<()> {
-    let version = json!({ "qemu": { "major": 11, "minor": 1, "micro": 3 } });
+fn serve(mut client: UnixStream, qemu: Qemu, heard: &Heard) -> std::io::Result<()> {
+    let (status, (major, minor)) = (qemu.status, qemu.version);
+    let version = json!({ "qemu": { "major": major, "minor": minor, "micro": 3 } });
     writeln!(client, "{}", json!({ "QMP": { "version": version, "capabilities": ["oob"] } }))?;
     for line in BufReader::new(client.try_clone()?).lines() {
         let command: Value = serde_json::from_str(&line?).unwrap();
         let name = command["execute"].as_str().unwrap().to_string();
         let answer = match &name[..] {
             "query-status" => json!({ "status": status, "running": status == "running" }),
-            "query-migrate-parameters" => json!({ "downtime-limit": 300, "max-bandwidth": 0 }),
+            "query-migrate-parameters" => {
+                json!({ "downtime-limit": 300, "max-bandwidth": 0, "tls-creds": qemu.tls })
+            }
             // 11.1 allows x-colo with return-path only.
             "query-migrate-capabilities" => json!([
                 { "state": false, "capability": "events" },
                 { "state": false, "capability": "postcopy-ram" },
-                { "state": true, "capability": "x-colo" },
+                { "state": qemu.colo, "capability": "x-colo" },
                 { "state": true, "capability": "return-path" },
                 { "state": false, "capability": "multifd" },
             ]),
@@ -77,23 +99,39 @@ fn is_refused(output: &Output, words: &str, heard: &Heard) {
     let heard = heard.lock().unwrap();
     let changes = |name: &&String| *name != "qmp_capabilities" && !name.starts_with("query-");
     assert_eq!(heard.iter().find(changes), None, "{heard:?}");
-    assert!(heard.iter().any(|name| name == "query-migrate-capabilities"), "{heard:?}");
+    assert!(heard.iter().any(|name| name == "qmp_capabilities"), "{heard:?}");
 }
 
-#[test]
-fn a_source_qemu_with_colo_is_refused_by_its_monitor() {
+/// `migrate` and `rehearse` refuse this source with these words.
+fn a_source_is_refused(qemu: Qemu, words: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("qmp");
-    let heard = monitor(&path, "running");
+    let heard = monitor(&path, qemu);
     let qmp = format!("unix:{}", path.display());
     // Nothing listens at the peer's port, to which no connection is made.
     for args in
         [&["migrate", "--insecure", "--peer", "127.0.0.1:9"][..], &["rehearse", "--insecure"]]
     {
         let output = platen(&[args, &["--qmp", &qmp]].concat());
-        is_refused(&output, "the source QEMU has x-colo on", &heard);
+        is_refused(&output, words, &heard);
         heard.lock().unwrap().clear();
     }
+}
+
+#[test]
+fn a_source_qemu_with_colo_is_refused_by_its_monitor() {
+    a_source_is_refused(Qemu { colo: true, ..QEMU }, "the source QEMU has x-colo on");
+}
+
+#[test]
+fn a_source_qemu_older_than_7_2_is_refused_by_its_monitor() {
+    let words = "this is QEMU 7.1.3; platen knows the stream of QEMU 7.2 and later";
+    a_source_is_refused(Qemu { version: (7, 1), ..QEMU }, words);
+}
+
+#[test]
+fn a_source_qemu_that_encrypts_its_stream_is_refused_by_its_monitor() {
+    a_source_is_refused(Qemu { tls: "tls0", ..QEMU }, "the source QEMU has tls-creds set");
 }
 
 /// A process that ends with the test.
@@ -108,9 +146,20 @@ impl Drop for Ends {
 
 #[test]
 fn a_destination_qemu_with_colo_is_refused_and_the_source_gets_the_reason() {
+    a_destination_is_refused(Qemu { colo: true, ..INCOMING }, "the destination QEMU has x-colo on");
+}
+
+#[test]
+fn a_destination_qemu_that_expects_tls_is_refused_and_the_source_gets_the_reason() {
+    let words = "the destination QEMU has tls-creds set";
+    a_destination_is_refused(Qemu { tls: "tls0", ..INCOMING }, words);
+}
+
+/// `receive` refuses this destination, and the source's relay says these words.
+fn a_destination_is_refused(qemu: Qemu, words: &str) {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| format!("unix:{}", folder.path().join(name).display());
-    let heard = monitor(&folder.path().join("qmp"), "inmigrate");
+    let heard = monitor(&folder.path().join("qmp"), qemu);
     let mut receive = Command::new(env!("CARGO_BIN_EXE_platen"));
     receive.args(["receive", "--insecure", "--listen", "127.0.0.1:0"]);
     receive.args(["--deliver", &at("dst"), "--qmp", &at("qmp")]).stderr(Stdio::piped());
@@ -122,5 +171,16 @@ fn a_destination_qemu_with_colo_is_refused_and_the_source_gets_the_reason() {
     });
     let peer = listening.expect("an address");
     let output = platen(&["relay", "--insecure", "--peer", &peer, "--listen", &at("src")]);
-    is_refused(&output, "the destination QEMU has x-colo on", &heard);
+    is_refused(&output, words, &heard);
+}
+
+#[test]
+fn a_destination_qemu_older_than_7_2_is_refused_by_its_monitor() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| format!("unix:{}", folder.path().join(name).display());
+    let qemu = Qemu { version: (7, 1), ..INCOMING };
+    let heard = monitor(&folder.path().join("qmp"), qemu);
+    let listen = ["receive", "--insecure", "--listen", "127.0.0.1:0"];
+    let output = platen(&[&listen[..], &["--deliver", &at("dst"), "--qmp", &at("qmp")]].concat());
+    is_refused(&output, "this is QEMU 7.1.3", &heard);
 }

@@ -69,7 +69,7 @@ pub(super) fn check(qmp: &mut Qmp, max_downtime: Option<u64>) -> anyhow::Result<
         vm.status
     );
     let parameters = qmp.query_parameters()?;
-    refuse_tls(&parameters)?;
+    refuse_tls(&parameters, "source")?;
     if let Some(mode) = parameters["mode"].as_str().filter(|mode| *mode != "normal") {
         bail!(
             "the source QEMU's migration mode is '{mode}', which stops the VM at the beginning: set it to \
