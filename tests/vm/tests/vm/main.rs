@@ -31,6 +31,7 @@ mod matrix;
 mod moves;
 mod phase;
 mod postcopy;
+mod postcopy_links;
 mod rehearse;
 mod remote;
 mod resume;
@@ -123,6 +124,7 @@ fn run() -> anyhow::Result<u32> {
         versions::scenarios(),
         course::scenarios(),
         postcopy::scenarios(),
+        postcopy_links::scenarios(),
         matrix::scenarios(),
         doubt::scenarios(),
         ending::scenarios(),

@@ -4,12 +4,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
-use serde_json::json;
+use serde_json::{json, Value};
 use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Rate, Signal, Vm, VmSpec};
 
 use crate::bare::{Flight, Settings, LIMIT};
-use crate::stage::{Stage, CREEP, LOAD, NOTICE, SLOW};
+use crate::stage::{Stage, CREEP, LOAD, NOTICE, PATIENCE, SLOW};
 use crate::versions::{upgrades, versions};
 use crate::Scenario;
 
@@ -59,9 +59,20 @@ pub(crate) fn settings(preempt: bool) -> Settings {
 /// Starts postcopy over a slow link while the guest works: it faults on pages that have not
 /// arrived.
 fn into_postcopy(stage: &mut Stage, from: &VmSpec, to: &VmSpec, preempt: bool) -> Result<Flight> {
+    into_postcopy_with(stage, from, to, &settings(preempt), &PATIENCE)
+}
+
+/// The same with these settings of both QEMUs and these flags of both relays.
+pub(crate) fn into_postcopy_with(
+    stage: &mut Stage,
+    from: &VmSpec,
+    to: &VmSpec,
+    settings: &Settings,
+    flags: &[&str],
+) -> Result<Flight> {
     stage.lab.net.shape(SLOW)?;
     let vm = stage.vm_of(from)?;
-    let mut flight = Flight::prepare(stage, vm, to, &settings(preempt), &[])?;
+    let mut flight = Flight::prepare_patient(stage, vm, to, settings, flags, flags)?;
     flight.vm.guest.dirty(LOAD.0, LOAD.1, 32)?;
     let crossed = stage.lab.net.crossed()?;
     flight.vm.hold_migration(CREEP)?;
@@ -74,18 +85,21 @@ fn into_postcopy(stage: &mut Stage, from: &VmSpec, to: &VmSpec, preempt: bool) -
 
 fn completes(stage: &mut Stage, from: &VmSpec, to: &VmSpec, preempt: bool) -> Result<()> {
     let mut flight = into_postcopy(stage, from, to, preempt)?;
-    let deadline = Instant::now() + NOTICE;
-    while flight.requests()? == 0 {
-        ensure!(Instant::now() < deadline, "the destination asks for no page");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    stage.lab.net.shape(Rate::Unlimited)?;
+    flight.requests_pages()?;
     flight.let_go()?;
+    lands(stage, flight).map(drop)
+}
+
+/// Lets a migration in postcopy end over a fast link, and verifies the VM. Returns the source
+/// relay's report.
+pub(crate) fn lands(stage: &mut Stage, mut flight: Flight) -> Result<Value> {
+    stage.lab.net.shape(Rate::Unlimited)?;
     flight.land()?;
     flight.destination.guest.stop()?;
     flight.destination.guest.verify()?;
+    let report = flight.relay.report()?;
     stage.park_other(flight.destination);
-    Ok(())
+    Ok(report)
 }
 
 /// `platen migrate` controls the migration, and its user switches it to postcopy.
@@ -176,8 +190,18 @@ impl Flight {
         ram.as_u64().with_context(|| format!("not in postcopy: {stats}"))
     }
 
+    /// Waits until the destination has requested a page.
+    pub(crate) fn requests_pages(&mut self) -> Result<()> {
+        let deadline = Instant::now() + NOTICE;
+        while self.requests()? == 0 {
+            ensure!(Instant::now() < deadline, "the destination asks for no page");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
     /// Pages that the destination has requested.
-    fn requests(&mut self) -> Result<u64> {
+    pub(crate) fn requests(&mut self) -> Result<u64> {
         let stats = self.vm.monitor.query_migrate()?;
         stats["ram"]["postcopy-requests"].as_u64().context("no postcopy-requests")
     }
@@ -213,7 +237,12 @@ impl Flight {
 
 /// Both relays are killed in postcopy and started again, and the migration completes.
 fn recovers(stage: &mut Stage, from: &VmSpec, to: &VmSpec, preempt: bool) -> Result<()> {
-    let mut flight = into_postcopy(stage, from, to, preempt)?;
+    let flight = into_postcopy(stage, from, to, preempt)?;
+    recovers_from(stage, flight)
+}
+
+/// The same for a migration that is in postcopy.
+pub(crate) fn recovers_from(stage: &mut Stage, mut flight: Flight) -> Result<()> {
     for relay in [&mut flight.receive.platen, &mut flight.relay] {
         relay.process.signal(Signal::KILL)?;
         relay.process.wait(NOTICE)?;
@@ -221,10 +250,5 @@ fn recovers(stage: &mut Stage, from: &VmSpec, to: &VmSpec, preempt: bool) -> Res
     flight.pauses()?;
     flight.let_go()?;
     flight.recover(stage)?;
-    stage.lab.net.shape(Rate::Unlimited)?;
-    flight.land()?;
-    flight.destination.guest.stop()?;
-    flight.destination.guest.verify()?;
-    stage.park_other(flight.destination);
-    Ok(())
+    lands(stage, flight).map(drop)
 }
