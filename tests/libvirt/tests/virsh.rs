@@ -77,10 +77,31 @@ impl Saved {
 
     /// Tries to restore it, which has to fail with these words.
     fn refused(&self, lab: &Lab, words: &[&str], expected: &str) -> Result<()> {
+        let said = self.failure(lab, words)?;
+        ensure!(said.contains(expected), "not '{expected}': {said}");
+        Ok(())
+    }
+
+    /// Tries to restore it while libvirt has the VM. On a busy machine the player of the restore
+    /// before may still hold the image, which is refused first.
+    fn is_there(&self, lab: &Lab) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let said = self.failure(lab, &[])?;
+            if said.contains("is there already") {
+                return Ok(());
+            }
+            ensure!(said.contains("is in use by"), "{said}");
+            ensure!(Instant::now() < until, "the player does not end: {said}");
+        }
+    }
+
+    /// Tries to restore it, which has to fail; what it says.
+    fn failure(&self, lab: &Lab, words: &[&str]) -> Result<String> {
         let out = self.command(lab, words).output().context("platen")?;
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        ensure!(!out.status.success() && said.contains(expected), "not '{expected}': {said}");
-        Ok(())
+        ensure!(!out.status.success(), "it was restored: {said}");
+        Ok(said)
     }
 }
 
@@ -177,7 +198,7 @@ pub(crate) fn at_once(lab: &mut Lab) -> Result<()> {
     ensure!(started < loaded, "{report}");
     println!("  it runs after {started:.0} ms, and is loaded after {loaded:.0} ms");
     lab.check_guest()?;
-    saved.refused(lab, &[], "is there already")?;
+    saved.is_there(lab)?;
     saved.refused(lab, &["--recover"], "nothing to recover")?;
     // libvirt has it under control.
     let host = lab.host(lab.at);
