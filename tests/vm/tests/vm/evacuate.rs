@@ -7,7 +7,7 @@ use serde_json::Value;
 use vm_tests::platen::{self, Platen, Receive};
 use vm_tests::{Qemu, Rate, Side, Signal, Vm, VmSpec, MACHINE_7_2};
 
-use crate::stage::{Stage, NOTICE, STAYS};
+use crate::stage::{Stage, NOTICE};
 use crate::Scenario;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
@@ -148,6 +148,19 @@ fn within_one_limit(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
+/// Begins to evacuate two of three VMs, whose migrations do not end before [`Vm::let_migrate`], and
+/// waits until they are under way.
+fn two_on_their_way(stage: &mut Stage) -> Result<(Host, Platen)> {
+    let mut host = Host::new(stage, 3)?;
+    for vm in &mut host.vms {
+        vm.is_reluctant()?;
+    }
+    stage.lab.net.shape(Rate::Mbit(40))?;
+    let mut evacuate = host.evacuate(stage, &["--at-once", "2"])?;
+    wait_until_under_way(stage, &mut evacuate)?;
+    Ok((host, evacuate))
+}
+
 /// Waits until two VMs have started, and have sent some MiB.
 fn wait_until_under_way(stage: &Stage, evacuate: &mut Platen) -> Result<()> {
     let until = Instant::now() + NOTICE;
@@ -166,11 +179,7 @@ fn wait_until_under_way(stage: &Stage, evacuate: &mut Platen) -> Result<()> {
 }
 
 fn interrupted(stage: &mut Stage) -> Result<()> {
-    let mut host = Host::new(stage, 3)?;
-    stage.lab.net.shape(Rate::Mbit(40))?;
-    let mut evacuate = host.evacuate(stage, &["--at-once", "2"])?;
-    wait_until_under_way(stage, &mut evacuate)?;
-    stage.lab.net.shape(STAYS)?;
+    let (mut host, mut evacuate) = two_on_their_way(stage)?;
     evacuate.process.signal(Signal::INT)?;
     let ended = evacuate.process.wait(NOTICE)?;
     ensure!(ended.status.code() == Some(3), "{}: {}", ended.status, evacuate.process.output());
@@ -187,16 +196,15 @@ fn interrupted(stage: &mut Stage) -> Result<()> {
 
 /// `signal` kills or stops the command: two VMs arrive without it.
 fn without_it(stage: &mut Stage, signal: Signal) -> Result<()> {
-    let mut host = Host::new(stage, 3)?;
-    stage.lab.net.shape(Rate::Mbit(40))?;
-    let flags = ["--at-once", "2", "--max-downtime", "5000"];
-    let mut evacuate = host.evacuate(stage, &flags)?;
-    wait_until_under_way(stage, &mut evacuate)?;
+    let (mut host, mut evacuate) = two_on_their_way(stage)?;
     evacuate.process.signal(signal)?;
     if signal == Signal::KILL {
         evacuate.process.wait(NOTICE)?;
     }
     stage.lab.net.shape(Rate::Unlimited)?;
+    for vm in &mut host.vms {
+        vm.let_migrate()?;
+    }
     let said = evacuate.process.output();
     let mut started = 0;
     for (nth, name) in NAMES.iter().enumerate() {
