@@ -10,9 +10,9 @@ use crate::step::{Action, Step};
 use crate::switchover::{threshold, whole, Switchover, LONGEST, MILLISECOND};
 use std::time::Duration;
 
-/// QEMU applies a new throttle at every second synchronisation. A throttle that it has not applied
-/// for this long is given up.
-const APPLIED: Duration = Duration::from_secs(20);
+/// QEMU applies a new throttle at every second synchronisation, the first one at the fourth. A
+/// throttle that it has not applied for this long, and not at so many synchronisations, is given up.
+const APPLIED: (Duration, u64) = (Duration::from_secs(20), 5);
 /// The number of steps after which a slowed guest that does not converge changes to postcopy, if
 /// that is allowed.
 const STEPS: u32 = 3;
@@ -41,16 +41,19 @@ pub struct Controller {
     limit: Option<Duration>,
     /// `limit` before the last [`Action::StopAt`].
     former_limit: Option<Duration>,
-    /// The requested throttle in per cent, and the time of the request.
-    throttle: (u8, Duration),
-    /// Whether QEMU has not applied the throttle yet.
-    awaits_throttle: bool,
+    /// The requested throttle, per cent.
+    throttle: u8,
+    /// The time of a request that QEMU has not applied yet, and the synchronisations before it.
+    awaits_throttle: Option<(Duration, u64)>,
+    /// Throttles that QEMU has applied, or that were given up.
     steps: u32,
     /// The time since which the migration has stalled.
     stalled: Option<Duration>,
     /// When the rest first did not shrink.
     first_flat: Option<Duration>,
     last_window: Option<Window>,
+    /// Whether the last window shows by itself that the rest does not shrink.
+    outruns: bool,
     is_reported: bool,
     is_postcopy: bool,
     is_late: bool,
@@ -73,12 +76,13 @@ impl Controller {
             factor: 1,
             limit: Some(limit),
             former_limit: None,
-            throttle: (0, Duration::ZERO),
-            awaits_throttle: false,
+            throttle: 0,
+            awaits_throttle: None,
             steps: 0,
             stalled: None,
             first_flat: None,
             last_window: None,
+            outruns: false,
             is_reported: false,
             is_postcopy: false,
             is_late: false,
@@ -151,7 +155,7 @@ impl Controller {
 
     fn check_deadline(&mut self, sample: &Sample, step: &mut Step) {
         let Some(after) = self.limits.deadline.filter(|after| sample.at >= *after) else { return };
-        if sample.phase.may_be_cancelled() && !self.is_postcopy {
+        if sample.phase.may_be_cancelled() {
             self.is_cancelled = true;
             step.actions.push(Action::Cancel);
             step.note(sample, Why::Deadline { after });
@@ -200,11 +204,12 @@ impl Controller {
         // therefore reports about the drain rate.
         let outruns = sample.dirty_rate.is_some_and(|dirty| dirty >= COUNTED_ON * flow.drain);
         let is_certain = outruns && (window.flat > 0 || !window.is_second);
+        self.outruns = is_certain;
         if window.flat == 0 && !is_certain {
             (self.stalled, self.factor) = (None, 1);
             return;
         }
-        self.first_flat.get_or_insert(sample.at);
+        self.first_flat.get_or_insert(window.since);
         let needs = needs(window.left, flow);
         if self.goal < self.max {
             let from = self.goal;
@@ -230,11 +235,11 @@ impl Controller {
         }
         // A downtime that is spent before the first page cannot be reached by slowing the guest.
         if self.limits.throttle && fixed(flow) < self.max {
-            if self.awaits_throttle {
+            if self.awaits_throttle.is_some() {
                 return;
             }
             let may_turn = self.limits.postcopy == Postcopy::WhenNeeded && self.steps >= STEPS;
-            if self.throttle.0 < SLOWED.1 && !may_turn {
+            if self.throttle < SLOWED.1 && !may_turn {
                 self.slow_down(window, flow, sample, step);
                 return;
             }
@@ -255,22 +260,23 @@ impl Controller {
 
     /// Ignores measurements from before QEMU applies a throttle: they are no evidence about it.
     fn check_throttle(&mut self, sample: &Sample) {
-        let (percent, since) = self.throttle;
-        let is_over = sample.throttle >= percent || sample.at.saturating_sub(since) >= APPLIED;
-        if self.awaits_throttle && is_over {
-            self.awaits_throttle = false;
+        let Some((since, syncs)) = self.awaits_throttle else { return };
+        let is_late = sample.at.saturating_sub(since) >= APPLIED.0
+            && sample.syncs.saturating_sub(syncs) >= APPLIED.1;
+        if sample.throttle >= self.throttle || is_late {
+            self.awaits_throttle = None;
+            self.steps += 1;
             self.passes.restart(sample);
         }
     }
 
     fn slow_down(&mut self, window: Window, flow: Flow, sample: &Sample, step: &mut Step) {
-        let percent = match self.throttle.0 {
+        let percent = match self.throttle {
             0 => first_throttle(flow, sample),
             now => self.stall(window, flow, sample).next_throttle(now),
         };
-        self.throttle = (percent, sample.at);
-        self.awaits_throttle = true;
-        self.steps += 1;
+        self.throttle = percent;
+        self.awaits_throttle = Some((sample.at, sample.syncs));
         step.actions.push(Action::Throttle(percent));
         let (dirty, drain) = (sample.dirty_rate, flow.drain);
         step.note(sample, Why::Throttled { percent, dirty, drain });
@@ -285,7 +291,8 @@ impl Controller {
     /// Reports a migration that has stalled for long.
     fn report_in_time(&mut self, flow: Flow, sample: &Sample, step: &mut Step) {
         let Some(window) = self.last_window else { return };
-        let is_time = window.flat > 0 && is_past(self.first_flat, REPORTED, sample);
+        let is_flat = window.flat > 0 || self.outruns;
+        let is_time = is_flat && is_past(self.first_flat, REPORTED, sample);
         if is_time && !matches!(self.limits.postcopy, Postcopy::After(_)) {
             let stuck = self.stall(window, flow, sample).describe();
             self.report(stuck, sample, step);

@@ -20,6 +20,8 @@ pub(crate) struct Window {
     pub(crate) is_second: bool,
     /// Windows in which the rest did not shrink.
     pub(crate) flat: u32,
+    /// When the window before this one ended, or else this one: the rest was no less then.
+    pub(crate) since: Duration,
 }
 
 /// The windows of a migration.
@@ -33,7 +35,8 @@ pub(crate) struct Passes {
     syncs: u64,
     /// The most left in the present window.
     peak: Option<u64>,
-    last: Option<u64>,
+    /// The most left in the window before, and its end.
+    last: Option<(u64, Duration)>,
     flat: u32,
     highest: u64,
 }
@@ -65,13 +68,14 @@ impl Passes {
         if sample.at.saturating_sub(since) < WINDOW {
             return None;
         }
-        let is_flat = self.last.is_some_and(|last| left as f64 > LESS * last as f64);
+        let is_flat = self.last.is_some_and(|(last, _)| left as f64 > LESS * last as f64);
         self.flat = if is_flat { self.flat.saturating_add(1) } else { 0 };
-        let is_second = self.last.is_some();
-        self.last = Some(left);
+        let before = self.last.replace((left, sample.at));
+        let is_second = before.is_some();
+        let since = before.map_or(sample.at, |(_, end)| end);
         self.highest = self.highest.max(left);
         (self.since, self.peak) = (Some(sample.at), None);
-        Some(Window { left, is_second, flat: self.flat })
+        Some(Window { left, is_second, flat: self.flat, since })
     }
 
     /// The most that was left in any window.
@@ -123,7 +127,8 @@ mod tests {
         assert_eq!(passes.push(&sample(2, 1, 97, 3)), None);
         assert_eq!(passes.push(&sample(3, 2, 100, 40)), None);
         let window = passes.push(&sample(5, 3, 140, 40));
-        assert_eq!(window, Some(Window { left: 40, is_second: false, flat: 0 }));
+        let since = Duration::from_secs(5);
+        assert_eq!(window, Some(Window { left: 40, is_second: false, flat: 0, since }));
         // A balloon reports half of the RAM as free during the pass.
         let mut passes = Passes::default();
         assert_eq!(passes.push(&sample(1, 1, 0, 1000)), None);

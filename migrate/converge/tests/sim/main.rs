@@ -126,6 +126,53 @@ fn hopeless() -> impl Iterator<Item = (String, World)> {
     worlds().filter(|(_, world)| migrate(*world, Some(ALLOWED), 900.0).ended.is_none())
 }
 
+/// Guests whose passes last longer than the controller's waiting times: 30 and 110 s.
+fn large() -> [(String, World); 2] {
+    [(4e9, 12e9), (1e9, 40e9)].map(|(cold, hot)| {
+        let name = format!("{:.0} GB", hot / 1e9);
+        (name, World { cold, hot, ..World::new(1000.0, |_| 1e9) })
+    })
+}
+
+#[test]
+fn long_passes_are_waited_for_before_a_guest_is_slowed_more() {
+    for (name, world) in large() {
+        let limits = Limits { throttle: true, ..ALLOWED };
+        let outcome = migrate(world, Some(limits), 4000.0);
+        print(&name, &outcome);
+        assert!(outcome.ended.is_some() && outcome.throttle <= 90, "{name}: 62.5 % are needed");
+        let both = Limits { postcopy: Postcopy::WhenNeeded, ..limits };
+        let outcome = migrate(world, Some(both), 4000.0);
+        print(&name, &outcome);
+        assert!(outcome.postcopy.is_none() || outcome.throttle > 60, "{name}: postcopy first");
+    }
+}
+
+#[test]
+fn a_guest_with_long_passes_is_reported_within_a_minute_or_the_pass_after_the_first() {
+    for (name, world) in large() {
+        let outcome = migrate(world, Some(ALLOWED), 900.0);
+        print(&name, &outcome);
+        let (at, _) = stuck(&outcome).unwrap_or_else(|| panic!("{name}: nothing was said"));
+        let pass = world.hot / (world.link * world.hot_ratio);
+        // The model's first pass ends before the pages to which the guest writes.
+        let late = at - outcome.first_pass - pass;
+        println!("{name}: {late:.1} s after the first pass of its pages, which takes {pass:.1} s");
+        assert!(late < (1.1 * pass).max(60.0), "{name}: {late} s after the first pass");
+    }
+}
+
+/// QEMU has accepted the order for postcopy and waits in a write.
+#[test]
+fn a_migration_that_has_not_turned_to_postcopy_is_cancelled_at_its_deadline() {
+    let postcopy = Postcopy::After(Duration::from_secs(1));
+    let limits = Limits { postcopy, deadline: Some(Duration::from_secs(3)), ..ALLOWED };
+    let mut controller = Controller::new(limits, Duration::from_millis(300), true);
+    let actions = (1..=16).flat_map(|number| controller.step(&sample(number, 300)).actions);
+    let asked: Vec<_> = actions.filter(|action| !matches!(action, Action::StopAt(_))).collect();
+    assert_eq!(asked, [Action::StartPostcopy, Action::Cancel]);
+}
+
 #[test]
 fn a_guest_that_cannot_converge_is_reported_within_a_minute_and_others_converge() {
     let mut count = 0;
