@@ -196,10 +196,13 @@ pub(crate) fn wait_until_idle(lab: &Lab, relays: [&Platen; 2]) -> Result<()> {
         .with_context(|| relays[0].process.tail())
 }
 
+/// The time limit for a link to come to rest: relays that get no CPU do not count as idle.
+const RESTS: Duration = Duration::from_secs(900);
+
 /// The same with the numbers of the processes.
 pub(crate) fn come_to_rest(lab: &Lab, relays: [u32; 2]) -> Result<()> {
     let mut quiet = 0;
-    let deadline = Instant::now() + NOTICE;
+    let deadline = Instant::now() + RESTS;
     while Instant::now() < deadline {
         let (before, begun) = (lab.net.crossed()?, Instant::now());
         std::thread::sleep(Duration::from_millis(150));
@@ -220,7 +223,7 @@ pub(crate) fn come_to_rest(lab: &Lab, relays: [u32; 2]) -> Result<()> {
 
 /// Waits until these relays, and a source QEMU whose VM is stopped, have nothing to do.
 pub(crate) fn wait_until_written(lab: &Lab, vm: &Vm, relays: [&Platen; 2]) -> Result<()> {
-    let deadline = Instant::now() + 3 * NOTICE;
+    let deadline = Instant::now() + 3 * RESTS;
     loop {
         wait_until_idle(lab, relays)?;
         if !waits_for_cpu(vm.process.id()) {
