@@ -48,6 +48,16 @@ pub enum ControlError {
         /// The time limit.
         seconds: u64,
     },
+    /// The device that has this number now was made for somebody else.
+    #[error("ublk device {id} is another one by now: its mark is {mark:016x}, not {wanted:016x}")]
+    Another {
+        /// The device.
+        id: u32,
+        /// Its mark.
+        mark: u64,
+        /// The mark of the device that was looked for.
+        wanted: u64,
+    },
 }
 
 impl ControlError {
@@ -57,7 +67,7 @@ impl ControlError {
             Self::Driver(source) | Self::Ring(source) | Self::Refused { source, .. } => {
                 source.raw_os_error()
             }
-            Self::Silent { .. } => None,
+            Self::Silent { .. } | Self::Another { .. } => None,
         }
     }
 }
@@ -233,25 +243,19 @@ impl Control {
         self.run(Command::Delete, "deleting", id.into(), 0, &mut Payload::new(), 0).map(drop)
     }
 
-    /// Announces a new server of a device whose server has died. The driver notices a death only
-    /// when the dead server's rings are torn down; until then it returns EBUSY, and this function
-    /// retries.
+    /// Announces a new server of a device whose server has died.
     ///
     /// # Errors
     ///
-    /// The driver's error; EBUSY if the old server is not gone within the time limit.
+    /// The driver's error; EBUSY while the rings of the old server are not torn down.
     pub fn start_recovery(&mut self, id: u32) -> Result<(), ControlError> {
-        let deadline = Instant::now() + self.timeout;
-        loop {
-            self.remains_are_gone(id, deadline)?;
-            let payload = &mut Payload::new();
-            match self.run(Command::StartRecovery, "starting recovery", id.into(), 0, payload, 0) {
-                Err(error) if error.errno() == Some(EBUSY) && Instant::now() < deadline => {
-                    std::thread::sleep(remains::PAUSE);
-                }
-                result => return result.map(drop),
-            }
-        }
+        let payload = &mut Payload::new();
+        self.run(Command::StartRecovery, "starting recovery", id.into(), 0, payload, 0).map(drop)
+    }
+
+    /// The time at which a wait that begins now reaches its limit.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
     }
 
     /// Ends recovery, so that requests flow again. All queues must fetch their tags while this

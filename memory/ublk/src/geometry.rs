@@ -43,7 +43,7 @@ pub struct Info {
     pub state: DiskState,
     /// The process id of the device's server.
     pub pid: i32,
-    /// The [`mark`](crate::mark) of the device; 0 if it has none.
+    /// The [`mark`](crate::Owner::mark) of the device; 0 if it has none.
     pub mark: u64,
 }
 

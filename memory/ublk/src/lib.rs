@@ -63,7 +63,7 @@ pub use buffers::Buffers;
 pub use control::{Control, ControlError};
 pub use error::ServeError;
 pub use geometry::{DiskState, Geometry, Info};
-pub use owned::{abandon, mark};
+pub use owned::{abandon, Owner};
 pub use queue::QueueError;
 pub use server::{disk, Options, Server};
 pub use tags::Violation;

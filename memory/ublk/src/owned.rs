@@ -1,36 +1,100 @@
 //! Devices of ours, by their mark: the number of a deleted device may be another one's the next
 //! moment, whose contents must stay.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::control::{Control, ControlError};
 use crate::geometry::Info;
 
-/// The mark of the devices of the process `owner`: the driver stores it with the device, and tells
-/// it to everybody.
-pub fn mark(owner: u32) -> u64 {
-    u64::from(u32::from_be_bytes(*b"plat")) << 32 | u64::from(owner)
+/// The owner of a device: a group of servers, one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// A number that no other owner has. It is part of the [`mark`](Self::mark).
+    pub number: u32,
+    /// Whether a device without any mark may be this owner's: an earlier version made such.
+    pub unmarked: bool,
+}
+
+impl Owner {
+    /// The mark of this owner's devices: the driver stores it with the device, and tells it to
+    /// everybody.
+    pub fn mark(&self) -> u64 {
+        u64::from(u32::from_be_bytes(*b"plat")) << 32 | u64::from(self.number)
+    }
+
+    pub(crate) fn has(&self, info: &Info) -> bool {
+        info.mark == self.mark() || self.unmarked && info.mark == 0
+    }
+
+    /// Checks that the device is this owner's.
+    pub(crate) fn check(&self, info: &Info) -> Result<(), ControlError> {
+        if self.has(info) {
+            return Ok(());
+        }
+        Err(ControlError::Another { id: info.id, mark: info.mark, wanted: self.mark() })
+    }
 }
 
 /// Deletes a device that will get no further server: users of its disk get errors instead of
-/// waiting. Leaves alone a device without this [`mark`], or one without any unless `unmarked`.
-/// Returns whether there was such a device.
+/// waiting. Leaves alone a device of another owner. Returns whether there was such a device.
 ///
 /// # Errors
 ///
 /// The driver's error.
-pub fn abandon(
-    id: u32,
-    mark: u64,
-    unmarked: bool,
-    timeout: Duration,
-) -> Result<bool, ControlError> {
-    let ours = |info: &Info| is_of(info, mark, unmarked);
-    remove(&mut Control::open(timeout)?, id, ours, || ())
+pub fn abandon(id: u32, owner: Owner, timeout: Duration) -> Result<bool, ControlError> {
+    remove(&mut Control::open(timeout)?, id, |info| owner.has(info), || ())
 }
 
-pub(crate) fn is_of(info: &Info, mark: u64, unmarked: bool) -> bool {
-    info.mark == mark || unmarked && info.mark == 0
+/// Begins the recovery of a device of this owner. The driver notices a server's death only when the
+/// dead server's rings are torn down; until then it returns EBUSY, and this function retries. The
+/// number may become another device's meanwhile.
+///
+/// # Errors
+///
+/// The driver's error; EBUSY if the old server is not gone at the deadline;
+/// [`ControlError::Another`].
+pub(crate) fn begin_recovery(
+    driver: &mut impl Recovers,
+    id: u32,
+    owner: &Owner,
+    deadline: Instant,
+) -> Result<(), ControlError> {
+    loop {
+        driver.wait_for_remains(id, deadline)?;
+        owner.check(&driver.info(id)?)?;
+        match driver.recover(id) {
+            Err(error) if error.errno() == Some(EBUSY) && Instant::now() < deadline => {
+                thread::sleep(PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// The pause before a refused command is repeated.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// The driver's error for a device that has a server.
+const EBUSY: i32 = 16;
+
+/// The control commands that give a device another server.
+pub(crate) trait Recovers {
+    fn wait_for_remains(&mut self, id: u32, deadline: Instant) -> Result<(), ControlError>;
+    fn info(&mut self, id: u32) -> Result<Info, ControlError>;
+    fn recover(&mut self, id: u32) -> Result<(), ControlError>;
+}
+
+impl Recovers for Control {
+    fn wait_for_remains(&mut self, id: u32, deadline: Instant) -> Result<(), ControlError> {
+        self.remains_are_gone(id, deadline)
+    }
+    fn info(&mut self, id: u32) -> Result<Info, ControlError> {
+        Self::info(self, id)
+    }
+    fn recover(&mut self, id: u32) -> Result<(), ControlError> {
+        self.start_recovery(id)
+    }
 }
 
 /// The control commands that remove a device.
@@ -98,17 +162,61 @@ mod tests {
         Info { id: 3, queues: 1, depth: 8, max_io: 4096, state, pid: 9, mark }
     }
 
+    const OWNER: Owner = Owner { number: 4711, unmarked: false };
+    const EARLIER: Owner = Owner { unmarked: true, ..OWNER };
+
     /// A device was deleted, and the driver has given its number to another one.
     #[test]
     fn a_number_alone_makes_no_device_ours() {
-        let ours = mark(4711);
-        assert!(is_of(&info(ours), ours, false) && is_of(&info(ours), ours, true));
-        for other in [mark(4712), 4711, 1] {
+        let ours = info(OWNER.mark());
+        assert!(OWNER.has(&ours) && EARLIER.has(&ours));
+        for other in [Owner { number: 4712, ..OWNER }.mark(), 4711, 1] {
             let other = info(other);
-            assert!(!is_of(&other, ours, false) && !is_of(&other, ours, true), "{other:?}");
+            assert!(!OWNER.has(&other) && !EARLIER.has(&other), "{other:?}");
+            let error = EARLIER.check(&other).unwrap_err();
+            assert!(matches!(error, ControlError::Another { id: 3, .. }), "{error}");
         }
         // That of an earlier version.
-        assert!(!is_of(&info(0), ours, false) && is_of(&info(0), ours, true));
+        assert!(!OWNER.has(&info(0)) && EARLIER.has(&info(0)));
+        OWNER.check(&ours).unwrap();
+    }
+
+    /// A driver whose device has these marks, one at each question, and always a server.
+    struct Busy(Vec<u64>, u32);
+
+    impl Recovers for Busy {
+        fn wait_for_remains(&mut self, _: u32, _: Instant) -> Result<(), ControlError> {
+            Ok(())
+        }
+        fn info(&mut self, _: u32) -> Result<Info, ControlError> {
+            Ok(info(self.0.remove(0)))
+        }
+        fn recover(&mut self, id: u32) -> Result<(), ControlError> {
+            self.1 += 1;
+            Err(ControlError::Refused {
+                id: id.into(),
+                action: "starting recovery",
+                source: io::Error::from_raw_os_error(EBUSY),
+            })
+        }
+    }
+
+    /// Its disk would get the contents of ours.
+    #[test]
+    fn a_device_that_has_the_number_of_ours_by_then_is_not_recovered() {
+        let deadline = Instant::now() + Duration::from_secs(600);
+        for asked in 0..3 {
+            let mut marks = vec![OWNER.mark(); asked];
+            marks.push(Owner { number: 4712, ..OWNER }.mark());
+            let mut driver = Busy(marks, 0);
+            let error = begin_recovery(&mut driver, 3, &OWNER, deadline).unwrap_err();
+            assert!(matches!(error, ControlError::Another { id: 3, .. }), "{error}");
+            assert_eq!(driver.1 as usize, asked);
+        }
+        // Its server is not gone in time.
+        let mut driver = Busy(vec![OWNER.mark()], 0);
+        let error = begin_recovery(&mut driver, 3, &OWNER, Instant::now()).unwrap_err();
+        assert_eq!(error.errno(), Some(EBUSY));
     }
 
     /// The mark of the device that has the number, if any has it, at each question.

@@ -15,7 +15,7 @@ use crate::buffers::Buffers;
 use crate::control::{Control, ControlError};
 use crate::error::ServeError;
 use crate::geometry::{DiskState, Geometry, Info};
-use crate::owned::{is_of, remove};
+use crate::owned::{begin_recovery, remove, Owner};
 use crate::queue::QueueError;
 use crate::queues::{End, Queues};
 use crate::sys::{self, MAX_DEPTH};
@@ -27,8 +27,8 @@ pub struct Options {
     pub geometry: Geometry,
     /// The time limit of a control command.
     pub timeout: Duration,
-    /// The [`mark`](crate::mark) of a new device; 0 for none.
-    pub mark: u64,
+    /// The owner of the device.
+    pub owner: Owner,
     /// Whether another server takes the device over if this one dies. Otherwise the disk goes with
     /// its server: processes that have it open would wait for ever.
     pub recovers: bool,
@@ -59,7 +59,7 @@ impl Options {
                 geometry.depth /= 2;
             }
         }
-        Self { geometry, timeout: Duration::from_secs(30), mark: 0, recovers: true }
+        Self { geometry, timeout: Duration::from_secs(30), owner: Owner::default(), recovers: true }
     }
 
     /// Checks that [`Server::recover`] takes over the device that the driver describes, with
@@ -69,6 +69,7 @@ impl Options {
     ///
     /// As [`Server::recover`].
     pub fn check(&self, info: &Info, buffers: u64) -> Result<(), ServeError> {
+        self.owner.check(info)?;
         let geometry = granted(info, &self.geometry, &LARGEST)?;
         Buffers::check_len(buffers, &geometry)
             .map(drop)
@@ -89,7 +90,7 @@ const LARGEST: Geometry =
 pub struct Server {
     control: Control,
     id: u32,
-    /// The device's [`mark`](crate::mark).
+    /// The device's [`mark`](Owner::mark).
     mark: u64,
     /// The backend's size in bytes.
     size: u64,
@@ -115,7 +116,7 @@ impl Server {
     ) -> Result<Self, ServeError> {
         let wanted = checked(&options.geometry, backend.pages())?;
         let mut control = Control::open(options.timeout)?;
-        let info = control.add(&wanted, options.mark, options.recovers)?;
+        let info = control.add(&wanted, options.owner.mark(), options.recovers)?;
         let id = info.id;
         on_add(id);
         let begun = (|| {
@@ -148,8 +149,8 @@ impl Server {
     /// new device.
     ///
     /// # Errors
-    /// The errors of [`create`](Self::create); or the device has another geometry. Then the device
-    /// is not changed.
+    /// The errors of [`create`](Self::create); or the device has another owner or another geometry.
+    /// Then the device is not changed.
     pub fn recover(
         id: u32,
         backend: &Device,
@@ -163,11 +164,12 @@ impl Server {
         if info.state == DiskState::Dead {
             // Its server died before the disk was started, so the device has no users. Or a server
             // deleted it, and another one is just starting a disk of that number.
-            if is_of(&info, options.mark, true) {
+            if options.owner.has(&info) {
                 control.delete(id)?;
             }
             return Self::create(backend, buffers, options, on_add);
         }
+        options.owner.check(&info)?;
         // The driver says how many queues and requests this device has, and how long they are. An
         // earlier version, or a machine with more CPUs or memory, may have made it for more or
         // longer ones than this server would, and has left buffers for them.
@@ -176,7 +178,8 @@ impl Server {
         // A driver before Linux 6.15 gives a disk no further server if this one ends between the
         // start of recovery and its last fetch. So what may fail comes before, as far as it can.
         let mut queues = Queues::spawn(id, control.speaks_ioctl(), backend, buffers, &geometry)?;
-        control.start_recovery(id)?;
+        let deadline = control.deadline();
+        begin_recovery(&mut control, id, &options.owner, deadline)?;
         queues.fetch()?;
         // Later drivers may pass requests from here on.
         if control.may_leave_work() && !queues.are_undisturbed()? {
@@ -399,8 +402,9 @@ mod tests {
             machines.iter().flat_map(|then| machines.iter().map(move |now| (then, now)))
         {
             let Geometry { queues, depth, max_io, .. } = then.geometry;
-            let info =
-                Info { id: 3, queues, depth, max_io, state: DiskState::Quiesced, pid: 9, mark: 0 };
+            let mark = now.owner.mark();
+            let state = DiskState::Quiesced;
+            let info = Info { id: 3, queues, depth, max_io, state, pid: 9, mark };
             let recovered = granted(&info, &now.geometry, &LARGEST).unwrap();
             assert_eq!(recovered, then.geometry, "{now:?}");
             // A server that is to replace a live one finds the same before that one ends.
@@ -408,6 +412,9 @@ mod tests {
             now.check(&info, len).unwrap();
             let short = now.check(&info, len - 1).unwrap_err();
             assert!(matches!(short, ServeError::Io { id: 3, .. }), "{short}");
+            let other = now.check(&Info { mark: mark + 1, ..info }, len).unwrap_err();
+            let other = matches!(other, ServeError::Control(ControlError::Another { id: 3, .. }));
+            assert!(other, "a device of another owner");
             let impossible = now.check(&Info { queues: 0, ..info }, len).unwrap_err();
             assert!(matches!(impossible, ServeError::Other { id: 3, .. }), "{impossible}");
         }

@@ -16,6 +16,7 @@ mod inherited;
 mod manager;
 pub(crate) mod metrics;
 mod offload;
+mod owner;
 mod pending;
 mod plan;
 mod program;

@@ -27,6 +27,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use swap::supervisor::{Adopted, HandOver};
+use ublk::Owner;
 
 /// Memory of another program: its text and libraries.
 const PROGRAM: u64 = 24 << 20;
@@ -47,6 +48,7 @@ impl Serving {
         handed: &Adopt,
         resume: OwnedFd,
         manager: Manager,
+        owner: Owner,
     ) -> anyhow::Result<Self> {
         let servers = &handed.inherited;
         let take = |number: i32| taken(number).and_then(inheritable);
@@ -78,11 +80,11 @@ impl Serving {
             pulse_fd,
             resume,
             manager,
+            owner,
             device: servers.device,
             disk: servers.disk.as_ref().map(Into::into),
             covered: servers.device.map(|id| Covered::whole(&ublk::disk(id))).unwrap_or_default(),
             attacher: None,
-            adopted: true,
         })
     }
 

@@ -25,7 +25,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use store::Store;
 use swap::supervisor::{HandOver, Service};
-use ublk::Buffers;
+use ublk::{Buffers, Owner};
 
 /// Stack size of a server's threads, in bytes.
 const STACK: &str = "262144";
@@ -79,6 +79,8 @@ pub(super) struct Serving {
     /// Readable after SIGUSR1: start the next server without a pause.
     pub(super) resume: OwnedFd,
     pub(super) manager: Manager,
+    /// The owner of the ublk device.
+    pub(super) owner: Owner,
     /// The ublk device, once it exists.
     pub(super) device: Option<u32>,
     /// The disk of the kernel's NBD client.
@@ -88,9 +90,6 @@ pub(super) struct Serving {
     /// The process that attaches this disk. Unknown in a supervisor that another program has handed
     /// the device over to.
     pub(super) attacher: Option<u32>,
-    /// Whether another program has handed the device over: an earlier version puts no mark on a
-    /// ublk device.
-    pub(super) adopted: bool,
 }
 
 impl Serving {
@@ -102,6 +101,7 @@ impl Serving {
         policy: Option<&str>,
         resume: OwnedFd,
         manager: Manager,
+        owner: Owner,
     ) -> anyhow::Result<Self> {
         let args = plan.args;
         let store = Store::create(plan.pages, plan.store_options())?;
@@ -149,11 +149,11 @@ impl Serving {
             pulse_fd,
             resume,
             manager,
+            owner,
             device: None,
             disk,
             covered: Covered::default(),
             attacher: None,
-            adopted: false,
         })
     }
 
@@ -347,8 +347,7 @@ impl Service for Serving {
         // Errors are better than an endless wait for processes that have the disk open. Another
         // device may have a disk of this number by now, and keeps it.
         if let Some(id) = self.device {
-            let mark = ublk::mark(std::process::id());
-            match ublk::abandon(id, mark, self.adopted, Duration::from_secs(30)) {
+            match ublk::abandon(id, self.owner, Duration::from_secs(30)) {
                 Ok(true) => self
                     .say(&format!("{} is gone: its contents are lost", ublk::disk(id).display())),
                 Ok(false) => {}

@@ -7,6 +7,7 @@ use super::args::ServeArgs;
 use super::claims::Claims;
 use super::control;
 use super::manager::Manager;
+use super::owner;
 use super::plan::Plan;
 use super::serving::Serving;
 use super::settings_file;
@@ -14,6 +15,7 @@ use crate::say::{say, say_untaken};
 use anyhow::Context;
 use std::os::fd::AsFd;
 use swap::supervisor::{resume_hand_over, supervise, SuperviseError};
+use ublk::Owner;
 
 pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
     // The only place that reads the file: servers get this text, whatever happens to the file.
@@ -34,7 +36,7 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
     // Before there is a thread that a signal could end.
     let resume = swap::resume_signal().context("cannot take SIGUSR1")?;
     let stop = swap::end_signals().context("cannot take SIGTERM")?;
-    let (_cgroup, manager) = prepare(args)?;
+    let (_cgroup, manager, owner) = prepare(args)?;
     if args.swap && adopt.is_some() {
         say_untaken(swap::own());
     }
@@ -46,8 +48,8 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
     claims.hand_on()?;
     let changes = args.changed.clone().unwrap_or_default();
     let mut service = match adopt {
-        None => Serving::new(plan, changes, claims, text.as_deref(), resume, manager)?,
-        Some(handed) => Serving::adopt(plan, changes, claims, handed, resume, manager)?,
+        None => Serving::new(plan, changes, claims, text.as_deref(), resume, manager, owner)?,
+        Some(handed) => Serving::adopt(plan, changes, claims, handed, resume, manager, owner)?,
     };
     if args.swap && adopt.is_none() {
         say_untaken(swap::own());
@@ -71,7 +73,7 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
 
 /// Takes the precautions and sets the environment that all processes of the device share. Must be
 /// called while there is one thread. The service manager's variables are for this process alone.
-fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager)> {
+fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager, Owner)> {
     swap::ignore_size_signal()?;
     if args.swap {
         swap::ignore_terminal()?;
@@ -91,7 +93,8 @@ fn prepare(args: &ServeArgs) -> anyhow::Result<(Option<Cgroup>, Manager)> {
     for (name, value) in swap::KEEPING {
         std::env::set_var(name, value);
     }
-    Ok((cgroup, Manager { notify, watched }))
+    let owner = owner::of_supervisor(args.adopt.is_some());
+    Ok((cgroup, Manager { notify, watched }, owner))
 }
 
 /// The cgroup that [`swap::inherited`] makes; dropping this leaves it.

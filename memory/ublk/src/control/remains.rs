@@ -25,7 +25,7 @@ use crate::geometry::DiskState;
 use crate::sys;
 
 /// The pause between two looks at a dead server's remains.
-pub(super) const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(2);
 /// The name of the thread that visits CPUs.
 const NAME: &str = "visits-cpus";
 /// How long all CPUs together may take to run what was queued to them: a thread of real time may
@@ -36,7 +36,7 @@ impl Control {
     /// Waits until a device's dead server has left nothing that could disturb the next, or until
     /// `deadline`. The driver is asked without the lock that the work item takes: a waiter for that
     /// lock would run in the middle of the item.
-    pub(super) fn remains_are_gone(
+    pub(crate) fn remains_are_gone(
         &mut self,
         id: u32,
         deadline: Instant,

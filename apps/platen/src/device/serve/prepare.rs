@@ -74,7 +74,8 @@ impl<'a> Prepared<'a> {
             warmed.context("cannot get memory to stand by")?;
             let store = descriptor(inherited.store);
             let mapped = store.and_then(|store| Ok(Ahead::map(store.as_fd())?));
-            let succession = Succession::new(&plan, &inherited, &mapped, &disk_left, disk)?;
+            let owner = supervisor.owner();
+            let succession = Succession::new(&plan, &inherited, &mapped, &disk_left, disk, owner)?;
             // Without a mapping the take-over is as for any other server, and reports what is wrong
             // with the store.
             let mut mapped = mapped.ok();

@@ -35,6 +35,7 @@ impl Succession {
         store: &anyhow::Result<Ahead>,
         backing: &Option<anyhow::Result<FileDisk>>,
         disk: Option<anyhow::Result<ublk::Info>>,
+        owner: ublk::Owner,
     ) -> anyhow::Result<Option<Self>> {
         let (Some(present), Some(log)) = (inherited.succeeds, inherited.log) else {
             return Ok(None);
@@ -51,7 +52,8 @@ impl Succession {
         if let (Some(disk), Some(buffers)) = (disk, inherited.buffers) {
             let found = rustix::fs::fstat(descriptor(buffers)?)?.st_size;
             // The disk stays as the machine had CPUs and memory when it was made.
-            plan.ublk_options().check(&disk?, u64::try_from(found)?)?;
+            let options = ublk::Options { owner, ..plan.ublk_options() };
+            options.check(&disk?, u64::try_from(found)?)?;
         }
         // The arguments may mean fewer pages than the store has: a server that grew it died before
         // it served.

@@ -1,6 +1,7 @@
 //! The server's end of the socket to its supervisor, which is standard input.
 
 use crate::device::inherited::Go;
+use crate::device::owner;
 use crate::say::{say, say_untaken};
 use anyhow::Context;
 use codec::Settings;
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread;
 use swap::supervisor::words;
+use ublk::Owner;
 
 /// Interval at which a stand-by server maps memory added to the store.
 const MEANWHILE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -26,6 +28,8 @@ pub(super) struct Supervisor {
     stream: Option<UnixStream>,
     /// Whether the supervisor has exited, or never existed.
     gone: Arc<AtomicBool>,
+    /// The owner of the ublk disk.
+    owner: Owner,
 }
 
 impl Supervisor {
@@ -33,7 +37,14 @@ impl Supervisor {
     pub(super) fn new(there: bool) -> anyhow::Result<Self> {
         let input: BorrowedFd<'_> = rustix::stdio::stdin();
         let stream = there.then(|| input.try_clone_to_owned()).transpose()?;
-        Ok(Self { stream: stream.map(UnixStream::from), gone: Arc::new(AtomicBool::new(!there)) })
+        let owner = if there { owner::of_server() } else { owner::new() };
+        let gone = Arc::new(AtomicBool::new(!there));
+        Ok(Self { stream: stream.map(UnixStream::from), gone, owner })
+    }
+
+    /// The owner of the ublk disk.
+    pub(super) fn owner(&self) -> Owner {
+        self.owner
     }
 
     /// Whether a supervisor has started this process.

@@ -8,7 +8,6 @@ use anyhow::{anyhow, Context};
 use device::Device;
 use nbd::Server;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -28,9 +27,7 @@ pub(super) fn disk(
     let mut options = plan.ublk_options();
     // The arguments may mean fewer pages than the store has: see `Options::grow_to`.
     options.geometry.size = device.store().pages() * device::PAGE as u64;
-    // The supervisor finds the device by it.
-    let owner = if supervisor.is_there() { parent_id() } else { std::process::id() };
-    options.mark = ublk::mark(owner);
+    options.owner = supervisor.owner();
     options.recovers = supervisor.is_there();
     let buffers = inherited.buffers.map(descriptor).transpose()?;
     let told = |id: u32| supervisor.tell(&format!("device {id}"));
