@@ -94,6 +94,15 @@ impl Eyes {
         Ok("nothing to flush".into())
     }
 
+    /// Checks the age of the ublk driver by the kernel's version; `None` for another driver's disk.
+    pub(super) fn ublk_driver(&self, disk: &Path) -> Option<Found> {
+        if !disk.file_name()?.to_str()?.starts_with("ublkb") {
+            return None;
+        }
+        let release = self.read("proc/sys/kernel/osrelease").map_err(Not::from);
+        Some(release.and_then(|release| driver(release.trim())))
+    }
+
     /// Checks that the kernel does not hibernate. A process that has called `own` keeps it from
     /// doing so.
     pub(super) fn hibernation(&self) -> Found {
@@ -117,6 +126,37 @@ impl Eyes {
             .into()),
         }
     }
+}
+
+/// Whether the ublk driver of this kernel gives a disk another server whenever one dies.
+fn driver(release: &str) -> Found {
+    const LATE_WORK: (u32, u32) = (6, 7);
+    const SOUND: (u32, u32) = (6, 15);
+    let version = version(release);
+    let version = version.ok_or_else(|| format!("the kernel calls its version {release:?}"))?;
+    if version >= SOUND {
+        return Ok(format!(
+            "Linux {release}: another server takes the disk over whenever one dies"
+        ));
+    }
+    let work = if version < LATE_WORK {
+        ""
+    } else {
+        "its driver may still work for a dead server when the next one begins, which then has to \
+         be replaced, too; and "
+    };
+    Err(format!(
+        "Linux {release}: {work}what is swapped out is lost if a server is killed in the \
+         milliseconds in which it takes the disk over; boot Linux 6.15 or later, or serve with \
+         --nbd in place of --ublk"
+    )
+    .into())
+}
+
+/// The first two numbers of a kernel's version, such as `6.12.95-amd64`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 /// The flags in the kernel's log line of the swapon of `disk`: `SS` for no seeks, `D` for a disk

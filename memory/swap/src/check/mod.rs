@@ -141,6 +141,7 @@ impl Eyes {
         if let Some(disk) = subject.disk {
             items.push(item("swap-on", Required, self.swapped_to(disk)));
             items.push(item("discard", Required, self.discards(disk)));
+            items.extend(self.ublk_driver(disk).map(|found| item("ublk-driver", Advised, found)));
             items.push(item("disk-queue", Advised, self.disk_queue(disk)));
             items.push(item("disk-cache", Advised, self.disk_cache(disk)));
         }

@@ -53,6 +53,7 @@ impl Tree {
         );
         tree.put("proc/sys/kernel/core_pattern", "|/usr/lib/systemd/systemd-coredump %P\n");
         tree.put("proc/sys/vm/page-cluster", "0\n");
+        tree.put("proc/sys/kernel/osrelease", "6.15.0-rc1\n");
         for (file, text) in [
             ("machines/platen/memory.swap.max", "0"),
             ("machines/platen/memory.max", "max"),
@@ -135,11 +136,37 @@ fn on_a_correct_host_every_visible_item_is_met() {
         let expected = if unseen { State::Unseen } else { State::Met };
         assert_eq!(item.state, expected, "{item}");
     }
-    assert_eq!(items.len(), 16);
+    assert_eq!(items.len(), 17);
     let locked = items.iter().find(|item| item.name == "memory-locked").unwrap();
     assert_eq!(locked.found, "10 has 4 KiB locked, 11 has 4 KiB locked, 12 has 4 KiB locked");
     let keeper = items.iter().find(|item| item.name == "keeper").unwrap();
     assert!(keeper.found.ends_with("3072 KiB are ready, the limit is 5120 KiB"), "{keeper}");
+}
+
+/// The swapped-out pages of such a disk hang on one server more than elsewhere.
+#[test]
+fn a_ublk_driver_that_gives_up_disks_is_named_with_its_kernel() {
+    let late = "may still work for a dead server";
+    for (release, works_late) in
+        [("6.7.0", true), ("6.12.95+deb13-amd64", true), ("6.14.11", true), ("6.1.0-38", false)]
+    {
+        let tree = Tree::whole();
+        tree.put("proc/sys/kernel/osrelease", &format!("{release}\n"));
+        tree.fails("ublk-driver", &format!("Linux {release}: "));
+        tree.fails("ublk-driver", "boot Linux 6.15 or later");
+        let items = tree.check();
+        let said = &items.iter().find(|item| item.name == "ublk-driver").unwrap().found;
+        assert_eq!(said.contains(late), works_late, "{said}");
+    }
+    let tree = Tree::whole();
+    for release in ["6.15.0", "6.18.44-cloud", "7.0.1"] {
+        tree.put("proc/sys/kernel/osrelease", release);
+        assert!(tree.check().iter().all(|item| item.state != State::NotMet), "{release}");
+    }
+    tree.put("proc/sys/kernel/osrelease", "unknown");
+    tree.fails("ublk-driver", "its version \"unknown\"");
+    let eyes = Eyes { root: tree.folder.path().into(), flusher: Ok(FLUSHER), log: Ok(vec![]) };
+    assert!(eyes.ublk_driver(Path::new("/dev/nbd3")).is_none());
 }
 
 #[test]
