@@ -115,7 +115,7 @@ pub fn attach(socket: &Path, listener: u32, disk: &Path, connections: usize) -> 
     let mut netlink = Netlink::open()?;
     let mut message = connect(netlink.family, index(disk)?, export);
     message.sockets(&sockets);
-    netlink.ask(&message)
+    netlink.ask(&message, &format!("attach {}", disk.display()))
 }
 
 /// The request to attach a disk, without its sockets.
@@ -185,7 +185,7 @@ impl Kernel {
         message.u32(ATTR_INDEX, self.index);
         timeouts(&mut message);
         message.sockets([connection]);
-        self.netlink.ask(&message)
+        self.netlink.ask(&message, &format!("give /dev/nbd{} another connection", self.index))
     }
 }
 
@@ -261,7 +261,8 @@ fn is_taken(stream: &UnixStream) -> bool {
     matches!(stream.write_timeout(), Ok(Some(_)))
 }
 
-/// Detaches a disk.
+/// Detaches a disk. The kernel may not answer, and this then does not return: call it in a process
+/// for which nobody waits without a limit.
 ///
 /// # Errors
 ///
@@ -270,7 +271,7 @@ pub fn detach(disk: &Path) -> io::Result<()> {
     let mut netlink = Netlink::open()?;
     let mut message = Message::new(netlink.family, DISCONNECT);
     message.u32(ATTR_INDEX, index(disk)?);
-    netlink.ask(&message)
+    netlink.ask(&message, &format!("detach {}", disk.display()))
 }
 
 /// Whether the process `helper` has attached the disk: after a detach it may be another device's.

@@ -272,6 +272,8 @@ pub(crate) enum SwapTask {
     Grow,
     /// Stop swapping.
     Off,
+    /// Detach a disk of the kernel's NBD client that is not swapped to.
+    Detach,
 }
 
 impl SwapTask {
@@ -281,6 +283,7 @@ impl SwapTask {
             Self::On => "on",
             Self::Grow => "grow",
             Self::Off => "off",
+            Self::Detach => "detach",
         }
     }
 }

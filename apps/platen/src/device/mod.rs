@@ -9,6 +9,7 @@ mod claims;
 mod codec_name;
 pub(crate) mod control;
 mod covered;
+mod detach;
 pub(crate) mod endpoint;
 mod family;
 mod footprint;

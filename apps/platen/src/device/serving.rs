@@ -6,6 +6,7 @@ use super::backing::{self, NewFile};
 use super::changes::Changes;
 use super::claims::Claims;
 use super::covered::Covered;
+use super::detach::detach;
 use super::inherited::{Go, Inherited};
 use super::manager::Manager;
 use super::pending::{arguments, requests, Renewal};
@@ -357,8 +358,10 @@ impl Service for Serving {
         let ours =
             |disk: &_| self.attacher.is_none_or(|helper| swap::nbd::is_attached_by(disk, helper));
         if let Some(disk) = self.disk.as_ref().filter(|disk| set_up && ours(disk)) {
-            // The disk may not be attached.
-            let _ = swap::nbd::detach(disk);
+            let mut helper = self.helper(SwapTask::Detach, disk.clone());
+            if let Err(error) = detach(&mut helper, disk) {
+                self.say(&error.to_string());
+            }
         }
     }
 

@@ -23,6 +23,11 @@ pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         SwapTask::Off => off(args, disk).map(|()| ExitCode::SUCCESS),
+        SwapTask::Detach => {
+            // The disk may not be attached.
+            let _ = swap::nbd::detach(disk);
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

@@ -20,6 +20,9 @@ pub(super) const ATTR_TIMEOUT: u16 = 4;
 pub(super) const ATTR_SERVER_FLAGS: u16 = 5;
 pub(super) const ATTR_SOCKETS: u16 = 7;
 pub(super) const ATTR_DEAD_CONN_TIMEOUT: u16 = 8;
+/// How long an answer of the kernel may take. The kernel works on a request inside of the call that
+/// sends it, which has no limit.
+const ANSWER: Duration = Duration::from_secs(30);
 const SOCK_ITEM: u16 = 1;
 const SOCK_FD: u16 = 1;
 
@@ -92,7 +95,7 @@ impl Netlink {
         let socket =
             socket_with(AddressFamily::NETLINK, kind, SocketFlags::CLOEXEC, Some(GENERIC))?;
         bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-        let timeout = Some(Duration::from_secs(30));
+        let timeout = Some(ANSWER);
         rustix::net::sockopt::set_socket_timeout(
             &socket,
             rustix::net::sockopt::Timeout::Recv,
@@ -108,16 +111,17 @@ impl Netlink {
         let answer = netlink.exchange(&ask, FAMILY_ID);
         let found = answer.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => io::Error::other("the kernel's module nbd is not loaded"),
-            _ => error,
+            _ => unanswered(error, "name the number of nbd"),
         })?;
         let found = found.as_deref().and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes);
         netlink.family = found.ok_or_else(|| invalid("netlink has no number for nbd".into()))?;
         Ok(netlink)
     }
 
-    /// Sends a request to the module and waits for its acknowledgement or error.
-    pub(super) fn ask(&mut self, message: &Message) -> io::Result<()> {
-        self.exchange(message, ATTR_INDEX).map(drop)
+    /// Sends a request to the module and waits for its acknowledgement or error. `request` names
+    /// it, and its disk, in the error of a kernel that does not answer.
+    pub(super) fn ask(&mut self, message: &Message, request: &str) -> io::Result<()> {
+        self.exchange(message, ATTR_INDEX).map(drop).map_err(|error| unanswered(error, request))
     }
 
     /// Sends a request and reads answers until the acknowledgement; returns the attribute `wanted`
@@ -133,6 +137,16 @@ impl Netlink {
             }
         }
     }
+}
+
+/// The error of a request; names the request if the kernel has not answered it in time.
+fn unanswered(error: io::Error, request: &str) -> io::Error {
+    if error.kind() != io::ErrorKind::WouldBlock {
+        return error;
+    }
+    let limit = ANSWER.as_secs();
+    let why = format!("the kernel has not answered the request to {request} for {limit} s");
+    io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 /// Parses one datagram; returns whether it has the acknowledgement.
@@ -177,4 +191,23 @@ pub(super) fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
 
 pub(super) fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    #[test]
+    fn a_kernel_that_does_not_answer_is_an_error_that_names_the_request() {
+        let (ours, kernel) = UnixDatagram::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let mut netlink = Netlink { socket: ours.into(), family: 27 };
+        let message = Message::new(27, DISCONNECT);
+        let error = netlink.ask(&message, "detach /dev/nbd3").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("the request to detach /dev/nbd3"), "{error}");
+        // It was asked.
+        assert_eq!(kernel.recv(&mut [0; 64]).unwrap(), message.finished().len());
+    }
 }
