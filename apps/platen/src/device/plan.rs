@@ -20,9 +20,9 @@ const BASE_HEAP: usize = 3 << 17;
 /// Heap of a backing device, beside writeback's: buffers of waiting requests.
 const BACKING_HEAP: usize = 9 << 18;
 
-/// Threads of a server other than those for requests: keeper, policy and its start, watch, control,
-/// supervisor, signals.
-const BASE_THREADS: usize = 7;
+/// Threads of a server other than those for requests: keeper, policy and its start, watch, files,
+/// control, supervisor, signals.
+const BASE_THREADS: usize = 8;
 
 /// The thread that watches the backing device.
 const BACKING_THREADS: usize = 1;

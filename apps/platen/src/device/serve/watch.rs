@@ -1,14 +1,19 @@
-//! A thread that checks the device and the kernel's NBD client once a second.
+//! A thread that checks the device and the kernel's NBD client once a second, and one that checks
+//! the files of the device.
 
 use super::supervisor::swapped_to;
 use crate::device::claims::Left;
 use crate::say::{say, say_untaken};
 use device::Device;
 use nbd::Server;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+
+/// The time between two looks.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The kernel's NBD client.
 pub(super) struct Client {
@@ -41,39 +46,62 @@ impl Watch {
         client: Option<Client>,
         sockets: Left,
     ) -> anyhow::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (device, stopped) = (Arc::downgrade(device), Arc::clone(&stop));
-        let thread = thread::Builder::new().name("watch".into()).spawn(move || {
-            if client.is_some() {
+        let device = Arc::downgrade(device);
+        let (mut begun, mut told) = (false, false);
+        let look = move || {
+            if client.is_some() && !std::mem::replace(&mut begun, true) {
                 // No page is swapped out until this thread has found the client lost, for which the
                 // kernel needs some memory.
                 say_untaken(swap::prefer_alone().err());
             }
-            let mut told = false;
-            let mut missing = Vec::new();
-            while !stopped.load(Ordering::Acquire) {
-                thread::park_timeout(Duration::from_secs(1));
-                // First: the file system of a socket's path may not answer.
-                if let Some(client) = client.as_ref().filter(|client| client.is_lost()) {
-                    say(&format!("the kernel has given up a connection of {}", client.disk));
-                    std::process::exit(swap::supervisor::CLIENT_LOST.into());
-                }
-                let before = std::mem::replace(&mut missing, sockets.missing().collect());
-                for path in missing.iter().filter(|path| !before.contains(path)) {
-                    say(&format!(
-                        "{} was removed or replaced: no client finds the device by it until the \
-                         device is started anew",
-                        path.display()
-                    ));
-                }
-                let Some(device) = device.upgrade() else { return };
-                if let Some(damage) = device.damage().filter(|_| !told) {
-                    told = true;
-                    say(&format!("{damage}; failed reads are counted in `platen device stat`"));
-                }
+            if let Some(client) = client.as_ref().filter(|client| client.is_lost()) {
+                say(&format!("the kernel has given up a connection of {}", client.disk));
+                std::process::exit(swap::supervisor::CLIENT_LOST.into());
+            }
+            let Some(device) = device.upgrade() else { return false };
+            if let Some(damage) = device.damage().filter(|_| !told) {
+                told = true;
+                say(&format!("{damage}; failed reads are counted in `platen device stat`"));
+            }
+            true
+        };
+        Self::begin(look, move || sockets.missing().map(Path::to_owned).collect())
+    }
+
+    /// Calls `look` once a second while it returns true, and `missing` on another thread: the file
+    /// system of a socket's path may not answer.
+    fn begin(
+        mut look: impl FnMut() -> bool + Send + 'static,
+        missing: impl FnMut() -> Vec<PathBuf> + Send + 'static,
+    ) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        // Nobody waits for its end.
+        thread::Builder::new().name("files".into()).spawn(move || report(missing, &stopped))?;
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new().name("watch".into()).spawn(move || {
+            while !stopped.load(Ordering::Acquire) && look() {
+                thread::park_timeout(LOOK);
             }
         })?;
         Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+/// Prints the files that are missing, each when it is found to be.
+fn report(mut missing: impl FnMut() -> Vec<PathBuf>, stopped: &AtomicBool) {
+    let mut before = Vec::new();
+    while !stopped.load(Ordering::Acquire) {
+        let now = missing();
+        for path in now.iter().filter(|path| !before.contains(*path)) {
+            say(&format!(
+                "{} was removed or replaced: no client finds the device by it until the device is \
+                 started anew",
+                path.display()
+            ));
+        }
+        before = now;
+        thread::sleep(LOOK);
     }
 }
 
@@ -85,5 +113,33 @@ impl Drop for Watch {
             // The panic handler has reported a panic.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// A lost client would be noticed only when that file system answers.
+    #[test]
+    fn a_file_system_that_does_not_answer_delays_no_look_at_the_client() {
+        let (seen, looks) = mpsc::channel();
+        let (asked, is_asked) = mpsc::channel();
+        let (_answer, answers) = mpsc::channel::<()>();
+        let watch = Watch::begin(
+            move || seen.send(()).is_ok(),
+            move || {
+                let _ = asked.send(());
+                let _ = answers.recv();
+                Vec::new()
+            },
+        );
+        let watch = watch.unwrap();
+        is_asked.recv().unwrap();
+        // Those that were there before it was asked, and one more.
+        while looks.try_recv().is_ok() {}
+        looks.recv().unwrap();
+        drop(watch);
     }
 }
