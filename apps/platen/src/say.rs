@@ -6,12 +6,16 @@
 //! disk that waits for us. `eprintln!` blocks on the first and panics on the second, so nothing
 //! here uses it.
 
+mod writer;
+
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{fstat, open, FileType, Mode, OFlags};
 use rustix::net::SendFlags;
 use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use writer::Writer;
 
 /// A pipe accepts a write up to this length entirely or not at all.
 const MOST: usize = 4096;
@@ -26,7 +30,12 @@ pub(crate) enum Way {
     Own(OwnedFd),
     /// A file: writes never wait for a reader. Opened again it would be written from its start.
     Shared,
+    /// A file, written by a thread, as its disk may not answer.
+    Thread(Writer),
 }
+
+/// Whether files are written by a thread: see [`say_by_a_thread`].
+static BY_A_THREAD: AtomicBool = AtomicBool::new(false);
 
 impl Way {
     pub(crate) fn to(fd: BorrowedFd<'_>) -> Self {
@@ -40,8 +49,20 @@ impl Way {
                 // before each write.
                 open(path, flags, Mode::empty()).map_or(Self::Shared, Self::Own)
             }
+            Ok(kind) if is_file(kind) && BY_A_THREAD.load(Ordering::Acquire) => {
+                Self::by_a_thread(fd).unwrap_or(Self::Shared)
+            }
             _ => Self::Shared,
         }
+    }
+
+    fn by_a_thread(fd: BorrowedFd<'_>) -> std::io::Result<Self> {
+        let file = fd.try_clone_to_owned()?;
+        let write = move |line: &[u8]| {
+            // An error cannot be reported anywhere.
+            let _ = rustix::io::write(&file, line);
+        };
+        Writer::start(write).map(Self::Thread)
     }
 
     /// Writes a line entirely, if that is possible at once; returns whether it was.
@@ -51,6 +72,7 @@ impl Way {
             Self::Own(own) => rustix::io::write(own, line),
             Self::Shared if takes(fd) => rustix::io::write(fd, line),
             Self::Shared => return false,
+            Self::Thread(writer) => return writer.write(line),
         };
         written.is_ok()
     }
@@ -77,6 +99,25 @@ fn way() -> MutexGuard<'static, Option<Way>> {
     WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// From now on a thread writes the lines, if standard error is a file: its disk may not answer, or
+/// may need memory that only this process can free. Call it when the process has taken its
+/// precautions, which the thread is to have, too.
+pub(crate) fn say_by_a_thread() {
+    BY_A_THREAD.store(true, Ordering::Release);
+    let mut way = way();
+    *way = Some(Way::to(rustix::stdio::stderr().as_fd()));
+}
+
+/// Whether standard error is a file, for which [`say_by_a_thread`] starts a thread.
+pub(crate) fn goes_to_a_file() -> bool {
+    fstat(rustix::stdio::stderr())
+        .is_ok_and(|found| is_file(FileType::from_raw_mode(found.st_mode)))
+}
+
+fn is_file(kind: FileType) -> bool {
+    matches!(kind, FileType::RegularFile | FileType::BlockDevice)
+}
+
 /// Redirects standard error to `log`.
 ///
 /// # Errors
@@ -85,7 +126,7 @@ fn way() -> MutexGuard<'static, Option<Way>> {
 pub(crate) fn say_to(log: BorrowedFd<'_>) -> std::io::Result<()> {
     let mut way = way();
     rustix::stdio::dup2_stderr(log)?;
-    *way = None;
+    *way = Some(Way::to(log));
     Ok(())
 }
 
@@ -209,15 +250,21 @@ mod tests {
     }
 
     #[test]
-    fn output_is_appended_to_a_file() {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(b"before\n").unwrap();
-        let way = Way::to(file.as_fd());
-        assert!(way.write(file.as_fd(), &whole("after")));
-        std::io::Seek::rewind(&mut file).unwrap();
-        let mut text = String::new();
-        file.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "before\nplaten: after\n");
+    fn output_is_appended_to_a_file_also_by_a_thread() {
+        for by_a_thread in [false, true] {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(b"before\n").unwrap();
+            let way = match by_a_thread {
+                true => Way::by_a_thread(file.as_fd()).unwrap(),
+                false => Way::to(file.as_fd()),
+            };
+            assert!(way.write(file.as_fd(), &whole("after")));
+            drop(way);
+            std::io::Seek::rewind(&mut file).unwrap();
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "before\nplaten: after\n");
+        }
     }
 
     #[test]

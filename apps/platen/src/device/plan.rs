@@ -190,7 +190,8 @@ impl<'a> Plan<'a> {
         // One connects the kernel's NBD client again.
         let client = usize::from(self.args.nbd.is_some() && self.args.swap);
         let metrics = usize::from(self.args.prometheus.is_some());
-        BASE_THREADS + self.compressing(fetchers) + client + metrics + threads
+        let log = usize::from(crate::say::goes_to_a_file());
+        BASE_THREADS + self.compressing(fetchers) + client + metrics + threads + log
     }
 
     /// Heap of the transports for requests. The buffers of ublk are the supervisor's.

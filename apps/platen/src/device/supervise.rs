@@ -11,7 +11,7 @@ use super::owner;
 use super::plan::Plan;
 use super::serving::Serving;
 use super::settings_file;
-use crate::say::{say, say_untaken};
+use crate::say::{say, say_by_a_thread, say_untaken};
 use anyhow::Context;
 use std::os::fd::AsFd;
 use swap::supervisor::{resume_hand_over, supervise, SuperviseError};
@@ -57,6 +57,7 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
     if args.swap {
         say_untaken(swap::prefer_alone().err());
     }
+    say_by_a_thread();
     let result = match adopt {
         None => supervise(&mut service, stop.as_fd()),
         Some(handed) => {

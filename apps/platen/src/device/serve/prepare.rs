@@ -8,7 +8,7 @@ use crate::device::claims::{Claims, Left, Ways};
 use crate::device::inherited::{descriptor, Inherited};
 use crate::device::plan::Plan;
 use crate::device::{backing, control, settings_file};
-use crate::say::say_untaken;
+use crate::say::{say_by_a_thread, say_untaken};
 use anyhow::Context;
 use std::os::fd::AsFd;
 use store::{Ahead, FileDisk};
@@ -106,6 +106,7 @@ impl<'a> Prepared<'a> {
         let claims = (!supervisor.is_there()).then(|| Claims::make(args, false)).transpose()?;
         let ways = claims.as_ref().map_or_else(|| Ways::inherited(&inherited), Claims::ways)?;
         let left = Left::of(args, supervisor.is_there());
+        say_by_a_thread();
         Ok(Some(Self { plan, inherited, supervisor, disk_left, ahead, claims, ways, left }))
     }
 }
