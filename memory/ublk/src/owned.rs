@@ -1,6 +1,7 @@
 //! Devices of ours, by their mark: the number of a deleted device may be another one's the next
 //! moment, whose contents must stay.
 
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,14 +37,56 @@ impl Owner {
     }
 }
 
-/// Deletes a device that will get no further server: users of its disk get errors instead of
-/// waiting. Leaves alone a device of another owner. Returns whether there was such a device.
+/// Deletes the devices of an owner that will get no further server: users of their disks get errors
+/// instead of waiting. Leaves alone devices of other owners. Returns the numbers of the deleted.
+///
+/// A server may have died before it could tell the number of its device, so all devices are looked
+/// at. Only the one that is `known` to be the owner's may lack a mark.
 ///
 /// # Errors
 ///
 /// The driver's error.
-pub fn abandon(id: u32, owner: Owner, timeout: Duration) -> Result<bool, ControlError> {
-    remove(&mut Control::open(timeout)?, id, |info| owner.has(info), || ())
+pub fn abandon(
+    known: Option<u32>,
+    owner: Owner,
+    timeout: Duration,
+) -> Result<Vec<u32>, ControlError> {
+    let mut ids = numbers(Path::new(DEVICES));
+    if let Some(known) = known.filter(|known| !ids.contains(known)) {
+        ids.push(known);
+    }
+    if ids.is_empty() {
+        // There may be no driver either.
+        return Ok(ids);
+    }
+    remove_all(&mut Control::open(timeout)?, &ids, known, owner)
+}
+
+/// Where the kernel lists the driver's devices.
+const DEVICES: &str = "/sys/class/ublk-char";
+
+/// The numbers of the devices in this folder; none if it cannot be read.
+fn numbers(folder: &Path) -> Vec<u32> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let number =
+        |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok();
+    entries.filter_map(number).collect()
+}
+
+fn remove_all(
+    driver: &mut impl Removes,
+    ids: &[u32],
+    known: Option<u32>,
+    owner: Owner,
+) -> Result<Vec<u32>, ControlError> {
+    let mut gone = Vec::new();
+    for &id in ids {
+        let owner = Owner { unmarked: owner.unmarked && known == Some(id), ..owner };
+        if remove(driver, id, |info| owner.has(info), || ())? {
+            gone.push(id);
+        }
+    }
+    Ok(gone)
 }
 
 /// Begins the recovery of a device of this owner. The driver notices a server's death only when the
@@ -262,6 +305,51 @@ mod tests {
             assert_eq!(driver.1, expected, "{there:?}");
             assert_eq!(stopped, driver.1.contains(&"stop"), "{there:?}");
         }
+    }
+
+    /// Three devices with these marks.
+    struct Three([u64; 3], Vec<u32>);
+
+    impl Removes for Three {
+        fn info(&mut self, id: u32) -> Result<Info, ControlError> {
+            Ok(info(self.0[id as usize]))
+        }
+        fn stop(&mut self, _: u32) -> Result<(), ControlError> {
+            Ok(())
+        }
+        fn delete(&mut self, id: u32) -> Result<(), ControlError> {
+            self.1.push(id);
+            Ok(())
+        }
+    }
+
+    /// Its server died after it had made it, and before it could tell its number.
+    #[test]
+    fn a_device_whose_number_is_unknown_is_found_by_its_mark() {
+        let ours = OWNER.mark();
+        let cases = [
+            ([ours, 0, 1], None, OWNER, &[0_u32][..]),
+            ([1, ours + 1, ours], None, EARLIER, &[2][..]),
+            ([0, 0, ours], Some(0), EARLIER, &[0, 2][..]),
+            ([0, 0, 1], Some(0), OWNER, &[][..]),
+        ];
+        for (marks, known, owner, expected) in cases {
+            let mut driver = Three(marks, Vec::new());
+            let gone = remove_all(&mut driver, &[0, 1, 2], known, owner).unwrap();
+            assert_eq!((&gone[..], &driver.1[..]), (expected, expected), "{marks:?}");
+        }
+    }
+
+    #[test]
+    fn devices_are_found_where_the_kernel_lists_them() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["ublkc0", "ublkc17", "ublkb3", "ublkc", "ublkcx"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        let mut found = numbers(folder.path());
+        found.sort_unstable();
+        assert_eq!(found, [0, 17]);
+        assert!(numbers(&folder.path().join("none")).is_empty());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! connect and wait.
 
 mod living;
+mod note;
 
 use super::adopt::Adopt;
 use super::args::ServeArgs;
@@ -49,6 +50,13 @@ impl Claims {
         });
         let requests = requests.transpose()?;
         Ok(Self { control, requests, nbd, metrics: metrics.transpose()?, lock })
+    }
+
+    /// Removes the ublk disk of a former device of this name, whose processes were all killed, and
+    /// notes the owner of this device's disk for the next one.
+    pub(super) fn succeed(&self, owner: Option<ublk::Owner>) -> anyhow::Result<()> {
+        let noted = note::succeed(&self.lock.fd, owner);
+        noted.with_context(|| format!("cannot write to {}", self.lock.path.display()))
     }
 
     /// Takes over the claims that this process held before `execve`.

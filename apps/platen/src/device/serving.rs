@@ -347,11 +347,11 @@ impl Service for Serving {
     fn abandon(&mut self, set_up: bool) {
         // Errors are better than an endless wait for processes that have the disk open. Another
         // device may have a disk of this number by now, and keeps it.
-        if let Some(id) = self.device {
-            match ublk::abandon(id, self.owner, Duration::from_secs(30)) {
-                Ok(true) => self
-                    .say(&format!("{} is gone: its contents are lost", ublk::disk(id).display())),
-                Ok(false) => {}
+        if self.plan.args.ublk {
+            match ublk::abandon(self.device, self.owner, Duration::from_secs(30)) {
+                Ok(gone) => gone.into_iter().map(ublk::disk).for_each(|disk| {
+                    self.say(&format!("{} is gone: its contents are lost", disk.display()));
+                }),
                 Err(error) => self.say(&format!("{:#}", anyhow::Error::from(error))),
             }
         }

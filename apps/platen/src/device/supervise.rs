@@ -45,6 +45,9 @@ pub(crate) fn run(args: &'static ServeArgs) -> anyhow::Result<()> {
         None => Claims::make(args, true)?,
         Some(handed) => Claims::adopt(args, handed)?,
     };
+    if adopt.is_none() {
+        claims.succeed(args.ublk.then_some(owner))?;
+    }
     claims.hand_on()?;
     let changes = args.changed.clone().unwrap_or_default();
     let mut service = match adopt {

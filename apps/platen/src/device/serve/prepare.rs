@@ -104,6 +104,9 @@ impl<'a> Prepared<'a> {
         }
         // Before the store: another device may have the name or a socket already.
         let claims = (!supervisor.is_there()).then(|| Claims::make(args, false)).transpose()?;
+        if let Some(claims) = &claims {
+            claims.succeed(args.ublk.then(|| supervisor.owner()))?;
+        }
         let ways = claims.as_ref().map_or_else(|| Ways::inherited(&inherited), Claims::ways)?;
         let left = Left::of(args, supervisor.is_there());
         say_by_a_thread();
