@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 /// How long a peer without more to send may take to close its links.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
-/// The longest reason that an ABORT carries, bytes.
+/// The longest reason that an ABORT carries, bytes of its JSON. JSON has six bytes for one control
+/// character, and a peer refuses an ABORT that is longer than a frame may be.
 const MAX_REASON: usize = 4096;
 
 /// The JSON of an ABORT.
@@ -67,8 +68,7 @@ impl Session {
             return None;
         }
         let mut reason = error.to_string();
-        let end = (0..=MAX_REASON.min(reason.len())).rev().find(|at| reason.is_char_boundary(*at));
-        reason.truncate(end.unwrap_or(0));
+        reason.truncate(fitting(&reason));
         Some(reason)
     }
 
@@ -140,4 +140,18 @@ impl Session {
             let _ = thread.join();
         }
     }
+}
+
+/// How many bytes of `reason`, up to a whole character, have at most [`MAX_REASON`] bytes in JSON.
+fn fitting(reason: &str) -> usize {
+    let mut length = 0;
+    let mut ends = reason.char_indices().map(|(at, char)| {
+        length += match char {
+            '"' | '\\' => 2,
+            '\0'..='\x1f' => 6,
+            _ => char.len_utf8(),
+        };
+        (at, length)
+    });
+    ends.find(|(_, length)| *length > MAX_REASON).map_or(reason.len(), |(at, _)| at)
 }
