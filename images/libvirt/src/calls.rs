@@ -188,8 +188,8 @@ fn state_of(state: i32, reason: i32) -> State {
         (1, 10) => State::Running(Why::Postcopy),
         (1, 11) => State::Running(Why::PostcopyFailed),
         (1, _) => State::Running(Why::Other),
-        (3, 11) => State::Paused(Why::Postcopy),
-        (3, 12) => State::Paused(Why::PostcopyFailed),
+        (3, 12) => State::Paused(Why::Postcopy),
+        (3, 13) => State::Paused(Why::PostcopyFailed),
         (3, _) => State::Paused(Why::Other),
         _ => State::Other(state),
     }
@@ -240,7 +240,11 @@ mod tests {
         assert_eq!(Handover::AtOnce.flags(), 0x8001);
         assert_eq!(Handover::Resumed.flags(), 0x88001);
         assert_eq!(Handover::Whole { paused: true }.flags(), 0x21);
-        assert_eq!(state_of(3, 12).why(), Some(Why::PostcopyFailed));
+        assert_eq!(state_of(1, 11).why(), Some(Why::PostcopyFailed));
+        // 11 is the reason of a domain that starts up.
+        assert_eq!(state_of(3, 11).why(), Some(Why::Other));
+        assert_eq!(state_of(3, 12).why(), Some(Why::Postcopy));
+        assert_eq!(state_of(3, 13).why(), Some(Why::PostcopyFailed));
         assert_eq!(state_of(5, 0), State::Other(5));
     }
 }

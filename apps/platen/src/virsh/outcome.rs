@@ -147,7 +147,7 @@ mod tests {
     const RUNS: [u32; 2] = [1, 1];
     const RUNS_IN_POSTCOPY: [u32; 2] = [1, 10];
     const STOPPED_AT_AN_ERROR: [u32; 2] = [3, 5];
-    const WAITS: [u32; 2] = [3, 12];
+    const WAITS: [u32; 2] = [3, 13];
 
     fn refused() -> LibvirtError {
         LibvirtError::Said { code: 9, message: "migration failed".into() }
