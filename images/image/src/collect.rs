@@ -60,7 +60,8 @@ impl Store {
             if !packs.iter().any(|id| sparse.contains(id)) {
                 continue;
             }
-            match self.rewrite(&name, &sparse, options.clone())? {
+            let parent = done.rewritten.last().cloned();
+            match self.rewrite(&name, &sparse, parent.as_deref(), options.clone())? {
                 Rewrite::Done => done.rewritten.push(name),
                 Rewrite::InUse => done.in_use.push(name),
                 Rewrite::Left(why) => {

@@ -14,11 +14,14 @@ use crate::store::Store;
 use crate::{Content, Damage, Image, Options, RamBlock, Units, WriteError, Writer};
 
 impl Store {
-    /// Rewrites the save without the packs `sparse`.
+    /// Rewrites the save without the packs `sparse`. Pages that differ little from those of
+    /// `parent`, a save that was rewritten before, become differences from them: those of both may
+    /// have been differences from pages of a save that is gone.
     pub(crate) fn rewrite(
         &self,
         name: &str,
         sparse: &HashSet<u128>,
+        parent: Option<&str>,
         options: Options,
     ) -> Result<Rewrite, WriteError> {
         let path = self.folder.join(name);
@@ -50,7 +53,7 @@ impl Store {
         let options = Options { unit_bytes: image.shape().unit_bytes(), ..options };
         let mut without = sparse.clone();
         self.add_foreign(&file, &image, &mut without).map_err(io)?;
-        let mut writer = Writer::into_store(self, &path, None, without, options)?;
+        let mut writer = Writer::into_store(self, &path, parent, without, options)?;
         writer.keep_identity(&image);
         match copy(&image, &mut writer, &damaged) {
             Err(WriteError::Save { source, .. }) => return Ok(Rewrite::Left(source.chain())),

@@ -182,3 +182,30 @@ fn packs_of_a_save_that_cannot_be_read_are_not_removed() {
     store.collect(options()).unwrap();
     is_whole(&store, "a", &ram);
 }
+
+/// Differences whose base pages go with the save that was removed.
+#[test]
+fn a_removal_makes_no_store_larger_whose_saves_are_differences() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = new_store(&folder);
+    let base = ram(200);
+    save(&store, "base", None, &base);
+    let mut saves = Vec::new();
+    for nth in 0..8 {
+        let name = format!("save{nth}");
+        // Of a quarter of the pages, each save has a version of its own.
+        let mut changed: Ram = base[..50].to_vec();
+        changed.iter_mut().for_each(|page| page[100 + nth] ^= 1);
+        let of = save(&store, &name, Some("base"), &changed);
+        assert_eq!((of.slots, of.differences), (50, 50), "{name}");
+        saves.push((name, changed));
+    }
+    let before = bytes(&store);
+    store.remove("base").unwrap();
+    let done = store.collect(options()).unwrap();
+    assert_eq!(done.rewritten.len(), saves.len(), "{done:?}");
+    assert!(bytes(&store) < before, "{} bytes, {before} with the save", bytes(&store));
+    for (name, ram) in &saves {
+        is_whole(&store, name, ram);
+    }
+}
