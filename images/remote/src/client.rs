@@ -10,7 +10,7 @@ use image::{ImageFile, RemoteFile};
 use session::Link;
 use tls::Connector;
 
-use crate::pool::{DialError, Pool};
+use crate::pool::{Bounded, DialError, Pool};
 use crate::wire::{ask, Lock, Request, Status, Token, MAX_READ, OPENED};
 use crate::RemoteError;
 
@@ -112,7 +112,7 @@ impl Client {
         // A lock that is taken again after the END would outlive it.
         *self.inner.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
         // A server that has ended holds no locks.
-        let _ = ask(&mut link, &Request::End, &mut []);
+        let _ = ask(&mut Bounded::new(&mut link, 0), &Request::End, &mut []);
     }
 }
 
@@ -242,7 +242,8 @@ impl Inner {
         request: &Request,
         out: &mut [u8],
     ) -> io::Result<Result<(), (Status, String)>> {
-        let answered = ask(&mut link, request, out)?;
+        let len = out.len();
+        let answered = ask(&mut Bounded::new(&mut link, len), request, out)?;
         self.pool.put(link);
         // Relaxed: the flag is for the choice of a limit.
         self.has_connected.store(true, Ordering::Relaxed);
