@@ -17,6 +17,8 @@ pub(crate) fn spawn(
     name: &'static str,
     body: impl FnOnce() + Send + 'static,
 ) -> Result<(), RelayError> {
+    #[cfg(test)]
+    refusals::check(name)?;
     std::thread::Builder::new().name(name.into()).spawn(body).map(drop).map_err(|source| {
         RelayError::Resource { what: format!("cannot start thread {name}"), source }
     })
@@ -73,4 +75,27 @@ pub(crate) fn check_engines(
     device
         .check_engines(on_device.contains(&true))
         .map_err(|error| RelayError::Unsupported { what: error.to_string() })
+}
+
+/// A shortage of threads, for tests.
+#[cfg(test)]
+pub(crate) mod refusals {
+    use super::RelayError;
+    use std::cell::Cell;
+    use std::io;
+
+    thread_local! {
+        /// How many threads the system still refuses to the thread that reads this.
+        pub(crate) static LEFT: Cell<u32> = const { Cell::new(0) };
+    }
+
+    pub(super) fn check(name: &str) -> Result<(), RelayError> {
+        let left = LEFT.get();
+        if left == 0 {
+            return Ok(());
+        }
+        LEFT.set(left - 1);
+        let source = io::Error::from_raw_os_error(rustix::io::Errno::AGAIN.raw_os_error());
+        Err(RelayError::Resource { what: format!("cannot start thread {name}"), source })
+    }
 }

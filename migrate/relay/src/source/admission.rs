@@ -5,7 +5,7 @@ use super::hand_back;
 use super::intake;
 use super::shared::{Connection, Event, Refused, Shared, SourceStream, UNACCEPTED};
 use crate::entrance::Entrance;
-use crate::error::RelayError;
+use crate::error::{error_chain, RelayError};
 use crate::inbox;
 use crate::sockets::wait_readable;
 use crate::stream_kind;
@@ -14,6 +14,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{recv, RecvFlags};
 use session::{FrameType, SessionError, MAX_STREAMS};
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
@@ -69,11 +70,18 @@ pub(super) fn accept(shared: &Arc<Shared>, entrance: &dyn Entrance) {
 }
 
 /// Starts the thread that reads `connection`.
-pub(super) fn start(shared: &Arc<Shared>, connection: &Arc<Connection>) {
-    let (reading, connection) = (shared.clone(), connection.clone());
-    if let Err(error) = spawn("intake", move || run(&reading, &connection)) {
-        shared.session.fail(SessionError::Local { reason: error.to_string() });
-    }
+///
+/// # Errors
+/// The system refuses the thread. The connection may be read later.
+pub(super) fn start(shared: &Arc<Shared>, connection: &Arc<Connection>) -> io::Result<()> {
+    let (shared, connection) = (shared.clone(), connection.clone());
+    spawn("intake", move || run(&shared, &connection)).map_err(|error| no_thread(&error))
+}
+
+/// The error of a thread that the system refuses, with the limits that may be the cause.
+fn no_thread(error: &RelayError) -> io::Error {
+    let chain = error_chain(error);
+    io::Error::other(format!("{chain}; its limits are ulimit -u and the cgroup's pids.max"))
 }
 
 /// Reads `connection` to its end.
@@ -151,14 +159,17 @@ fn open(shared: &Arc<Shared>, stream: &Arc<SourceStream>, kind: Kind) -> bool {
         if shared.over.load(Ordering::Relaxed) {
             queue.close();
         }
-        let (shared, stream) = (shared.clone(), stream.clone());
+        let (theirs, stream) = (shared.clone(), stream.clone());
         shared.return_paths.fetch_add(1, Ordering::Relaxed);
         let body = move || {
-            hand_back::run(&shared, &stream, &queue);
-            shared.return_paths.fetch_sub(1, Ordering::Release);
-            let _ = shared.events.send(Event::BackDone);
+            hand_back::run(&theirs, &stream, &queue);
+            theirs.return_paths.fetch_sub(1, Ordering::Release);
+            let _ = theirs.events.send(Event::BackDone);
         };
-        if spawn("return-path", body).is_err() {
+        if let Err(error) = spawn("return-path", body) {
+            shared.return_paths.fetch_sub(1, Ordering::Release);
+            let reason = no_thread(&error).to_string();
+            shared.session.fail(SessionError::Local { reason });
             return false;
         }
     }

@@ -20,6 +20,7 @@ use delta::Known;
 use pipeline::{Results, Submitter};
 use ring::Ring;
 use session::{Header, Session, SessionError};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
@@ -103,6 +104,8 @@ pub(super) enum Refused {
 pub(super) struct Connections {
     /// Not a stream yet; the oldest is first.
     waiting: Vec<Arc<Connection>>,
+    /// Those of `waiting` that no thread reads yet, because the system has refused it.
+    unread: Vec<Arc<Connection>>,
     /// Indexed by stream number.
     streams: Vec<Arc<SourceStream>>,
 }
@@ -169,7 +172,7 @@ pub(super) struct Shared {
     /// Connections that were closed because they did not belong to the migration.
     pub(super) refused: AtomicU32,
     /// Starts the thread that reads a connection to its end.
-    pub(super) read: fn(&Arc<Shared>, &Arc<Connection>),
+    pub(super) read: fn(&Arc<Shared>, &Arc<Connection>) -> io::Result<()>,
     pub(super) events: Sender<Event>,
     /// The end of the stream has begun, and a STILL_OPEN is queued or about to be.
     pub(super) tail_read: AtomicBool,

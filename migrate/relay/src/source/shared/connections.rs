@@ -55,13 +55,18 @@ impl Shared {
     /// made before the call is in `connections` after it.
     ///
     /// # Errors
-    /// A connection waits and cannot be accepted.
+    /// A connection waits and cannot be accepted, or no thread can be started for it.
     pub(in crate::source) fn accept_waiting(self: &Arc<Self>) -> io::Result<()> {
         let Some(entrance) = self.entrance.get() else { return Ok(()) };
         loop {
             let mut connections = self.lock_connections();
             if !self.may_accept(&connections) {
                 return Ok(());
+            }
+            if let Some(connection) = connections.unread.pop() {
+                drop(connections);
+                self.start_reading(connection)?;
+                continue;
             }
             let socket = match entrance.accept() {
                 Ok(socket) => socket,
@@ -84,8 +89,15 @@ impl Shared {
             }
             connections.waiting.push(connection.clone());
             drop(connections);
-            (self.read)(self, &connection);
+            self.start_reading(connection)?;
         }
+    }
+
+    /// Has a thread read the connection, now or by a later call of `accept_waiting`: QEMU waits
+    /// meanwhile, as for a connection that is not accepted.
+    fn start_reading(self: &Arc<Self>, connection: Arc<Connection>) -> io::Result<()> {
+        (self.read)(self, &connection)
+            .inspect_err(|_| self.lock_connections().unread.push(connection))
     }
 
     /// The kind of a connection, by its first bytes; `None` before they arrive.
