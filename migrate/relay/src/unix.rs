@@ -95,7 +95,7 @@ impl UnixAddress {
         if let Some(found) = Place::of(&self.0) {
             match self.connect_now() {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                    found.remove(&self.0).map_err(failed)?;
+                    found.remove(&self.0).map_err(|error| failed(self.foreign(error)))?;
                 }
                 Ok(_) => return Err(failed(in_use("another process listens there"))),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -104,11 +104,27 @@ impl UnixAddress {
                 }
                 // The socket's owner has removed it meanwhile.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(failed(self.foreign(error))),
             }
         }
         let listener = bind_private(&self.0).map_err(failed)?;
         Ok(Listening { listener, place: Place::of(&self.0), path: self.0.clone() })
+    }
+
+    /// The error with its remedy, if it forbids this process to replace another user's socket.
+    fn foreign(&self, error: io::Error) -> io::Error {
+        let me = rustix::process::geteuid().as_raw();
+        match fs::symlink_metadata(&self.0).map(|found| found.uid()) {
+            Ok(owner) if owner != me && error.kind() == ErrorKind::PermissionDenied => {
+                let what = format!(
+                    "{error}: user {owner} has made the socket there, and this process is user {me}. If no \
+                     process listens there any more, remove it as root or as user {owner}: rm {}",
+                    self.0.display()
+                );
+                io::Error::new(error.kind(), what)
+            }
+            _ => error,
+        }
     }
 
     /// Connects without waiting.

@@ -33,6 +33,34 @@ fn a_file_is_refused_a_stale_socket_replaced_and_a_live_one_preserved() {
     assert!(!path.exists());
 }
 
+/// As a service that ran as another user has left it, in a folder in which each user removes only
+/// the own files.
+#[test]
+fn a_dead_socket_of_another_user_is_named_with_its_owner_and_what_to_do() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: needs root, to act as another user");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let path = dir.path().join("sock");
+    drop(UnixListener::bind(&path).unwrap());
+    // The other user may connect, or may not.
+    for mode in [0o777, 0o600] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let address = UnixAddress::from(path.clone());
+        let listen = move || {
+            let user = rustix::thread::Uid::from_raw(12345);
+            // Of this thread only.
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            format!("{:?}", address.listen().unwrap_err())
+        };
+        let said = std::thread::spawn(listen).join().unwrap();
+        assert!(said.contains("user 0 has made") && said.contains("is user 12345"), "{said}");
+        assert!(said.contains(&format!("rm {}", path.display())), "{said}");
+    }
+    assert!(path.exists());
+}
+
 /// A stopped server with a full backlog.
 #[test]
 fn a_listener_with_a_full_backlog_is_an_error_at_once() {
