@@ -78,6 +78,8 @@ pub enum Why {
     Postcopy,
     /// Its RAM was being loaded, and its player has gone.
     PostcopyFailed,
+    /// libvirt has prepared it for a VM that comes, and has not taken the VM over.
+    Coming,
     /// Any other reason.
     Other,
 }
@@ -188,6 +190,7 @@ fn state_of(state: i32, reason: i32) -> State {
         (1, 10) => State::Running(Why::Postcopy),
         (1, 11) => State::Running(Why::PostcopyFailed),
         (1, _) => State::Running(Why::Other),
+        (3, 2) => State::Paused(Why::Coming),
         (3, 12) => State::Paused(Why::Postcopy),
         (3, 13) => State::Paused(Why::PostcopyFailed),
         (3, _) => State::Paused(Why::Other),

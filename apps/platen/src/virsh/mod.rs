@@ -24,7 +24,7 @@ use daemon::Daemon;
 use fit::{domain_not_instant, machine_differs, refuses_postcopy};
 use folder::Folder;
 use libvirt::{Connection, Domain, Handover, LibvirtError};
-use outcome::{cancelled, refuse_unless_it_waits, taken_over};
+use outcome::{cancelled, refuse_unless_it_waits, taken_over, NOTICES};
 use player::{PlainOptions, Reader};
 use relay::UnixAddress;
 use serde_json::{json, Value};
@@ -180,7 +180,7 @@ fn start(
     let finished = connection.finish(domain, handover);
     let loaded = begin.elapsed();
     let assumed = if paused { "paused" } else { "running" };
-    let vm = taken_over(finished, daemon, domain, assumed)?;
+    let vm = taken_over(finished, daemon, domain, assumed, NOTICES)?;
     say(&format!("loaded in {:.2} s: the VM is '{vm}' under libvirt", loaded.as_secs_f64()));
     Ok(json!({
         "status": "completed", "mode": "load", "vm": vm, "bytes": bytes,

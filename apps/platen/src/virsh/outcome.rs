@@ -94,25 +94,56 @@ pub(super) fn after_death(
 }
 
 /// The state of a VM that had all of its RAM when libvirt was to take it over. `finished` is
-/// libvirt's answer, and `assumed` the state after a success.
+/// libvirt's answer, and `assumed` the state after a success. After the end of a daemon the next
+/// one gets `limit` to find the VM's state.
 pub(super) fn taken_over(
     finished: Result<(), LibvirtError>,
     daemon: &Daemon,
     domain: &Domain,
     assumed: &'static str,
+    limit: Duration,
 ) -> anyhow::Result<&'static str> {
     match finished {
         Ok(()) => Ok(after_load(daemon, domain).unwrap_or(assumed)),
         // The daemon may have ended after it had started the CPUs.
-        Err(error) if error.is_lost() => match after_load(daemon, domain)? {
-            "ended" => Err(error.into()),
-            vm => {
-                say(RESTARTED);
-                Ok(vm)
+        Err(error) if error.is_lost() => {
+            if is_left_paused(daemon, domain, limit)? {
+                return Err(anyhow::Error::from(error).context(not_taken_over(domain)));
             }
-        },
+            match after_load(daemon, domain)? {
+                "ended" => Err(error.into()),
+                vm => {
+                    say(RESTARTED);
+                    Ok(vm)
+                }
+            }
+        }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether the daemon that follows leaves a VM paused as the former one prepared it. A daemon that
+/// has just started knows that state first. Then it ends a VM that has not run, or finds that it
+/// runs.
+fn is_left_paused(daemon: &Daemon, domain: &Domain, limit: Duration) -> anyhow::Result<bool> {
+    let until = Instant::now() + limit;
+    while daemon.state(domain)? == Some(State::Paused(Why::Coming)) {
+        if Instant::now() >= until {
+            return Ok(true);
+        }
+        thread::sleep(LATER);
+    }
+    Ok(false)
+}
+
+fn not_taken_over(domain: &Domain) -> String {
+    let name = domain.name();
+    format!(
+        "libvirt's daemon ended as it was to take the VM over, and its domain is paused for a \
+         migration still. If QEMU says that the VM runs (virsh qemu-monitor-command {name} --hmp \
+         'info status'), let it run: virsh resume {name}. If not, it has not run, and the image is \
+         as good as before: virsh destroy {name}, and repeat this command"
+    )
 }
 
 /// Printed for a daemon that has ended during the load.
@@ -148,6 +179,7 @@ mod tests {
     const RUNS_IN_POSTCOPY: [u32; 2] = [1, 10];
     const STOPPED_AT_AN_ERROR: [u32; 2] = [3, 5];
     const WAITS: [u32; 2] = [3, 13];
+    const NOT_TAKEN_OVER: [u32; 2] = [3, 2];
 
     fn refused() -> LibvirtError {
         LibvirtError::Said { code: 9, message: "migration failed".into() }
@@ -206,6 +238,7 @@ mod tests {
         for (finished, state, expected) in [
             (lost(), Some(RUNS), Ok("running")),
             (lost(), Some(STOPPED_AT_AN_ERROR), Ok("paused")),
+            (lost(), Some(NOT_TAKEN_OVER), Err("virsh destroy g1")),
             (lost(), None, Err("closed the connection")),
             (Err(refused()), Some(RUNS), Err("migration failed")),
             (Ok(()), Some(RUNS), Ok("running")),
@@ -214,7 +247,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let (daemon, domain) = made(folder.path(), state);
             let what = format!("{finished:?} {state:?}");
-            match (taken_over(finished, &daemon, &domain, "running"), expected) {
+            match (taken_over(finished, &daemon, &domain, "running", Duration::ZERO), expected) {
                 (Ok(vm), Ok(expected)) => assert_eq!(vm, expected, "{what}"),
                 (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
                 other => panic!("{what}: {other:?}"),
