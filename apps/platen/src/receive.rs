@@ -37,6 +37,15 @@ struct Reports {
     unwritten: AtomicUsize,
 }
 
+/// The place of a report that is being written.
+struct Place(Arc<Reports>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.unwritten.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 struct Receiver {
     targets: Vec<(Option<String>, UnixAddress)>,
     monitors: Vec<(Option<String>, UnixAddress)>,
@@ -51,21 +60,22 @@ struct Receiver {
 }
 
 impl Reports {
+    /// A place for a report; `None` while as many are being written as may. A disk that hangs, or a
+    /// reader of standard output that does not read, keeps the threads.
+    fn place(self: &Arc<Self>) -> Option<Place> {
+        // Given back if there are too many, and by a thread that panics.
+        let place = Place(Arc::clone(self));
+        (self.unwritten.fetch_add(1, Ordering::AcqRel) < UNWRITTEN).then_some(place)
+    }
+
     /// Writes `report` on a thread of its own, and says why if it is not written.
     fn publish(self: &Arc<Self>, report: Report) {
-        // A disk that hangs, or a reader of standard output that does not read, keeps the threads.
-        if self.unwritten.fetch_add(1, Ordering::AcqRel) >= UNWRITTEN {
-            self.unwritten.fetch_sub(1, Ordering::AcqRel);
+        let Some(place) = self.place() else {
             return say(&format!(
                 "the report of this migration is lost: {UNWRITTEN} before it are not written yet"
             ));
-        }
-        let reports = Arc::clone(self);
-        let written = aside(move || {
-            let written = reports.write(&report);
-            reports.unwritten.fetch_sub(1, Ordering::AcqRel);
-            written
-        });
+        };
+        let written = aside(move || place.0.write(&report));
         match written {
             Some(Ok(())) => {}
             Some(Err(error)) => say(&format!("{error:#}")),
@@ -327,6 +337,24 @@ pub(crate) fn run(args: &ReceiveArgs) -> anyhow::Result<ExitCode> {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
+
+    /// As where a panic does not abort the process.
+    #[test]
+    fn a_report_whose_thread_panics_gives_its_place_back() {
+        let (writing, unwritten) = (Mutex::new(()), AtomicUsize::new(0));
+        let reports = Arc::new(Reports { json: None, writing, unwritten });
+        let mut places: Vec<_> = (0..UNWRITTEN).map(|_| reports.place().unwrap()).collect();
+        assert!(reports.place().is_none() && reports.place().is_none());
+        let place = places.pop();
+        let panics = move || {
+            let _place = place;
+            panic!("the test");
+        };
+        assert!(std::thread::spawn(panics).join().is_err());
+        assert!(reports.place().is_some());
+        drop(places);
+        assert_eq!(reports.unwritten.load(Ordering::Acquire), 0);
+    }
 
     #[test]
     fn a_qemu_that_has_ended_is_told_from_one_that_does_not_answer() {
