@@ -74,6 +74,7 @@ mod save_ending;
 mod save_intake;
 mod save_leave;
 mod save_limit;
+mod save_name;
 mod saved_vm;
 mod say;
 mod seed;

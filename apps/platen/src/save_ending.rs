@@ -2,6 +2,8 @@
 
 use crate::save::{Saving, Then, ASK, VERDICT};
 use crate::save_intake::{Intake, MORE};
+use crate::save_name::named;
+use crate::say::say;
 use crate::settings::Before;
 use anyhow::{bail, ensure, Context};
 use image::{Finished, State, Summary, WriteError, Writer};
@@ -97,7 +99,8 @@ impl Saving<'_> {
 
     /// Gives the image its name.
     fn link(&mut self, finished: Finished) -> anyhow::Result<Summary> {
-        let summary = finished.link()?;
+        let image = self.args.image.display();
+        let summary = named(move || finished.link(), &self.interrupted, &image, &mut say)??;
         self.is_linked = true;
         Ok(summary)
     }
