@@ -87,6 +87,7 @@ mod settings_keeper;
 mod size;
 mod source_end;
 mod store_command;
+mod stranger;
 mod stream_keeper;
 mod turns_option;
 mod virsh;

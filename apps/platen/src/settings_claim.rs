@@ -6,13 +6,14 @@
 //! on the monitor's socket: commands at two monitors of one QEMU do not find each other.
 
 use crate::say::say;
+use crate::stranger::stranger;
 use anyhow::{bail, Context};
 use relay::UnixAddress;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -59,7 +60,7 @@ impl SettingsClaim {
                         std::thread::sleep(ASK);
                         continue;
                     }
-                    if let Some(user) = stranger(&address, monitor) {
+                    if let Some(user) = stranger(&address, Some(monitor)) {
                         say(&format!(
                             "monitor {monitor}: user {user} claims QEMU's settings, and is neither \
                              root nor the owner of this monitor: going on without the claim"
@@ -93,20 +94,16 @@ fn address_of(monitor: &UnixAddress) -> Option<SocketAddr> {
     SocketAddr::from_abstract_name(name).ok()
 }
 
-/// The user who holds this claim, if it is neither root, nor this process's user, nor the owner of
-/// the monitor's socket: any user may bind an abstract socket.
-fn stranger(claim: &SocketAddr, monitor: &UnixAddress) -> Option<u32> {
-    let stream = UnixStream::connect_addr(claim).ok()?;
-    let user = rustix::net::sockopt::socket_peercred(&stream).ok()?.uid.as_raw();
-    let owner = std::fs::metadata(monitor.path()).ok()?.uid();
-    let own = rustix::process::geteuid().as_raw();
-    (![0, own, owner].contains(&user)).then_some(user)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
+    use std::os::unix::net::UnixStream;
     use std::process::Command;
+    use std::sync::mpsc;
+
+    /// Nothing here takes this long unless it hangs.
+    const WATCHDOG: Duration = Duration::from_secs(60);
 
     #[test]
     fn a_claim_lasts_as_long_as_the_helper_that_inherited_it() {
@@ -150,5 +147,49 @@ mod tests {
         let ours = claim().unwrap().unwrap();
         assert!(claim().is_err());
         drop(ours);
+    }
+
+    /// A socket with as many connections as it takes, none of which its owner accepts, or one at
+    /// which nobody listens.
+    #[test]
+    fn a_claim_that_takes_no_connection_holds_nothing_up() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can act as another user");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let monitor: UnixAddress = format!("unix:{}", path.display()).parse().unwrap();
+        let _listener = UnixListener::bind(&path).unwrap();
+        let address = address_of(&monitor).unwrap();
+        let made = |user: u32, listens: bool| {
+            let user = rustix::thread::Uid::from_raw(user);
+            // Of this thread only.
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            let socket = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+            let name = address.as_abstract_name().unwrap();
+            net::bind(&socket, &SocketAddrUnix::new_abstract_name(name).unwrap()).unwrap();
+            if listens {
+                net::listen(&socket, 0).unwrap();
+            }
+            socket
+        };
+        for (user, listens) in [(64055, true), (64055, false), (0, true), (0, false)] {
+            let made = || made(user, listens);
+            let theirs = std::thread::scope(|scope| scope.spawn(made).join().unwrap());
+            let waits = UnixStream::connect_addr(&address);
+            assert_eq!(waits.is_ok(), listens);
+            let (told, claimed) = mpsc::channel();
+            let monitor = monitor.clone();
+            std::thread::spawn(move || {
+                let _ = told.send(SettingsClaim::within(&monitor, Duration::ZERO));
+            });
+            let claimed = claimed.recv_timeout(WATCHDOG).expect("it has to return");
+            match user {
+                0 => assert!(claimed.is_err(), "root's: {claimed:?}"),
+                _ => assert!(matches!(claimed, Ok(None)), "{claimed:?}"),
+            }
+            drop((theirs, waits));
+        }
+        assert!(SettingsClaim::within(&monitor, Duration::ZERO).unwrap().is_some());
     }
 }

@@ -90,5 +90,5 @@ pub use qemu_conf::{doors_missing, doors_off, doors_on, setting_of, QEMU_CONF};
 pub use record::{now, Event, Phase, Record, Role, Status, What};
 pub use registry::{new_id, Found, Registry, Watcher};
 pub use target::Target;
-pub use unix_diag::unix_listeners;
+pub use unix_diag::{abstract_owner, unix_listeners};
 pub use wanted::intercepted;

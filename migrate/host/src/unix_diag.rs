@@ -1,4 +1,5 @@
-//! The unix sockets that listen at a path (`sock_diag`, as `ss -lx` asks it).
+//! The unix sockets that listen at a path, and those with an abstract name (`sock_diag`, as
+//! `ss -lx` asks it).
 //!
 //! A QEMU that listens at the path of another QEMU first removes that path, and a connection then
 //! reaches the second QEMU. Only the kernel's list shows that the first one is still waiting.
@@ -6,7 +7,7 @@
 //! the name of a socket.
 
 use crate::sock_diag::{ask, cut, BY_FAMILY, ERROR, HEADER};
-use rustix::net::{recv, AddressFamily, RecvFlags};
+use rustix::net::{recv, AddressFamily, RecvFlags, SocketType};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -19,12 +20,15 @@ const DONE: u16 = 3;
 const DUMP: u16 = 0x301;
 /// The sockets in state `TCP_LISTEN`.
 const LISTENING: u32 = 1 << 10;
-/// `UDIAG_SHOW_NAME | UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN`, and the types of the attributes that they
-/// request.
-const SHOW: u32 = 0x13;
+/// Those in state `TCP_CLOSE`: bound, but not listening.
+const BOUND: u32 = 1 << 7;
+/// `UDIAG_SHOW_NAME | UDIAG_SHOW_VFS | UDIAG_SHOW_RQLEN | UDIAG_SHOW_UID`, and the types of the
+/// attributes that they request.
+const SHOW: u32 = 0x53;
 const NAME: u16 = 0;
 const VFS: u16 = 1;
 const QUEUES: u16 = 4;
+const USER: u16 = 7;
 /// Bytes of the question, and of the fixed part of an answer.
 const QUESTION: usize = HEADER + 24;
 const ANSWER: usize = HEADER + 16;
@@ -56,7 +60,7 @@ pub(crate) fn listeners(path: &Path) -> io::Result<Vec<Listening>> {
     // The path may be a symbolic link to the path at which the process listens.
     let real = path.canonicalize();
     let path = real.as_deref().unwrap_or(path);
-    let kernel = ask(&question())?;
+    let kernel = ask(&question(LISTENING))?;
     // The name is what its owner says, who may have mounted something else there for himself. The
     // kernel tells the file system that the socket is in, though not all name it as stat does.
     let folder = path.parent().unwrap_or(path).metadata().map(|folder| folder.dev());
@@ -78,6 +82,29 @@ pub(crate) fn listeners(path: &Path) -> io::Result<Vec<Listening>> {
     }
 }
 
+/// The user whose stream socket has this abstract name, whether it listens or not, in the caller's
+/// network namespace; `None` if there is no such socket, or before Linux 5.3.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn abstract_owner(name: &[u8]) -> io::Result<Option<u32>> {
+    let kernel = ask(&question(LISTENING | BOUND))?;
+    let stream = u8::try_from(SocketType::STREAM.as_raw()).ok();
+    let (mut found, mut bytes) = (None, vec![0; 64 << 10]);
+    loop {
+        let (got, _) = recv(&kernel, &mut bytes[..], RecvFlags::empty())?;
+        let is_over = each_answer(&bytes[..got], |fixed, attributes| {
+            let is_it = attribute(attributes, NAME).and_then(|it| it.strip_prefix(b"\0"));
+            if fixed.get(1).copied() == stream && is_it == Some(name) {
+                found = attribute(attributes, USER).and_then(|it| u32_at(it, 0));
+            }
+        })?;
+        if is_over {
+            return Ok(found);
+        }
+    }
+}
+
 /// A device as the kernel numbers it: 12 bits of major and 20 bits of minor number.
 fn kernels_number(device: u64) -> u32 {
     rustix::fs::major(device) << 20 | rustix::fs::minor(device)
@@ -91,7 +118,8 @@ fn is_same(name: &Path, path: &Path) -> bool {
     name == path || folder(name).is_some_and(|there| Some(there) == folder(path))
 }
 
-fn question() -> [u8; QUESTION] {
+/// The question for the sockets in these states.
+fn question(states: u32) -> [u8; QUESTION] {
     let mut bytes = [0; QUESTION];
     let mut at = 0;
     let mut put = |field: &[u8]| {
@@ -105,7 +133,7 @@ fn question() -> [u8; QUESTION] {
     put(&[0; 8]);
     // Family, protocol, padding.
     put(&[AddressFamily::UNIX.as_raw().to_ne_bytes()[0], 0, 0, 0]);
-    put(&LISTENING.to_ne_bytes());
+    put(&states.to_ne_bytes());
     // Any inode.
     put(&[0; 4]);
     put(&SHOW.to_ne_bytes());
@@ -117,9 +145,23 @@ fn question() -> [u8; QUESTION] {
 /// Calls `socket` for each socket with a path in a packet of the kernel. Returns true at the end of
 /// the list.
 pub(crate) fn each(
-    mut bytes: &[u8],
+    bytes: &[u8],
     mut socket: impl FnMut(&Path, Option<u32>, Listening),
 ) -> io::Result<bool> {
+    each_answer(bytes, |fixed, attributes| {
+        let inode = u32_at(fixed, 4);
+        let name = attribute(attributes, NAME).and_then(path);
+        if let (Some(inode), Some(name)) = (inode, name) {
+            let second = |kind| attribute(attributes, kind).and_then(|it| u32_at(it, 4));
+            let (device, backlog) = (second(VFS), second(QUEUES));
+            socket(&name, device, Listening { inode: inode.into(), backlog });
+        }
+    })
+}
+
+/// Calls `socket` with the fixed part and the attributes of each answer in a packet of the kernel.
+/// Returns true at the end of the list.
+fn each_answer(mut bytes: &[u8], mut socket: impl FnMut(&[u8], &[u8])) -> io::Result<bool> {
     while !bytes.is_empty() {
         let len = u32_at(bytes, 0).ok_or_else(cut)? as usize;
         let message = bytes.get(..len).filter(|_| len >= HEADER).ok_or_else(cut)?;
@@ -130,13 +172,8 @@ pub(crate) fn each(
                 return Err(io::Error::from_raw_os_error(errno));
             }
             BY_FAMILY => {
-                let inode = u64::from(u32_at(message, HEADER + 4).ok_or_else(cut)?);
-                let attributes = message.get(ANSWER..).ok_or_else(cut)?;
-                if let Some(name) = attribute(attributes, NAME).and_then(path) {
-                    let second = |kind| attribute(attributes, kind).and_then(|it| u32_at(it, 4));
-                    let (device, backlog) = (second(VFS), second(QUEUES));
-                    socket(&name, device, Listening { inode, backlog });
-                }
+                let (fixed, attributes) = message.split_at_checked(ANSWER).ok_or_else(cut)?;
+                socket(&fixed[HEADER..], attributes);
             }
             _ => {}
         }
@@ -178,6 +215,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::SocketAddrUnix;
     use std::io::ErrorKind;
     use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -203,6 +241,27 @@ mod tests {
         assert_eq!(unix_listeners(&path).unwrap().len(), 2);
         drop(first);
         assert_eq!(unix_listeners(&path).unwrap().len(), 1);
+    }
+
+    /// Another socket may have the same name as a datagram socket.
+    #[test]
+    fn the_owner_of_an_abstract_name_is_known_whether_the_socket_listens_or_not() {
+        let name = format!("a name of test {}", std::process::id());
+        let bound = |kind| {
+            let socket = rustix::net::socket(AddressFamily::UNIX, kind, None).unwrap();
+            let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            rustix::net::bind(&socket, &address).unwrap();
+            socket
+        };
+        let owner = || abstract_owner(name.as_bytes()).unwrap();
+        let _other = bound(SocketType::DGRAM);
+        assert_eq!(owner(), None);
+        let socket = bound(SocketType::STREAM);
+        let me = std::fs::metadata("/proc/self").unwrap().uid();
+        assert_eq!(owner(), Some(me));
+        rustix::net::listen(&socket, 0).unwrap();
+        assert_eq!(owner(), Some(me));
+        assert_eq!(abstract_owner(&name.as_bytes()[1..]).unwrap(), None);
     }
 
     #[test]
