@@ -1,6 +1,8 @@
 //! The VMs as the command line names them.
 
-use anyhow::{bail, ensure, Context};
+use crate::say::say;
+use crate::stranger::stranger;
+use anyhow::{bail, Context};
 use relay::UnixAddress;
 use std::collections::{HashMap, HashSet};
 use std::os::linux::net::SocketAddrExt;
@@ -98,11 +100,12 @@ pub(super) fn refuse_twice(entries: &[Entry]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Holds a VM against a second `platen evacuate`, until this is dropped or the process ends.
+/// Holds a VM against a second `platen evacuate`, until this is dropped or the process ends. `None`
+/// if a user without a right to the VM holds the socket.
 ///
 /// It is an abstract socket: the kernel frees it with the process, and no file is left behind.
 #[derive(Debug)]
-pub(super) struct Claim(#[expect(dead_code, reason = "held")] UnixListener);
+pub(super) struct Claim(#[expect(dead_code, reason = "held")] Option<UnixListener>);
 
 impl Claim {
     /// Claims the VM behind this monitor.
@@ -122,14 +125,24 @@ impl Claim {
                 (format!("platen-evacuate-domain-{sum:x}"), format!("domain {}", entry.name))
             }
         };
-        let claimed =
-            SocketAddr::from_abstract_name(name).and_then(|at| UnixListener::bind_addr(&at));
-        let is_taken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
-        ensure!(
-            !claimed.as_ref().is_err_and(is_taken),
-            "another platen evacuate has this VM ({what}): wait for its end, or interrupt it"
-        );
-        Ok(Self(claimed.context("cannot claim the VM")?))
+        let address = SocketAddr::from_abstract_name(name).context("cannot claim the VM")?;
+        match UnixListener::bind_addr(&address) {
+            Ok(claim) => Ok(Self(Some(claim))),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                let Some(user) = stranger(&address, entry.monitor()) else {
+                    bail!(
+                        "another platen evacuate has this VM ({what}): wait for its end, or \
+                         interrupt it"
+                    );
+                };
+                say(&format!(
+                    "{what}: user {user} claims this VM, and is neither root nor its owner: going on \
+                     without the claim"
+                ));
+                Ok(Self(None))
+            }
+            Err(error) => Err(error).context("cannot claim the VM"),
+        }
     }
 }
 
@@ -190,5 +203,34 @@ mod tests {
         let _claim = Claim::new(&domain).unwrap();
         assert!(Claim::new(&domain).unwrap_err().to_string().contains(&name));
         assert!(Entry::domain("").is_err() && Entry::domain("a\nb").is_err());
+    }
+
+    #[test]
+    fn a_claim_of_a_user_without_a_right_to_the_vm_keeps_no_vm_here() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can act as another user");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        std::fs::write(&path, "").unwrap();
+        let web = entry(&format!("web=unix:{}", path.display()));
+        let name = format!("another domain of test {}", std::process::id());
+        let domain = Entry::domain(&name).unwrap();
+        for entry in [&web, &domain] {
+            let as_another = || {
+                let user = rustix::thread::Uid::from_raw(64055);
+                // Of this thread only.
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                Claim::new(entry).unwrap()
+            };
+            let theirs = std::thread::scope(|scope| scope.spawn(as_another).join().unwrap());
+            Claim::new(entry).unwrap();
+            if entry == &web {
+                // The owner of the monitor may move its VM.
+                std::os::unix::fs::chown(&path, Some(64055), None).unwrap();
+                assert!(Claim::new(entry).is_err());
+            }
+            drop(theirs);
+        }
     }
 }
