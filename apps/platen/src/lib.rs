@@ -82,6 +82,7 @@ mod serve_images;
 mod settings;
 mod settings_claim;
 mod settings_former;
+mod settings_helper;
 mod settings_inherited;
 mod settings_keeper;
 mod size;

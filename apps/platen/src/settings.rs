@@ -3,7 +3,7 @@
 use crate::save_leave::Leave;
 use crate::settings_claim::SettingsClaim;
 use crate::settings_former::{capabilities, Former, Parameter};
-use crate::settings_keeper::SettingsKeeper;
+use crate::settings_helper::SettingsKeeper;
 use anyhow::{ensure, Context};
 use qmp::{MigrationInfo, Qmp};
 use relay::UnixAddress;

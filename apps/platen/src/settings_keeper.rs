@@ -11,18 +11,15 @@
 
 use crate::save_leave::Leave;
 use crate::say::say;
-use crate::settings_claim::{socket_of, SettingsClaim, SocketId};
+use crate::settings_claim::{socket_of, SocketId};
 use crate::settings_former::Former;
 use crate::settings_inherited::Inherited;
 use anyhow::{ensure, Context};
 use clap::Args;
 use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::UnixAddress;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
-use std::io::{BufRead, ErrorKind, Write};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::{BufRead, ErrorKind};
 use std::time::{Duration, Instant};
 
 /// Arguments of the helper's process.
@@ -39,58 +36,12 @@ pub(crate) struct KeepSettingsArgs {
 }
 
 /// The line that makes the helper end without touching QEMU.
-const DONE: &str = "done";
+pub(crate) const DONE: &str = "done";
 /// The pause after the first attempt; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pause of a helper that has printed what it waits for.
 const LATER_PAUSE: Duration = Duration::from_secs(5);
-
-/// A running helper.
-#[derive(Debug)]
-pub(crate) struct SettingsKeeper {
-    child: Child,
-    pipe: ChildStdin,
-    _claim: Option<SettingsClaim>,
-}
-
-impl SettingsKeeper {
-    /// Starts the helper from this executable. The helper has the claim, too.
-    pub(crate) fn start(qmp: &UnixAddress, claim: Option<SettingsClaim>) -> anyhow::Result<Self> {
-        let output = claim.as_ref().map_or_else(|| Ok(Stdio::null()), SettingsClaim::as_output);
-        let output = output.context("cannot start the process that keeps settings")?;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("platen").arg("keep-settings").arg(qmp.to_string());
-        // A signal to the terminal's processes, or to the command's group, is not for the helper.
-        command.process_group(0).stdin(Stdio::piped()).stdout(output);
-        let mut child = command.spawn().context("cannot start the process that keeps settings")?;
-        let pipe = child.stdin.take().context("it has no standard input")?;
-        Ok(Self { child, pipe, _claim: claim })
-    }
-
-    /// Sends the helper the former settings, which replace those sent before.
-    pub(crate) fn tell(&mut self, former: &Former) -> anyhow::Result<()> {
-        let line = format!("{}\n", serde_json::to_string(former)?);
-        self.pipe.write_all(line.as_bytes()).context("the process that keeps settings has ended")
-    }
-
-    /// The same, unless the helper has ended or does not read.
-    pub(crate) fn tell_if_it_reads(&mut self, former: &Former) {
-        let mut pipe = [PollFd::new(&self.pipe, PollFlags::OUT)];
-        // The pipe is ready when it takes the largest line whose write is not cut.
-        if rustix::event::poll(&mut pipe, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
-            let _ = self.tell(former);
-        }
-    }
-
-    /// Ends the helper, because the settings are restored or QEMU ends.
-    pub(crate) fn dismiss(mut self) {
-        // If the helper has died already, nothing is left to do.
-        let _ = self.pipe.write_all(format!("{DONE}\n").as_bytes());
-        drop(self.pipe);
-        let _ = self.child.wait();
-    }
-}
 
 /// Runs as the helper.
 pub(crate) fn run(args: &KeepSettingsArgs) -> anyhow::Result<()> {
