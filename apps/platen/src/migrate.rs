@@ -104,7 +104,7 @@ pub(crate) fn run(args: &MigrateArgs) -> anyhow::Result<ExitCode> {
     // A migration that is not over yet keeps its settings; the helper restores them later.
     if let Err(error) = settings.put_back(&mut qmp) {
         say(&format!(
-            "{:#}; a helper process tries again for some minutes",
+            "{:#}; a helper process tries again until QEMU takes them",
             error.context(monitor())
         ));
     }

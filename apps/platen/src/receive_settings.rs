@@ -115,7 +115,7 @@ impl FormerSettings {
 fn report(monitor: &UnixAddress, result: anyhow::Result<()>) {
     if let Err(error) = result {
         say(&format!(
-            "monitor {monitor}: the settings of the destination QEMU are not as before: {error:#}; a helper process tries again for some minutes"
+            "monitor {monitor}: the settings of the destination QEMU are not as before: {error:#}; a helper process tries again until QEMU takes them"
         ));
     }
 }

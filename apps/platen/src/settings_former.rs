@@ -83,6 +83,11 @@ impl Former {
             return Ok(());
         }
         qmp.wait_released().context("QEMU's migration settings are not as they were before")?;
+        self.restore_released(qmp)
+    }
+
+    /// The same, once QEMU has released the migration before.
+    pub(crate) fn restore_released(&self, qmp: &mut Qmp) -> anyhow::Result<()> {
         let list: Vec<_> =
             self.capabilities.iter().map(|(name, on)| (name.as_str(), *on)).collect();
         let mut capabilities = Ok(());

@@ -240,8 +240,21 @@ fn attempt(
             Err(error) => return Ok(Left::Later(format!("{error:#}"))),
         }
     }
+    if former.is_empty() {
+        return Ok(Left::Restored);
+    }
+    // QEMU may hold the channels until it ends: the monitor is free while they are waited for.
+    match qmp.unreleased() {
+        Ok(None) => {}
+        Ok(Some(status)) => {
+            return Ok(Left::Later(format!(
+                "QEMU holds the channels of the migration that has {status}"
+            )))
+        }
+        Err(error) => return later(error),
+    }
     // Another migration may have begun meanwhile, or QEMU does not answer for a while.
     former
-        .restore(&mut qmp)
+        .restore_released(&mut qmp)
         .map_or_else(|error| Ok(Left::Later(format!("{error:#}"))), |()| Ok(Left::Restored))
 }

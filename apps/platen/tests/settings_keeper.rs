@@ -118,6 +118,9 @@ fn settings_are_restored_after_the_migration_and_until_then_the_monitor_is_free(
     // QEMU has not released the migration's channels yet: it would abort.
     client.hear("query-yank", json!([{ "type": "migration" }]));
     client.hear("query-migrate", json!({ "status": "cancelled" }));
+    client.hangs_up();
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "cancelled" }));
     released(&mut client);
     let known = json!([{ "capability": "multifd", "state": false }]);
     client.hear("query-migrate-capabilities", known);
@@ -238,6 +241,28 @@ fn a_migration_that_begins_meanwhile_keeps_its_settings_and_they_are_restored_be
     client.hear("query-migrate", json!({ "status": "completed" }));
     restores_all(client);
     assert!(helper.wait_with_output().unwrap().status.success());
+}
+
+/// QEMU may hold the channels of a migration by multifd that has failed until it ends. Its monitor,
+/// which serves one client at a time, is free for others.
+#[test]
+fn a_qemu_that_holds_the_channels_of_its_migration_is_asked_once_at_a_time() {
+    let (_folder, monitor, listener) = made_monitor();
+    let mut helper = orphan_with(&monitor, FORMER, &["--patience", "0"]);
+    let mut said = BufReader::new(helper.stderr.take().unwrap()).lines();
+    for _ in 0..2 {
+        let mut client = Client::accept(&listener);
+        client.hear("query-migrate", json!({ "status": "failed" }));
+        client.hear("query-yank", json!([{ "type": "migration" }]));
+        client.hear("query-migrate", json!({ "status": "failed" }));
+        client.hangs_up();
+    }
+    let line = said.next().unwrap().unwrap();
+    assert!(line.contains("holds the channels of the migration that has failed"), "{line}");
+    let mut client = Client::accept(&listener);
+    client.hear("query-migrate", json!({ "status": "failed" }));
+    restores_all(client);
+    assert!(helper.wait().unwrap().success());
 }
 
 /// QEMU would wait for ever: nothing shows it that the other end of its socket has gone.

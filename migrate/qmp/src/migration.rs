@@ -60,21 +60,34 @@ impl Qmp {
     /// [`QmpError::InProgress`] if the migration is not over; [`QmpError::Unreleased`] after 60 s.
     pub fn wait_released(&mut self) -> Result<(), QmpError> {
         let until = Instant::now() + RELEASE;
-        while self.is_registered()? {
-            let info = self.query_migrate()?;
-            let status = info.status().to_owned();
-            if !info.is_over() {
-                return match self.query_status()?.status.as_str() {
-                    "inmigrate" => Ok(()),
-                    _ => Err(QmpError::InProgress { status }),
-                };
-            }
+        while let Some(status) = self.unreleased()? {
             if Instant::now() >= until {
                 return Err(QmpError::Unreleased { status, seconds: RELEASE.as_secs() });
             }
             std::thread::sleep(ASK);
         }
         Ok(())
+    }
+
+    /// The status of a migration that is over and whose channels QEMU has not released; see
+    /// [`Qmp::wait_released`].
+    ///
+    /// # Errors
+    ///
+    /// [`QmpError::InProgress`] if the migration is not over.
+    pub fn unreleased(&mut self) -> Result<Option<String>, QmpError> {
+        if !self.is_registered()? {
+            return Ok(None);
+        }
+        let info = self.query_migrate()?;
+        let status = info.status().to_owned();
+        if info.is_over() {
+            return Ok(Some(status));
+        }
+        match self.query_status()?.status.as_str() {
+            "inmigrate" => Ok(None),
+            _ => Err(QmpError::InProgress { status }),
+        }
     }
 
     /// Whether QEMU has a migration registered with `yank`: from its start to its release.

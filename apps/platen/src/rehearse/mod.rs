@@ -106,7 +106,7 @@ pub(crate) fn run(args: &RehearseArgs) -> anyhow::Result<ExitCode> {
         (rehearsed, Ok(())) => rehearsed,
         (Ok(_), Err(error)) => return Err(error),
         (Err(error), Err(stuck)) => {
-            say(&format!("{stuck:#}; a helper process tries again for some minutes"));
+            say(&format!("{stuck:#}; a helper process tries again until QEMU takes them"));
             Err(error)
         }
     };
