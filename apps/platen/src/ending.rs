@@ -18,6 +18,11 @@ const DOWNTIME: &str = "downtime-limit";
 pub(crate) struct Ending {
     controller: Controller,
     has_bandwidth: bool,
+    deadline: Option<Duration>,
+    /// Whether QEMU was asked to turn to postcopy.
+    asks_postcopy: bool,
+    /// Whether [`Ending::is_overdue`] has said so.
+    was_overdue: bool,
     begun: Instant,
     explain: bool,
     /// Why the migration did not converge, if that was found.
@@ -61,6 +66,9 @@ impl Ending {
         let mut ending = Self {
             controller: Controller::new(limits, Duration::from_millis(there), has_bandwidth),
             has_bandwidth,
+            deadline: limits.deadline,
+            asks_postcopy: false,
+            was_overdue: false,
             begun: Instant::now(),
             explain,
             not_converging: None,
@@ -117,7 +125,10 @@ impl Ending {
                     set.map(drop)
                 }
                 Action::Throttle(percent) => settings.set_parameters(qmp, throttle(percent)),
-                Action::StartPostcopy => qmp.migrate_start_postcopy().map_err(Into::into),
+                Action::StartPostcopy => {
+                    self.asks_postcopy = true;
+                    qmp.migrate_start_postcopy().map_err(Into::into)
+                }
                 Action::Cancel => {
                     cancel = true;
                     Ok(())
@@ -145,6 +156,18 @@ impl Ending {
         self.controller.unanswered(Action::Cancel);
     }
 
+    /// Whether the migration is to be cancelled although its monitor has closed, so that nobody
+    /// knows its status: the deadline has passed. Says so once. The migration of a source that may
+    /// have turned to postcopy goes on: an end of its relay could leave the VM at neither host.
+    pub(crate) fn is_overdue(&mut self) -> bool {
+        let late = self.deadline.filter(|after| self.begun.elapsed() >= *after);
+        let late = late.filter(|_| !self.asks_postcopy && !self.was_overdue);
+        let Some(after) = late else { return false };
+        self.was_overdue = true;
+        self.cancelled = Some(not_over(after));
+        true
+    }
+
     /// Sets the threshold at which QEMU stops the VM. Returns false if another client has set its
     /// downtime-limit since it was `seen`: the next observation adopts that limit.
     fn stop_at(
@@ -168,7 +191,7 @@ impl Ending {
                 true
             }
             Why::Deadline { after } => {
-                self.cancelled = Some(format!("not over after {} s", after.as_secs()));
+                self.cancelled = Some(not_over(*after));
                 true
             }
             Why::TooLate { .. }
@@ -224,6 +247,10 @@ impl Ending {
         }
         parameters
     }
+}
+
+fn not_over(after: Duration) -> String {
+    format!("not over after {} s", after.as_secs())
 }
 
 /// QEMU slows the guest by `percent` at its next second look at the dirty log, whatever is dirty.

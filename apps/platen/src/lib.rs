@@ -33,6 +33,7 @@ mod load;
 mod lost_writes;
 mod migrate;
 mod migrate_cancel;
+mod migrate_monitor;
 mod monitor;
 mod network;
 mod peer_report;

@@ -6,6 +6,7 @@ use crate::ending_options::wanted_capabilities;
 use crate::interrupt;
 use crate::lost_writes::warn_of_lost_writes;
 use crate::migrate_cancel::{cancel, Cancel, Passed, Stop};
+use crate::migrate_monitor::Watched;
 use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress, refuse_tls};
 use crate::network::private_dir;
 use crate::progress::{Bar, Feed};
@@ -19,7 +20,7 @@ use anyhow::{bail, Context};
 use converge::Postcopy;
 use nix::sys::signal::Signal;
 use qmp::{MigrationInfo, Qmp, QmpError};
-use relay::{RelayError, Source, SourceEnd, UnixAddress};
+use relay::{RelayError, Source, SourceEnd, SourceHandle, UnixAddress};
 use serde_json::json;
 use session::{SessionError, Setup};
 use std::process::ExitCode;
@@ -154,7 +155,8 @@ fn migrate(
     }
     let feed = args.feed.then(Feed::new);
     let watched = (&*source, feed);
-    let result = watch((qmp, settings, &mut ending), watched, &running, &interrupts);
+    let monitored = (&mut *qmp, Watched::new(&args.qmp));
+    let result = watch(monitored, (settings, &mut ending), watched, &running, &interrupts);
     let info = verdict(qmp, result.is_err().then(Instant::now));
     if info.as_ref().is_some_and(MigrationInfo::is_over) {
         // The next migration is another client's.
@@ -217,7 +219,8 @@ enum Message {
 /// Shows progress, ends the migration as the options say, and handles interrupts until the relay
 /// has ended.
 fn watch(
-    (qmp, settings, ending): (&mut Qmp, &mut Before, &mut Ending),
+    (qmp, mut monitor): (&mut Qmp, Watched<'_>),
+    (settings, ending): (&mut Before, &mut Ending),
     (source, feed): (&Source, Option<Feed>),
     running: &mpsc::Receiver<Message>,
     interrupts: &AtomicU32,
@@ -229,8 +232,6 @@ fn watch(
     // An order to cancel at the deadline was not answered in time. Meanwhile no bytes go out that
     // start the destination's VM.
     let mut is_cancelling = false;
-    // Whether the monitor has answered the last command in time.
-    let mut answers = true;
     loop {
         match running.recv_timeout(ASK) {
             Ok(Message::Notice(text)) => bar.note(&text),
@@ -242,42 +243,37 @@ fn watch(
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if let Some(feed) = &feed {
-            feed.tell(&handle, answers);
+            feed.tell(&handle, monitor.answers);
         }
         match stop.pass_on(qmp, &handle, |text| bar.note(text)) {
             Passed::On => {}
             Passed::Later { has_answered } => {
-                answers = has_answered;
+                monitor.answers = has_answered;
                 continue;
             }
         }
         let asked = stop.is_asked();
-        let info = qmp.query_migrate();
-        answers = !matches!(info, Err(QmpError::TimedOut { .. }));
-        let info = info.ok();
+        let info = monitor.ask(qmp, |text| bar.note(text));
         let progress = handle.progress();
         if let Some(info) = &info {
             // platen has not switched this capability on, and its user may have a reason for it.
             if info.status() == HELD && !asked && !std::mem::replace(&mut told_of_hold, true) {
                 bar.note(HELD_BY_QEMU);
             }
-            let is_late = !asked
-                && ending.look(qmp, settings, (info, &progress), |text| bar.note(text))
-                    | is_cancelling;
-            let cancelled = is_late.then(|| cancel(qmp, &handle));
-            is_cancelling = cancelled == Some(Cancel::Unanswered);
-            match cancelled {
-                None | Some(Cancel::Told) => {}
-                Some(Cancel::Unanswered) => {
-                    answers = false;
-                    ending.cancel_later();
-                    bar.note("the source QEMU's monitor does not answer: cancelling later");
+        }
+        let is_late = !asked
+            && match &info {
+                Some(info) => {
+                    ending.look(qmp, settings, (info, &progress), |text| bar.note(text))
+                        | is_cancelling
                 }
-                Some(Cancel::UnderWay | Cancel::TooLate) => {
-                    ending.cancelled = None;
-                    bar.note("too late to cancel: the VM has stopped, or the destination has it");
-                }
-            }
+                None => monitor.is_lost() && ending.is_overdue(),
+            };
+        if is_late {
+            is_cancelling = cancel_late(qmp, &handle, ending, |text| bar.note(text));
+            monitor.answers &= !is_cancelling;
+        }
+        if let Some(info) = &info {
             // QEMU gave up before it connected (a bad path, a device that cannot migrate). The
             // socket reports nothing then.
             if info.is_over() && info.status() != "completed" && progress.plain == 0 {
@@ -285,6 +281,28 @@ fn watch(
             }
         }
         bar.show(&progress, info.as_ref());
+    }
+}
+
+/// Cancels at the deadline. Returns whether QEMU has not answered: the next look tries again.
+fn cancel_late(
+    qmp: &mut Qmp,
+    handle: &SourceHandle,
+    ending: &mut Ending,
+    note: impl Fn(&str),
+) -> bool {
+    match cancel(qmp, handle) {
+        Cancel::Told => false,
+        Cancel::Unanswered => {
+            ending.cancel_later();
+            note("the source QEMU's monitor does not answer: cancelling later");
+            true
+        }
+        Cancel::UnderWay | Cancel::TooLate => {
+            ending.cancelled = None;
+            note("too late to cancel: the VM has stopped, or the destination has it");
+            false
+        }
     }
 }
 

@@ -17,6 +17,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+#[path = "migration/closed.rs"]
+mod closed;
 #[path = "migration/first_limit.rs"]
 mod first_limit;
 #[path = "migration/held.rs"]

@@ -1,0 +1,139 @@
+//! A monitor of a source QEMU whose connection ends while QEMU lives and migrates.
+
+use super::*;
+use serde_json::{json, Value};
+use stream::synth::{Configuration, MainStream, Section};
+
+/// The end of the first connection of the made monitor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Closes {
+    /// As soon as the migration runs; there is no further connection.
+    ForGood,
+    /// The same, and the next connection is served.
+    Once,
+    /// At the order to cancel, which is not answered, for good.
+    AtCancel,
+}
+
+/// A made source QEMU, which keeps its stream open. `over`: when to close at the order to cancel.
+fn monitor(path: &Path, closes: Closes, over: Receiver<()>) {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let (mut status, mut stream) = ("none", None);
+        let (client, _) = listener.accept().unwrap();
+        serve(client, (&mut status, &mut stream), Some((closes, &over)));
+        if closes == Closes::Once {
+            let (client, _) = listener.accept().unwrap();
+            serve(client, (&mut status, &mut stream), None);
+        }
+        drop(listener);
+        // The stream stays open until the relay has closed it.
+        if let Some(stream) = &mut stream {
+            let _ = stream.read(&mut [0]);
+        }
+    });
+}
+
+/// The beginning of a stream, behind which QEMU may be silent.
+fn beginning() -> Vec<u8> {
+    let mut main = MainStream::new(4096);
+    main.file_header().configuration(&Configuration { machine: "pc", ..Configuration::default() });
+    main.section(Section::Start).block_table(&[("pc.ram", 1 << 30)]).end_of_section();
+    main.section(Section::Part).page("pc.ram", 0, &[3; 4096]).end_of_section();
+    main.take()
+}
+
+/// Serves a connection until it is to be closed, or the client closes it.
+fn serve(
+    mut client: UnixStream,
+    (status, stream): (&mut &'static str, &mut Option<UnixStream>),
+    closes: Option<(Closes, &Receiver<()>)>,
+) {
+    let version = json!({ "qemu": { "major": 10, "minor": 0, "micro": 2 } });
+    let greeting = json!({ "QMP": { "version": version, "capabilities": [] } });
+    writeln!(client, "{greeting}").unwrap();
+    for line in BufReader::new(client.try_clone().unwrap()).lines().map_while(Result::ok) {
+        let command: Value = serde_json::from_str(&line).unwrap();
+        let answer = match command["execute"].as_str().unwrap() {
+            "migrate" => {
+                let uri = command["arguments"]["uri"].as_str().unwrap();
+                let mut relay = UnixStream::connect(uri.strip_prefix("unix:").unwrap()).unwrap();
+                relay.write_all(&beginning()).unwrap();
+                (*status, *stream) = ("active", Some(relay));
+                json!({})
+            }
+            "migrate_cancel" => {
+                if let Some((Closes::AtCancel, over)) = closes {
+                    let _ = over.recv_timeout(WATCHDOG);
+                    return;
+                }
+                (*status, *stream) = ("cancelled", None);
+                json!({})
+            }
+            "query-migrate" => {
+                let at_once = matches!(closes, Some((Closes::ForGood | Closes::Once, _)));
+                if at_once && *status == "active" {
+                    return;
+                }
+                let ram = json!({ "total": 1 << 30, "remaining": 1 << 29, "page-size": 4096 });
+                json!({ "status": *status, "total-time": 1000, "ram": ram })
+            }
+            "query-status" => json!({ "status": "running", "running": true }),
+            "query-migrate-parameters" => json!({ "downtime-limit": 300, "max-bandwidth": 0 }),
+            "query-migrate-capabilities" => json!([
+                { "capability": "events", "state": false },
+                { "capability": "return-path", "state": false },
+            ]),
+            "query-yank" => json!([]),
+            _ => json!({}),
+        };
+        writeln!(client, "{}", json!({ "return": answer, "id": command["id"] })).unwrap();
+    }
+}
+
+/// Starts a `migrate` with a deadline of 1 s at such a QEMU. Returns it, the sender that closes the
+/// monitor, and the destination QEMU's socket.
+fn start(rig: &Rig, closes: Closes) -> (Platen, mpsc::Sender<()>, UnixListener) {
+    let destination = UnixListener::bind(rig.at("dst")).unwrap();
+    let (sender, over) = mpsc::channel();
+    monitor(&rig.at("qmp"), closes, over);
+    let qmp = unix(&rig.at("qmp"));
+    let args = ["migrate", "--insecure", "--peer", &rig.address, "--qmp", &qmp];
+    let args = [&args[..], &["--codec", "none", "--deadline", "1"]].concat();
+    (Platen::start("", &args), sender, destination)
+}
+
+const CANCELLED: &str = "cancelled (not over after 1 s)";
+
+/// Nobody else would end this migration.
+#[test]
+fn a_deadline_holds_when_the_monitor_has_closed() {
+    let rig = Rig::new("");
+    let (mut migrate, _over, _destination) = start(&rig, Closes::ForGood);
+    migrate.says("closed its monitor");
+    let (status, said) = migrate.ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains(CANCELLED), "{said}");
+}
+
+#[test]
+fn a_monitor_that_has_closed_is_connected_to_again() {
+    let rig = Rig::new("");
+    let (migrate, _over, _destination) = start(&rig, Closes::Once);
+    let (status, said) = migrate.ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains(&format!("{CANCELLED}; the source QEMU's VM is 'running'")), "{said}");
+    assert_eq!(said.matches("closed its monitor").count(), 1, "{said}");
+}
+
+/// The order may not have reached QEMU, which has stopped its VM and waits for the destination.
+#[test]
+fn a_cancel_that_was_not_answered_is_made_good_when_the_monitor_closes() {
+    let rig = Rig::new("");
+    let (mut migrate, over, _destination) = start(&rig, Closes::AtCancel);
+    migrate.says("cancelling later");
+    over.send(()).unwrap();
+    let (status, said) = migrate.ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains(CANCELLED), "{said}");
+}
