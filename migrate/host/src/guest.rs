@@ -21,7 +21,7 @@ pub fn of_connection(socket: &QemuSocket) -> Option<String> {
     match socket {
         QemuSocket::Tcp(socket) => {
             let (own, other) = (socket.peer_addr().ok()?, wanted(socket).ok()?);
-            of_socket(connection_owner(own, other).ok()??)
+            of_socket(Path::new("/proc"), connection_owner(own, other).ok()??)
         }
         // The process that has connected is libvirt, unless QEMU needs further connections.
         QemuSocket::Unix(socket) => of_process(socket_peercred(socket).ok()?.pid.as_raw_pid()),
@@ -31,7 +31,7 @@ pub fn of_connection(socket: &QemuSocket) -> Option<String> {
 /// The name of the VM whose QEMU alone listens at this path.
 pub fn of_path(path: &Path) -> Option<String> {
     let [inode] = unix_listeners(path).ok()?[..] else { return None };
-    of_socket(Owner { uid: fs::symlink_metadata(path).ok()?.uid(), inode })
+    of_socket(Path::new("/proc"), Owner { uid: fs::symlink_metadata(path).ok()?.uid(), inode })
 }
 
 /// The name of the VM of this process, if the process is a QEMU.
@@ -42,24 +42,25 @@ pub fn of_process(pid: i32) -> Option<String> {
 
 /// The name of the VM whose QEMU listens at this address.
 pub fn of_listener(address: SocketAddr) -> Option<String> {
-    of_socket(listener_owner(address).ok()??)
+    of_socket(Path::new("/proc"), listener_owner(address).ok()??)
 }
 
-fn of_socket(owner: Owner) -> Option<String> {
+fn of_socket(proc: &Path, owner: Owner) -> Option<String> {
     let socket = format!("socket:[{}]", owner.inode);
     // Other users may call any number of processes QEMU, with any number of descriptors. libvirt
     // connects as root and gives the socket to QEMU.
     let is_theirs = |process: &Path| {
         owner.uid == 0 || fs::metadata(process).is_ok_and(|it| it.uid() == owner.uid)
     };
-    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let processes = fs::read_dir(proc).ok()?.flatten();
     processes
         .map(|process| process.path())
         .filter(|process| is_theirs(process))
         .filter(|process| is_qemu(process))
-        .filter_map(|process| name(&fs::read(process.join("cmdline")).ok()?).zip(Some(process)))
-        .find(|(_, process)| has_socket(process, &socket))
-        .map(|(name, _)| name)
+        // Before the command line: the kernel reads that from the process's memory, on which its
+        // user can hold a lock for ever. The descriptors need no such lock.
+        .filter(|process| has_socket(process, &socket))
+        .find_map(|process| name(&fs::read(process.join("cmdline")).ok()?))
 }
 
 fn is_qemu(process: &Path) -> bool {
@@ -89,6 +90,24 @@ fn name(command: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{mkfifoat, CWD};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn the_command_line_of_a_process_without_the_socket_is_not_waited_for() {
+        let proc = tempfile::tempdir().unwrap();
+        let process = proc.path().join("4711");
+        fs::create_dir(&process).unwrap();
+        fs::write(process.join("comm"), "qemu\n").unwrap();
+        // A read waits for a writer.
+        mkfifoat(CWD, process.join("cmdline"), 0o600.into()).unwrap();
+        let uid = fs::metadata(&process).unwrap().uid();
+        let (told, name) = mpsc::channel();
+        let proc = proc.path().to_owned();
+        std::thread::spawn(move || told.send(of_socket(&proc, Owner { uid, inode: 1 })));
+        assert_eq!(name.recv_timeout(Duration::from_secs(60)).expect("it waits"), None);
+    }
 
     #[test]
     fn the_name_is_that_of_the_command_line() {

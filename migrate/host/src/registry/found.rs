@@ -9,6 +9,8 @@ use crate::record::{Phase, Record};
 use rustix::fd::OwnedFd;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +32,17 @@ fn is_absence(error: &io::Error) -> bool {
 
 /// Whether the process of this number is a carrier: the number may be another process's by now.
 pub(super) fn is_carrier(pid: u32) -> bool {
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    is_carrier_at(&Path::new("/proc").join(pid.to_string()))
+}
+
+pub(super) fn is_carrier_at(process: &Path) -> bool {
+    // The registry is this user's, and so are its carriers. The kernel reads a command line from
+    // the process's memory, on which another user can hold a lock for ever.
+    let me = rustix::process::geteuid().as_raw();
+    if !fs::metadata(process).is_ok_and(|process| process.uid() == me) {
+        return false;
+    }
+    let command = fs::read(process.join("cmdline")).unwrap_or_default();
     command.split(|byte| *byte == 0).any(|word| word == b"carry")
 }
 

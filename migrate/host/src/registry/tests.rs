@@ -1,9 +1,9 @@
-use super::found::{is_carrier, FIRST_WORD};
+use super::found::{is_carrier, is_carrier_at, FIRST_WORD};
 use super::*;
 use crate::carrier::Carrier;
 use crate::listener::DoorAddress;
 use std::net::TcpListener;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{chown, MetadataExt};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -263,6 +263,23 @@ fn a_carrier_that_does_not_listen_yet_is_not_taken_for_killed() {
     wait(|| registry.running().is_empty() && registry.history().unwrap().len() == 2);
     let history = registry.history().unwrap();
     assert!(history[1].cause.as_ref().unwrap().contains("killed"), "{history:?}");
+}
+
+/// The number of a carrier that has gone may be any process's.
+#[test]
+fn the_command_line_of_another_user_is_not_waited_for() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: needs root, for a folder of another user");
+    }
+    let proc = tempfile::tempdir().unwrap();
+    // A read waits for a writer.
+    let command = proc.path().join("cmdline");
+    rustix::fs::mkfifoat(rustix::fs::CWD, command, 0o600.into()).unwrap();
+    chown(proc.path(), Some(12345), None).unwrap();
+    let (told, answer) = mpsc::channel();
+    let process = proc.path().to_owned();
+    std::thread::spawn(move || told.send(is_carrier_at(&process)));
+    assert!(!answer.recv_timeout(Duration::from_secs(60)).expect("it waits"));
 }
 
 #[test]
