@@ -3,8 +3,11 @@
 //!
 //! A door is *lent* while a carrier has its listening socket: then only the carrier accepts there.
 
+mod kept;
+mod sort;
+
 use crate::awaits::Awaits;
-use crate::entrance::{has_closed, has_ended, reset, OTHER_WAY};
+use crate::entrance::{has_closed, reset};
 use crate::error::HostError;
 use crate::listener::{admit, DoorAddress, DoorListener};
 use crate::peer_user::AllowedUsers;
@@ -12,26 +15,15 @@ use crate::place::Place;
 use crate::wanted::place_of;
 use relay::QemuSocket;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::net::{recv, RecvFlags};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use stream::Kind;
 
-/// Longest time for which a connection's kind may stay unknown: a multifd channel may come before
-/// its migration.
-const UNDECIDED: Duration = Duration::from_secs(10);
-/// A connection that is silent for this long makes the service ask the other host what awaits it
-/// there. Most migrations have written by then. An NBD server writes first. Its client waits for
-/// that, and a VM may wait for the client.
-const ASK: Duration = Duration::from_millis(100);
 /// Interval of checks of a connection whose bytes do not show its kind yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// The most connections that may wait at one door: as many as QEMU opens.
 const MAX_WAITING: usize = 264;
-/// Why a multifd channel is refused that waits without its migration.
-const NO_MAIN: &str = "a multifd channel whose migration did not begin within";
 /// Pause after a failure to accept a connection.
 const BACK_OFF: Duration = Duration::from_millis(100);
 /// Interval of attempts to open a door that could not be opened.
@@ -54,8 +46,10 @@ impl std::fmt::Display for Door {
 
 /// Handles the connections. The thread that runs [`Doors::turn`] calls it.
 pub trait Doorkeeper {
-    /// Whether a carrier has the door's listening socket now.
-    fn is_lent(&self, door: &Door) -> bool;
+    /// The doors whose listening sockets carriers have, and at which only these accept now.
+    fn lent(&self) -> HashSet<Door>;
+    /// The doors whose listening sockets carriers have at all: one in doubt accepts nothing more.
+    fn held(&self) -> HashSet<Door>;
     /// Called when a migration begins with these connections: a carrier gets them, and the door.
     fn migration(&mut self, door: &Door, listener: &DoorListener, connections: Vec<QemuSocket>);
     /// The purpose of the other host's socket that awaits this connection, which has been silent
@@ -77,6 +71,8 @@ pub trait Doorkeeper {
 pub struct Doors {
     doors: Vec<Gate>,
     allowed: AllowedUsers,
+    /// The listening sockets of removed doors that carriers have.
+    kept: Vec<Kept>,
 }
 
 /// A door with its state.
@@ -85,6 +81,8 @@ struct Gate {
     door: Door,
     address: DoorAddress,
     listener: Option<DoorListener>,
+    /// The former name of the door, by which a carrier may have it.
+    former: Option<Door>,
     /// When the next attempt to open the door is due, after one that failed.
     again: Option<Instant>,
     waiting: Vec<Waiting>,
@@ -104,17 +102,13 @@ struct Waiting {
     awaited: Option<Awaits>,
 }
 
-/// Kind of a waiting connection.
-#[derive(Debug, PartialEq, Eq)]
-enum Look {
-    Migration,
-    /// A multifd channel: its main connection is still silent, or has not come.
-    Channel,
-    /// Too few bytes.
-    Undecided,
-    Silent,
-    Stranger(String),
-    Gone,
+/// The listening socket of a door that a carrier has, and that was removed here.
+#[derive(Debug)]
+struct Kept {
+    /// The name by which the carrier has it.
+    door: Door,
+    address: DoorAddress,
+    listener: DoorListener,
 }
 
 impl Doors {
@@ -122,31 +116,30 @@ impl Doors {
     /// earlier service. The other doors open at the first [`turn`](Self::turn).
     pub fn new(
         wanted: impl IntoIterator<Item = (Door, DoorAddress)>,
-        mut open: Vec<(Door, DoorListener)>,
+        open: Vec<(Door, DoorListener)>,
         allowed: AllowedUsers,
     ) -> Self {
-        let mut doors = Vec::new();
-        for (door, address) in wanted {
-            // The configuration may give the host another address than the one at which this was
-            // opened.
-            let found = open.iter().position(|(known, listener)| {
-                *known == door && listener.address().is_ok_and(|at| at == address)
-            });
-            let listener = found.map(|at| open.swap_remove(at).1);
-            doors.push(Gate { door, address, listener, again: None, waiting: Vec::new() });
-        }
-        Self { doors, allowed }
+        let gate = |(door, address)| {
+            let (listener, former, again, waiting) = (None, None, None, Vec::new());
+            Gate { door, address, listener, former, again, waiting }
+        };
+        let doors = wanted.into_iter().map(gate).collect();
+        let mut doors = Self { doors, allowed, kept: Vec::new() };
+        doors.adopt(open);
+        doors
     }
 
     /// Replaces the doors and the users who may connect. A door that stays keeps its listening
     /// socket and its connections. The connections of a removed door are reset; a carrier that has
-    /// the door's listening socket continues to use it.
+    /// the door's listening socket continues to use it, and a later door with that address gets the
+    /// socket (`held`: [`Doorkeeper::held`]).
     pub fn change(
         &mut self,
         wanted: impl IntoIterator<Item = (Door, DoorAddress)>,
         allowed: AllowedUsers,
+        held: &HashSet<Door>,
     ) {
-        let before = std::mem::take(&mut self.doors);
+        let (before, kept) = (std::mem::take(&mut self.doors), std::mem::take(&mut self.kept));
         let mut before: HashMap<_, _> = before
             .into_iter()
             .map(|gate| ((gate.door.clone(), gate.address.clone()), gate))
@@ -158,21 +151,28 @@ impl Doors {
                 gate.admit(&self.allowed);
             }
         }
-        let shut = before.into_values().flat_map(|gate| gate.waiting);
-        shut.for_each(|one| reset(one.socket));
+        let mut removed = kept;
+        for gate in before.into_values() {
+            gate.waiting.into_iter().for_each(|one| reset(one.socket));
+            let former = gate.former.filter(|former| held.contains(former));
+            let door = former.unwrap_or(gate.door);
+            removed.extend(gate.listener.map(|listener| Kept {
+                door,
+                address: gate.address,
+                listener,
+            }));
+        }
+        self.reuse(removed);
+        self.kept.retain(|kept| held.contains(&kept.door));
     }
 
     /// Adopts the listening sockets of doors that could not be opened because carriers have them.
     pub fn adopt(&mut self, found: Vec<(Door, DoorListener)>) {
-        for (door, listener) in found {
-            let Ok(address) = listener.address() else { continue };
-            let gate = self.doors.iter_mut().find(|gate| {
-                gate.listener.is_none() && gate.door == door && gate.address == address
-            });
-            if let Some(gate) = gate {
-                (gate.listener, gate.again) = (Some(listener), None);
-            }
-        }
+        let found = found.into_iter().filter_map(|(door, listener)| {
+            let address = listener.address().ok()?;
+            Some(Kept { door, address, listener })
+        });
+        self.reuse(found.collect());
     }
 
     /// The number of doors, open or not.
@@ -198,7 +198,9 @@ impl Doors {
         for gate in self.doors.iter_mut().filter(|gate| gate.listener.is_none()) {
             gate.open(now, &self.allowed, keeper);
         }
-        let lent: Vec<bool> = self.doors.iter().map(|gate| keeper.is_lent(&gate.door)).collect();
+        let lent = keeper.lent();
+        self.tend_kept(&lent, keeper);
+        let lent: Vec<bool> = self.doors.iter().map(|gate| gate.is_lent(&lent)).collect();
         let is_looked_at = |one: &Waiting| one.spoke || one.asked;
         let undecided = self.doors.iter().any(|gate| gate.waiting.iter().any(is_looked_at));
         let patience = if undecided { patience.min(LOOK_AGAIN) } else { patience };
@@ -295,90 +297,6 @@ impl Gate {
             self.waiting.push(Waiting { socket, wanted, since, spoke, asked, awaited });
         }
         true
-    }
-
-    /// Finds the kinds of the waiting connections.
-    fn sort(&mut self, lent: bool, keeper: &mut impl Doorkeeper) {
-        let mut at = 0;
-        while at < self.waiting.len() {
-            let one = &mut self.waiting[at];
-            // Before the look: what comes while this thread stands still behind it is no silence.
-            let so_long = one.since.elapsed();
-            match look(&one.socket) {
-                // Two carriers at one listening socket would take each other's connections.
-                Look::Migration if lent => {
-                    reset(self.waiting.remove(at).socket);
-                    keeper.refused(&self.door, OTHER_WAY);
-                }
-                Look::Migration => {
-                    let Some(listener) = &self.listener else { return };
-                    // Connections with another destination are another VM's.
-                    let wanted = one.wanted;
-                    // A source opens its channels behind its main connection. A channel that came
-                    // before it and has ended was left by a migration that was cancelled.
-                    let mut nth = 0..;
-                    self.waiting.retain(|other| {
-                        let came_before = nth.next() < Some(at);
-                        !(came_before && other.wanted == wanted && has_ended(&other.socket))
-                    });
-                    let all = self.waiting.extract_if(.., |other| other.wanted == wanted);
-                    let all = all.map(|one| one.socket).collect();
-                    keeper.migration(&self.door, listener, all);
-                    return;
-                }
-                Look::Stranger(why) => {
-                    keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
-                }
-                Look::Gone => drop(self.waiting.remove(at)),
-                found => {
-                    let spoke = found != Look::Silent;
-                    if so_long >= ASK {
-                        let answer = keeper.awaits(&self.door, &one.socket, one.since);
-                        one.asked = answer.is_none();
-                        one.awaited = answer.or(one.awaited);
-                    }
-                    one.spoke = spoke;
-                    let patience = Awaits::patience(one.awaited);
-                    let patience = patience.max(if spoke { UNDECIDED } else { ASK });
-                    match so_long < patience {
-                        true => at += 1,
-                        // A stranger may be forwarded. This one has pages of a VM, and no QEMU
-                        // there would know whose they are.
-                        false if found == Look::Channel => {
-                            reset(self.waiting.remove(at).socket);
-                            let why = format!("{NO_MAIN} {} s", so_long.as_secs());
-                            keeper.refused(&self.door, &why);
-                        }
-                        false if spoke => {
-                            let why = format!("it began no migration in {} s", so_long.as_secs());
-                            keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
-                        }
-                        false => keeper.silent(&self.door, self.waiting.remove(at).socket),
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn look(socket: &QemuSocket) -> Look {
-    let mut first = [0; 8];
-    let got = match recv(socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-        Ok((_, 0)) => return Look::Gone,
-        Ok((_, got)) => got,
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Look::Silent,
-        Err(_) => return Look::Gone,
-    };
-    match stream::classify(&first[..got]) {
-        None => Look::Undecided,
-        Some(Kind::Multifd) => Look::Channel,
-        Some(Kind::Main | Kind::Recovery) => Look::Migration,
-        Some(_) if first.starts_with(&[0x16, 0x03]) => Look::Stranger(
-            "it begins with TLS: turn TLS off in libvirt (platen secures the links between the \
-             hosts itself)"
-                .into(),
-        ),
-        Some(_) => Look::Stranger(format!("it begins with {:02x?}", &first[..got])),
     }
 }
 

@@ -14,10 +14,10 @@ use crate::error::HostError;
 use crate::listener::DoorListener;
 use crate::order::Order;
 use crate::place::Place;
-use crate::record::{now, Phase, Record, Role, Status};
+use crate::record::{now, Phase, Record, Role, Status, What};
 use records::read_record;
 use rustix::fd::AsFd;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs;
 use std::io;
@@ -229,6 +229,23 @@ impl Registry {
                 && peer.is_none_or(|peer| record.peer == peer)
                 && record.holds_port
         })
+    }
+
+    /// The doors whose listening sockets carriers have, and at which only these accept now.
+    pub fn lent(&self) -> HashSet<Door> {
+        self.doors_of(|record| record.holds_port)
+    }
+
+    /// The doors whose listening sockets carriers have at all.
+    pub fn held(&self) -> HashSet<Door> {
+        self.doors_of(|record| record.what == What::Vm)
+    }
+
+    fn doors_of(&self, counts: impl Fn(&Record) -> bool) -> HashSet<Door> {
+        let carriers = self.lock();
+        let records = carriers.values().map(|known| &known.record);
+        let records = records.filter(|record| record.role == Role::Source && counts(record));
+        records.map(door_of).collect()
     }
 
     /// Tells the carrier of a migration that comes to `place` that another source wants the place

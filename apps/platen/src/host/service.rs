@@ -16,9 +16,10 @@ use crate::say::{say, say_panics};
 use anyhow::Context;
 use host::{
     intercepted, reset, Awaits, Door, DoorListener, Doorkeeper, Doors, Place, Policy, Registry,
-    Role, Task,
+    Task,
 };
 use relay::{Listening, QemuSocket, UnixAddress};
+use std::collections::HashSet;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -143,7 +144,8 @@ impl Service<'_> {
         new.settings.make_socket_folder()?;
         self.links.serve(new.acceptor, new.settings.config.page_size)?;
         self.keeper.activity.certificate_end.store(new.certificate_end, Ordering::Relaxed);
-        self.doors.change(new.settings.doors(), new.settings.allowed_users());
+        let held = self.keeper.held();
+        self.doors.change(new.settings.doors(), new.settings.allowed_users(), &held);
         carriers.change(new.settings);
         self.doors.turn(Duration::ZERO, &mut self.keeper)?;
         Ok(format!("{}; {}", new.change.describe(), self.doors_in_words()))
@@ -215,8 +217,12 @@ impl Keeper {
 }
 
 impl Doorkeeper for Keeper {
-    fn is_lent(&self, door: &Door) -> bool {
-        self.carriers.registry.has(Role::Source, Some(&door.peer), door.place)
+    fn lent(&self) -> HashSet<Door> {
+        self.carriers.registry.lent()
+    }
+
+    fn held(&self) -> HashSet<Door> {
+        self.carriers.registry.held()
     }
 
     fn migration(&mut self, door: &Door, listener: &DoorListener, connections: Vec<QemuSocket>) {

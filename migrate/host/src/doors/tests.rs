@@ -1,3 +1,4 @@
+use super::sort::UNDECIDED;
 use super::*;
 use crate::listener::BUFFER;
 use std::io::{Read, Write};
@@ -29,14 +30,19 @@ struct Keeper {
     silent: Vec<QemuSocket>,
     refused: Vec<String>,
     shut: Vec<String>,
-    lent: bool,
+    lent: HashSet<Door>,
+    /// The doors that carriers have, beside those.
+    in_doubt: HashSet<Door>,
     /// The answers of the other host, in turn; the last one stays.
     answers: Vec<Option<Awaits>>,
 }
 
 impl Doorkeeper for Keeper {
-    fn is_lent(&self, _: &Door) -> bool {
-        self.lent
+    fn lent(&self) -> HashSet<Door> {
+        self.lent.clone()
+    }
+    fn held(&self) -> HashSet<Door> {
+        self.lent.union(&self.in_doubt).cloned().collect()
     }
     fn migration(&mut self, door: &Door, _: &DoorListener, all: Vec<QemuSocket>) {
         self.migrations.push((door.clone(), all));
@@ -121,14 +127,14 @@ fn all_connections_of_a_migration_are_handed_over_in_their_order() {
     { &sockets[0] }.read_exact(&mut first).unwrap();
     assert_eq!(&first, b"QEVM\0\0\0\x03");
     // The carrier has the door now: the next connection is not the service's.
-    keeper.lent = true;
+    keeper.lent = HashSet::from([doors.doors[0].door.clone()]);
     let mut late = connect();
     late.write_all(b"QEVM\0\0\0\x03").unwrap();
     for _ in 0..3 {
         doors.turn(Duration::from_millis(20), &mut keeper).unwrap();
     }
     assert_eq!(keeper.migrations.len(), 1);
-    keeper.lent = false;
+    keeper.lent.clear();
     turn(&mut doors, &mut keeper, |keeper| keeper.migrations.len() == 2);
 }
 
@@ -240,7 +246,7 @@ fn a_migration_by_another_way_is_refused_while_one_has_the_door() {
     let mut second = TcpStream::connect((peer(), 20_009)).unwrap();
     someone_waits(&mut doors, &mut keeper, 0);
     // The first one began in the same turn, and has the door now.
-    keeper.lent = true;
+    keeper.lent = HashSet::from([doors.doors[0].door.clone()]);
     second.write_all(b"QEVM\0\0\0\x03").unwrap();
     turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
     assert!(keeper.refused[0].contains("another way"), "{:?}", keeper.refused);
@@ -286,9 +292,6 @@ fn a_door_that_a_carrier_sends_late_is_open_again() {
     let mut keeper = Keeper::default();
     doors.turn(Duration::ZERO, &mut keeper).unwrap();
     assert_eq!((doors.open(), keeper.shut.len()), (0, 1));
-    let other = Door { peer: "c".into(), ..door.clone() };
-    doors.adopt(vec![(other, carrier.try_clone().unwrap())]);
-    assert_eq!(doors.open(), 0);
     doors.adopt(vec![(door, carrier.try_clone().unwrap())]);
     assert_eq!(doors.open(), 1);
     let mut main = TcpStream::connect((peer(), 20_012)).unwrap();
@@ -313,7 +316,7 @@ fn a_unix_door_takes_a_migration_with_all_its_connections_and_refuses_other_user
     turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
     assert_eq!((&keeper.migrations[0].0, keeper.migrations[0].1.len()), (&door, 2));
     // A user who is not allowed any more; the right to the file is another matter for root.
-    doors.change(wanted, AllowedUsers(vec![me() + 1]));
+    doors.change(wanted, AllowedUsers(vec![me() + 1]), &keeper.held());
     let _late = UnixStream::connect(&path);
     turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
     assert!(keeper.refused[0].contains("allow_users"), "{:?}", keeper.refused);
@@ -328,7 +331,7 @@ fn a_change_keeps_the_doors_that_stay_and_shuts_the_others() {
     let mut channel = connect(20_005);
     channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
     someone_waits(&mut doors, &mut keeper, 0);
-    doors.change(tcp(20_005..=20_006), AllowedUsers(vec![me()]));
+    doors.change(tcp(20_005..=20_006), AllowedUsers(vec![me()]), &keeper.held());
     assert_eq!((doors.count(), doors.open()), (2, 1));
     let mut main = connect(20_005);
     main.write_all(b"QEVM\0\0\0\x03").unwrap();
@@ -337,9 +340,50 @@ fn a_change_keeps_the_doors_that_stay_and_shuts_the_others() {
     assert_eq!(doors.open(), 2);
     let mut waits = connect(20_006);
     someone_waits(&mut doors, &mut keeper, 1);
-    doors.change(tcp(20_005..=20_005), AllowedUsers(vec![me() + 1]));
+    doors.change(tcp(20_005..=20_005), AllowedUsers(vec![me() + 1]), &keeper.held());
     assert_eq!(waits.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert!(TcpStream::connect((peer(), 20_006)).is_err());
     let _other = connect(20_005);
     turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
+}
+
+/// The second reload that brings a host back, or the reload and the start that rename it, while a
+/// migration has its door.
+#[test]
+fn a_door_that_comes_back_gets_the_socket_that_a_carrier_still_has() {
+    let (mut doors, mut keeper) = doors(20_013, &[me()]);
+    let wanted = tcp(20_013..=20_013);
+    let (old, address) = wanted[0].clone();
+    let Some(DoorListener::Tcp(open)) = &doors.doors[0].listener else { panic!("it is shut") };
+    let carrier = DoorListener::Tcp(open.try_clone().unwrap());
+    keeper.lent = HashSet::from([old.clone()]);
+    let change = |doors: &mut Doors, keeper: &mut Keeper, wanted: Vec<(Door, DoorAddress)>| {
+        doors.change(wanted, AllowedUsers(vec![me()]), &keeper.held());
+        doors.turn(Duration::ZERO, keeper).unwrap();
+        doors.open()
+    };
+    assert_eq!(change(&mut doors, &mut keeper, Vec::new()), 0);
+    assert_eq!(change(&mut doors, &mut keeper, wanted), 1, "{:?}", keeper.shut);
+    // By another name it is still the carrier's.
+    let renamed = vec![(Door { peer: "c".into(), ..old.clone() }, address.clone())];
+    assert_eq!(change(&mut doors, &mut keeper, renamed.clone()), 1, "{:?}", keeper.shut);
+    assert!(doors.doors[0].is_lent(&keeper.lent));
+    let found = vec![(old.clone(), carrier.try_clone().unwrap())];
+    let mut next = Doors::new(renamed, found, AllowedUsers(vec![me()]));
+    next.turn(Duration::ZERO, &mut keeper).unwrap();
+    assert!(next.open() == 1 && next.doors[0].is_lent(&keeper.lent));
+    drop(next);
+    // The migration is in doubt, and the service accepts again, at a removed door to refuse.
+    keeper.in_doubt = std::mem::take(&mut keeper.lent);
+    assert_eq!(change(&mut doors, &mut keeper, Vec::new()), 0);
+    let mut late = TcpStream::connect((peer(), 20_013)).unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.refused.is_empty());
+    assert_eq!(late.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert!(keeper.refused[0].contains("no such door"), "{:?}", keeper.refused);
+    // It has ended.
+    keeper.in_doubt.clear();
+    drop(carrier);
+    doors.turn(Duration::ZERO, &mut keeper).unwrap();
+    assert!(TcpStream::connect((peer(), 20_013)).is_err());
+    assert!(keeper.shut.is_empty(), "{:?}", keeper.shut);
 }
