@@ -204,11 +204,11 @@ impl Doors {
         let is_looked_at = |one: &Waiting| one.spoke || one.asked;
         let undecided = self.doors.iter().any(|gate| gate.waiting.iter().any(is_looked_at));
         let patience = if undecided { patience.min(LOOK_AGAIN) } else { patience };
-        self.wait(&lent, patience)?;
+        let come = self.wait(&lent, patience)?;
         let allowed = &self.allowed;
         let mut short = false;
-        for (gate, lent) in self.doors.iter_mut().zip(lent) {
-            if !lent {
+        for ((gate, lent), come) in self.doors.iter_mut().zip(lent).zip(come) {
+            if come {
                 short |= !gate.accept(allowed, keeper);
             }
             gate.sort(lent, keeper);
@@ -220,16 +220,27 @@ impl Doors {
         Ok(())
     }
 
-    fn wait(&self, lent: &[bool], patience: Duration) -> Result<(), HostError> {
-        let listeners = self.doors.iter().zip(lent).filter(|(_, lent)| !**lent);
-        let listeners = listeners.filter_map(|(gate, _)| gate.listener.as_ref());
+    /// Waits for connections and their bytes. Returns for each door whether connections wait there,
+    /// which no carrier accepts.
+    fn wait(&self, lent: &[bool], patience: Duration) -> Result<Vec<bool>, HostError> {
+        let open = self.doors.iter().zip(lent).enumerate().filter(|(_, (_, lent))| !**lent);
+        let open = open.filter_map(|(nth, (gate, _))| Some((nth, gate.listener.as_ref()?)));
+        let (numbers, listeners): (Vec<_>, Vec<_>) = open.unzip();
         let waiting = self.doors.iter().flat_map(|gate| &gate.waiting).filter(|one| !one.spoke);
         let mut fds: Vec<_> = listeners
+            .into_iter()
             .map(|listener| PollFd::new(listener, PollFlags::IN))
             .chain(waiting.map(|one| PollFd::new(&one.socket, PollFlags::IN)))
             .collect();
+        let mut come = vec![false; self.doors.len()];
         match poll(&mut fds, Timespec::try_from(patience).ok().as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) => {
+                for (nth, fd) in numbers.into_iter().zip(&fds) {
+                    come[nth] = !fd.revents().is_empty();
+                }
+                Ok(come)
+            }
+            Err(rustix::io::Errno::INTR) => Ok(come),
             Err(error) => {
                 Err(HostError::system("cannot wait for connections at the doors")(error.into()))
             }

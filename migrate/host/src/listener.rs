@@ -28,6 +28,12 @@ const PASS: u32 = 0o711;
 /// of the access control list.
 const OWN_FILES: u32 = 0o1770;
 
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has called [`DoorListener::accept`].
+    pub(crate) static ACCEPTS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// The address of a door.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DoorAddress {
@@ -83,6 +89,8 @@ impl DoorListener {
 
     /// Accepts the next connection.
     pub(crate) fn accept(&self) -> io::Result<QemuSocket> {
+        #[cfg(test)]
+        ACCEPTS.set(ACCEPTS.get() + 1);
         match self {
             Self::Tcp(listener) => Ok(listener.accept()?.0.into()),
             Self::Unix(listener) => Ok(listener.accept()?.0.into()),

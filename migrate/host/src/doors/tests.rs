@@ -1,6 +1,6 @@
 use super::sort::UNDECIDED;
 use super::*;
-use crate::listener::BUFFER;
+use crate::listener::{ACCEPTS, BUFFER};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
@@ -386,4 +386,21 @@ fn a_door_that_comes_back_gets_the_socket_that_a_carrier_still_has() {
     doors.turn(Duration::ZERO, &mut keeper).unwrap();
     assert!(TcpStream::connect((peer(), 20_013)).is_err());
     assert!(keeper.shut.is_empty(), "{:?}", keeper.shut);
+}
+
+#[test]
+fn a_turn_accepts_only_where_a_connection_waits() {
+    let mut doors = Doors::new(tcp(20_100..=20_199), Vec::new(), AllowedUsers(vec![me()]));
+    let mut keeper = Keeper::default();
+    let calls_of_ten_turns = |doors: &mut Doors, keeper: &mut Keeper| {
+        let before = ACCEPTS.get();
+        (0..10).for_each(|_| doors.turn(Duration::ZERO, keeper).unwrap());
+        ACCEPTS.get() - before
+    };
+    assert_eq!(calls_of_ten_turns(&mut doors, &mut keeper), 0);
+    assert_eq!(doors.open(), 100, "{:?}", keeper.shut);
+    let _client = TcpStream::connect((peer(), 20_150)).unwrap();
+    // The connection, and that there is no other.
+    assert_eq!(calls_of_ten_turns(&mut doors, &mut keeper), 2);
+    assert_eq!(doors.doors[50].waiting.len(), 1);
 }
