@@ -98,6 +98,8 @@ struct Waiting {
     spoke: bool,
     /// The other host is being asked about the connection.
     asked: bool,
+    /// Time of the first question.
+    first_asked: Option<Instant>,
     /// The last answer of the other host.
     awaited: Option<Awaits>,
 }
@@ -304,8 +306,16 @@ impl Gate {
             }
             let wanted = place_of(&socket);
             let since = Instant::now();
-            let (spoke, asked, awaited) = (false, false, None);
-            self.waiting.push(Waiting { socket, wanted, since, spoke, asked, awaited });
+            let (spoke, asked, first_asked, awaited) = (false, false, None, None);
+            self.waiting.push(Waiting {
+                socket,
+                wanted,
+                since,
+                spoke,
+                asked,
+                first_asked,
+                awaited,
+            });
         }
         true
     }

@@ -5,7 +5,7 @@ use crate::awaits::Awaits;
 use crate::entrance::{has_ended, reset, OTHER_WAY};
 use relay::QemuSocket;
 use rustix::net::{recv, RecvFlags};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stream::Kind;
 
 /// Longest time for which a connection's kind may stay unknown: a multifd channel may come before
@@ -39,6 +39,7 @@ impl Gate {
             let one = &mut self.waiting[at];
             // Before the look: what comes while this thread stands still behind it is no silence.
             let so_long = one.since.elapsed();
+            let unanswered = one.first_asked.map_or(Duration::ZERO, |at| at.elapsed());
             match look(&one.socket) {
                 // Two carriers at one listening socket would take each other's connections.
                 Look::Migration if lent => {
@@ -68,31 +69,43 @@ impl Gate {
                 found => {
                     let spoke = found != Look::Silent;
                     if so_long >= ASK {
+                        one.first_asked.get_or_insert_with(Instant::now);
                         let answer = keeper.awaits(&self.door, &one.socket, one.since);
                         one.asked = answer.is_none();
                         one.awaited = answer.or(one.awaited);
                     }
                     one.spoke = spoke;
-                    let patience = Awaits::patience(one.awaited);
-                    let patience = patience.max(if spoke { UNDECIDED } else { ASK });
-                    match so_long < patience {
-                        true => at += 1,
+                    // This thread may have stood still: then the other host is only being asked,
+                    // and the main connection of a channel may just have come.
+                    let is_client = one.awaited == Some(Awaits::Clients);
+                    let waited = if one.awaited.is_none() { unanswered } else { so_long };
+                    let is_over = so_long >= if spoke { UNDECIDED } else { ASK }
+                        && waited >= Awaits::patience(one.awaited);
+                    match is_over && (is_client || !self.begins_with(at)) {
+                        false => at += 1,
                         // A stranger may be forwarded. This one has pages of a VM, and no QEMU
                         // there would know whose they are.
-                        false if found == Look::Channel => {
+                        true if found == Look::Channel => {
                             reset(self.waiting.remove(at).socket);
                             let why = format!("{NO_MAIN} {} s", so_long.as_secs());
                             keeper.refused(&self.door, &why);
                         }
-                        false if spoke => {
+                        true if spoke => {
                             let why = format!("it began no migration in {} s", so_long.as_secs());
                             keeper.stranger(&self.door, self.waiting.remove(at).socket, &why);
                         }
-                        false => keeper.silent(&self.door, self.waiting.remove(at).socket),
+                        true => keeper.silent(&self.door, self.waiting.remove(at).socket),
                     }
                 }
             }
         }
+    }
+
+    /// Whether the migration to which this connection would belong begins with another one.
+    fn begins_with(&self, at: usize) -> bool {
+        let wanted = self.waiting[at].wanted;
+        let mut others = self.waiting.iter().filter(|other| other.wanted == wanted);
+        others.any(|other| look(&other.socket) == Look::Migration)
     }
 }
 

@@ -404,3 +404,43 @@ fn a_turn_accepts_only_where_a_connection_waits() {
     assert_eq!(calls_of_ten_turns(&mut doors, &mut keeper), 2);
     assert_eq!(doors.doors[50].waiting.len(), 1);
 }
+
+/// Makes the connections that wait at the only door appear to have come that much earlier, as if
+/// this thread had stood still.
+fn stand_still(doors: &mut Doors, time: Duration) {
+    for one in &mut doors.doors[0].waiting {
+        one.since = one.since.checked_sub(time).unwrap();
+    }
+}
+
+#[test]
+fn a_service_that_stood_still_waits_for_the_answer_to_its_question() {
+    let (mut doors, mut keeper) = doors(20_014, &[me()]);
+    keeper.answers = vec![None, Some(Awaits::Vm)];
+    let mut source = TcpStream::connect((peer(), 20_014)).unwrap();
+    someone_waits(&mut doors, &mut keeper, 0);
+    stand_still(&mut doors, Duration::from_secs(11));
+    turn(&mut doors, &mut keeper, |keeper| keeper.answers.len() == 1 || !keeper.silent.is_empty());
+    doors.turn(Duration::from_millis(20), &mut keeper).unwrap();
+    assert!(keeper.silent.is_empty(), "taken for a disk's without an answer");
+    source.write_all(b"QEVM\0\0\0\x03").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| !keeper.migrations.is_empty());
+}
+
+#[test]
+fn a_channel_goes_with_a_main_connection_that_came_while_the_service_stood_still() {
+    let (mut doors, mut keeper) = doors(20_015, &[me()]);
+    // A host that is down, or has an older service.
+    keeper.answers = vec![Some(Awaits::Unknown)];
+    let mut channel = TcpStream::connect((peer(), 20_015)).unwrap();
+    channel.write_all(&[0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1]).unwrap();
+    someone_waits(&mut doors, &mut keeper, 0);
+    stand_still(&mut doors, UNDECIDED + Duration::from_secs(1));
+    let mut main = TcpStream::connect((peer(), 20_015)).unwrap();
+    main.write_all(b"QEVM\0\0\0\x03").unwrap();
+    turn(&mut doors, &mut keeper, |keeper| {
+        !keeper.migrations.is_empty() || !keeper.refused.is_empty()
+    });
+    assert!(keeper.refused.is_empty(), "{:?}", keeper.refused);
+    assert_eq!(keeper.migrations[0].1.len(), 2);
+}
