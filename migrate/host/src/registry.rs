@@ -74,6 +74,13 @@ fn door_of(record: &Record) -> Door {
     Door { peer: record.peer.clone(), place: record.held() }
 }
 
+/// The record that counts until its carrier has gone: the end counts then, since the carrier may
+/// report it twice. Its bytes count at once.
+fn without_end(record: &Record, before: Phase) -> Record {
+    let phase = if record.phase == Phase::Ended { before } else { record.phase };
+    Record { phase, ..record.clone() }
+}
+
 impl Registry {
     /// Opens the registry in a folder below `run_dir`.
     ///
@@ -127,7 +134,7 @@ impl Registry {
         self.lock().insert(id.clone(), known);
         let (registry, followed) = (self.clone(), id.clone());
         let follow = move || {
-            registry.watcher.changed(None, &record);
+            registry.watcher.changed(None, &without_end(&record, record.reached));
             if let Some(channel) = channel.or_else(|| registry.reach(&record)) {
                 registry.follow(&followed, &channel);
             }
@@ -167,10 +174,8 @@ impl Registry {
             Some(known) => std::mem::replace(&mut known.record, record.clone()),
             None => return,
         };
-        // The end counts when the carrier has gone, since it may report the end twice. Its bytes
-        // count now.
-        let phase = if record.phase == Phase::Ended { before.phase } else { record.phase };
-        self.watcher.changed(Some(&before), &Record { phase, ..record });
+        let now = without_end(&record, before.phase);
+        self.watcher.changed(Some(&before), &now);
     }
 
     /// Records that a carrier has gone, in order or not.

@@ -282,6 +282,31 @@ fn the_command_line_of_another_user_is_not_waited_for() {
     assert!(!answer.recv_timeout(Duration::from_secs(60)).expect("it waits"));
 }
 
+/// It ends just as a service starts, and answers with its end.
+#[test]
+fn an_end_that_is_a_carrier_s_first_word_counts_once() {
+    let run = tempfile::tempdir().unwrap();
+    let told = silent();
+    let registry = Registry::open(run.path(), told.clone()).unwrap();
+    let begin = record();
+    write_record(&registry.folder, &begin).unwrap();
+    let post = crate::channel::Post::listen(&socket_of(&registry.folder, &begin.id)).unwrap();
+    let status = Some(Status::Completed);
+    let end = Record { phase: Phase::Ended, status, holds_port: false, ..begin };
+    std::thread::scope(|scope| {
+        scope.spawn(|| post.accept().unwrap().send(&end, None).unwrap());
+        registry.find_again().unwrap();
+    });
+    wait(|| registry.running().is_empty() && !registry.history().unwrap().is_empty());
+    let ends = || {
+        let told = told.0.lock().unwrap();
+        told.iter().filter(|one| one.1 == Phase::Ended).count()
+    };
+    wait(|| ends() > 0);
+    assert_eq!(ends(), 1, "{:?}", told.0.lock().unwrap());
+    assert_eq!(registry.history().unwrap()[0].status, status);
+}
+
 #[test]
 fn the_last_hundred_are_stored() {
     let run = tempfile::tempdir().unwrap();
