@@ -20,8 +20,6 @@ use std::sync::mpsc::Receiver;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the server may take to listen: libvirt has started it before the client connects.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the server may take to write its first bytes.
 const GREETING: Duration = Duration::from_secs(10);
 /// The first bytes of an NBD server.
@@ -96,8 +94,11 @@ fn open(shared: &Arc<Shared>, stream: u16) -> Result<Option<Arc<QemuSocket>>, Se
     if !shared.host_listens().map_err(local)? {
         return Ok(None);
     }
-    // An NBD server speaks first.
-    let server = shared.connect(PATIENCE, true, &[]).map_err(|error| local(error_chain(&error)))?;
+    // An NBD server speaks first, and listens already: libvirt has started it before the client
+    // connects. One attempt: a socket that listens later is not the one that was looked at, and may
+    // be that of a QEMU that awaits a VM (W38).
+    let server =
+        shared.connect(Duration::ZERO, true, &[]).map_err(|error| local(error_chain(&error)))?;
     let Some(server) = server else { return Ok(None) };
     if !has_greeted(shared, &server)? {
         return Ok(None);

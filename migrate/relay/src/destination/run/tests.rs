@@ -8,6 +8,8 @@ use codec::{Codec, UnitHeader};
 use delta::{Known, PageHash, PageReader, Seed, SeedKey, SeedPages, TABLE_ROOM};
 use pipeline::PoolConfig;
 use session::{FrameType, Header, Incoming, RunningHash};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::mpsc::{channel, Sender};
 use stream::Kind;
 
@@ -20,10 +22,18 @@ const A_WHILE: Duration = Duration::from_millis(150);
 
 /// A destination without links, whose QEMU does not listen.
 fn destination(listen: Listen, seed: Option<Offered>) -> Arc<Destination> {
+    destination_at(Path::new("/nonexistent/qemu"), listen, (false, seed))
+}
+
+fn destination_at(
+    target: &Path,
+    listen: Listen,
+    is_disk_and_seed: (bool, Option<Offered>),
+) -> Arc<Destination> {
     let grants = Grants { chunk_bytes: 65536, stream_frames: 2, shared_frames: 4 };
     let pool = PoolConfig { threads: 1, name: "decompress", ..PoolConfig::default() };
     let pool = Pool::new(pool, |_| DecodeContext::new(None)).unwrap();
-    let target = UnixAddress::from(std::path::PathBuf::from("/nonexistent/qemu"));
+    let target = UnixAddress::from(target.to_owned());
     let destination = Destination::new(
         "the source".into(),
         (grants, (1, Duration::ZERO)),
@@ -31,7 +41,7 @@ fn destination(listen: Listen, seed: Option<Offered>) -> Arc<Destination> {
         (target.into(), listen, Box::new(|_| Ok(()))),
         pool,
         Box::new(|_| {}),
-        (false, seed),
+        is_disk_and_seed,
     );
     Arc::new(destination.unwrap())
 }
@@ -228,4 +238,46 @@ fn a_page_that_is_never_read_keeps_no_session() {
     destination.run(Vec::new).unwrap_err();
     until_gone(destination);
     drop(release);
+}
+
+/// The port of a copy that was aborted goes to the next VM at once.
+#[test]
+fn a_socket_that_listens_behind_the_look_gets_no_connection_of_a_disk() {
+    let bound_behind_the_look = || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qemu");
+        let (bound, binding) = channel();
+        let at = path.clone();
+        let listen = move || {
+            let (bound, at) = (bound.clone(), at.clone());
+            std::thread::spawn(move || {
+                std::thread::sleep(A_WHILE);
+                let qemu = UnixListener::bind(at).unwrap();
+                qemu.set_nonblocking(true).unwrap();
+                bound.send(qemu).unwrap();
+            });
+            Ok(())
+        };
+        let destination = destination_at(&path, Box::new(listen), (true, None));
+        let header = Header { flags: stream_kind::NBD, ..Header::free(FrameType::Open, 0) };
+        destination.sink.frame(Incoming { header, unit: None }).unwrap();
+        let qemu = binding.recv_timeout(LIMIT).unwrap();
+        // One connection that is tried later, or none, ends the session.
+        let until = Instant::now() + LIMIT;
+        while destination.session().failure().is_none() {
+            if let Ok((socket, _)) = qemu.accept() {
+                drop(socket);
+                cancel(&destination);
+                destination.run(Vec::new).unwrap_err();
+                return false;
+            }
+            assert!(Instant::now() < until, "the session does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let error = destination.run(Vec::new).unwrap_err();
+        assert!(error_chain(&error).contains("cannot connect"), "{error:?}");
+        qemu.accept().is_err()
+    };
+    // On a busy machine the one attempt may come late.
+    assert!((0..20).any(|_| bound_behind_the_look()), "it always gets a connection");
 }
