@@ -18,6 +18,7 @@ mod links;
 pub(crate) mod metrics;
 mod question;
 mod reload;
+mod room;
 mod service;
 mod settings;
 mod source;

@@ -3,9 +3,10 @@
 use super::activity::Activity;
 use super::journal::say_of;
 use super::question;
+use super::room;
 use super::settings::Settings;
 use crate::say::say;
-use anyhow::{ensure, Context};
+use anyhow::Context;
 use host::{
     intercepted, new_id, now, of_connection, of_listener, of_path, Awaits, Channel, Door,
     DoorListener, Job, Order, Place, Record, Registry, Role, Target, Task, What,
@@ -25,9 +26,6 @@ use turns::Turns;
 const PORT_FREE: Duration = Duration::from_secs(2);
 /// Pause before a migration that has the wanted port is asked again to give way.
 const GIVE_WAY: Duration = Duration::from_millis(200);
-/// Largest number of carriers at a time. It includes those whose migration is over and whose source
-/// may still ask about it.
-const MAX_CARRIERS: usize = 512;
 /// How long a carrier that starts may take to read its orders.
 const ORDERS: Duration = Duration::from_secs(10);
 /// Pause before another check of a state that has to change.
@@ -105,8 +103,8 @@ impl Carriers {
         listener: Option<&DoorListener>,
         connections: &[QemuSocket],
     ) -> anyhow::Result<()> {
-        let running = self.registry.running().len();
-        ensure!(running < MAX_CARRIERS, "{running} migrations run or end here, as many as may");
+        room::for_another(&self.registry.running(), record.role, &record.peer)
+            .map_err(anyhow::Error::msg)?;
         let (ours, theirs) = Channel::pair().context("no socket for a carrier")?;
         // The carrier runs this process's own file, so an upgrade does not matter; `ps` shows the
         // name.

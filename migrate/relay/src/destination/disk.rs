@@ -16,10 +16,13 @@ use session::{FrameType, SessionError};
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long the client may take to open its connection, beyond the wait for lost links. It does so
+/// at once.
+const OPENS: Duration = Duration::from_secs(60);
 /// How long the server may take to write its first bytes.
 const GREETING: Duration = Duration::from_secs(10);
 /// The first bytes of an NBD server.
@@ -193,19 +196,44 @@ fn local(reason: String) -> SessionError {
 /// Waits until both directions have ended and the source has reported that; returns the source's
 /// report.
 pub(super) fn decide(shared: &Shared, events: &Receiver<Event>) -> Result<Vec<u8>, RelayError> {
+    decide_within(shared, events, OPENS + shared.session.resume_timeout())
+}
+
+/// As [`decide`], if the client opens its connection within `opens`. A session that nobody uses
+/// would keep its process for as long as a link lives.
+pub(super) fn decide_within(
+    shared: &Shared,
+    events: &Receiver<Event>,
+    opens: Duration,
+) -> Result<Vec<u8>, RelayError> {
+    let until = Instant::now() + opens;
     let (mut client, mut server) = (false, false);
     loop {
-        match events.recv() {
-            Ok(Event::SourceEof) => client = true,
-            Ok(Event::QemuEof { .. }) => server = true,
-            Ok(Event::Finished(peer_report)) if client && server => return Ok(peer_report),
-            Ok(Event::Finished(_)) => {
+        let event = if shared.beginning.has_begun() {
+            events.recv().ok()
+        } else {
+            match events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(event) => Some(event),
+                Err(RecvTimeoutError::Disconnected) => None,
+                Err(RecvTimeoutError::Timeout) if shared.beginning.give_up() => {
+                    let reason = format!("the client has opened no connection in {opens:?}");
+                    return Err(SessionError::Local { reason }.into());
+                }
+                // It has begun since.
+                Err(RecvTimeoutError::Timeout) => continue,
+            }
+        };
+        match event {
+            Some(Event::SourceEof) => client = true,
+            Some(Event::QemuEof { .. }) => server = true,
+            Some(Event::Finished(peer_report)) if client && server => return Ok(peer_report),
+            Some(Event::Finished(_)) => {
                 return Err(SessionError::EarlyFinish { peer: shared.session.peer.clone() }.into());
             }
-            Ok(Event::Closed(error)) => return Err(RelayError::Ended(error)),
+            Some(Event::Closed(error)) => return Err(RelayError::Ended(error)),
             // The other events occur only in a migration.
-            Ok(_) => {}
-            Err(_) => return Err(RelayError::DestinationEnded),
+            Some(_) => {}
+            None => return Err(RelayError::DestinationEnded),
         }
     }
 }

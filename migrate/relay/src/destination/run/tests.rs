@@ -281,3 +281,23 @@ fn a_socket_that_listens_behind_the_look_gets_no_connection_of_a_disk() {
     // On a busy machine the one attempt may come late.
     assert!((0..20).any(|_| bound_behind_the_look()), "it always gets a connection");
 }
+
+#[test]
+fn a_disk_s_session_that_is_not_opened_ends() {
+    let not_opened = destination_at(Path::new("/nonexistent"), Box::new(|| Ok(())), (true, None));
+    let shared = &not_opened.shared;
+    let events = not_opened.events.lock().unwrap();
+    let error = disk::decide_within(shared, &events, Duration::ZERO).unwrap_err();
+    assert!(error.to_string().contains("has opened no connection"), "{error}");
+    assert!(!shared.beginning.begin(), "it opens behind its end");
+    drop(events);
+    // One that was opened is waited for.
+    let opened = destination_at(Path::new("/nonexistent"), Box::new(|| Ok(())), (true, None));
+    assert!(opened.shared.beginning.begin());
+    let report = b"{}".to_vec();
+    for event in [Event::SourceEof, Event::QemuEof { unread: false }, Event::Finished(report)] {
+        opened.shared.events.send(event).unwrap();
+    }
+    let events = opened.events.lock().unwrap();
+    assert_eq!(disk::decide_within(&opened.shared, &events, Duration::ZERO).unwrap(), b"{}");
+}
