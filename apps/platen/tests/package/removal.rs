@@ -1,6 +1,7 @@
 //! The messages of the packages when they are removed.
 
 use super::{make_command, root};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,7 +21,8 @@ fn removals() -> [(String, &'static str); 4] {
 }
 
 /// The messages of a script that has `grep` and `rmdir` as its only commands: it changes nothing
-/// outside of `folder`.
+/// outside of `folder`. Calls of `rm`, `nft` and `stat` are in the file `calls`; `stat` finds only
+/// processes of root.
 fn said_by(script: &str, argument: &str, folder: &Path) -> String {
     let commands = folder.join("bin");
     if !commands.exists() {
@@ -28,8 +30,11 @@ fn said_by(script: &str, argument: &str, folder: &Path) -> String {
         for name in ["grep", "rmdir"] {
             std::os::unix::fs::symlink(Path::new("/bin").join(name), commands.join(name)).unwrap();
         }
-        for name in ["rm", "stat"] {
-            make_command(&commands.join(name), "#!/bin/sh\n");
+        for name in ["rm", "nft", "stat"] {
+            let calls = folder.join("calls").display().to_string();
+            let text = format!("#!/bin/sh\necho {name} \"$*\" >>'{calls}'\n");
+            let found = if name == "stat" { "echo root\n" } else { "" };
+            make_command(&commands.join(name), &format!("{text}{found}"));
         }
     }
     let path = folder.join("script");
@@ -78,6 +83,32 @@ fn a_package_that_is_removed_names_what_stays() {
         std::fs::remove_dir(state.join("seed")).unwrap();
         assert_eq!(said(script).matches("state").count(), 0);
         assert!(!state.exists());
+    }
+}
+
+/// By a drop-in for the unit the service may be root's.
+#[test]
+fn a_package_that_is_removed_leaves_a_migration_its_table_and_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let migrations = folder.path().join("run/platen/host/migrations");
+    std::fs::create_dir_all(&migrations).unwrap();
+    let [prerm, preun, postrm, _] = removals();
+    for ((script, argument), takes) in
+        [(&prerm, "nft delete table"), (&preun, "nft delete table"), (&postrm, "rm -rf")]
+    {
+        let calls = || {
+            said_by(script, argument, folder.path());
+            let calls = folder.path().join("calls");
+            let text = std::fs::read_to_string(&calls).unwrap();
+            std::fs::remove_file(calls).unwrap();
+            text
+        };
+        let socket = migrations.join("1.sock");
+        let runs = UnixListener::bind(&socket).unwrap();
+        assert!(!calls().contains(takes), "it runs");
+        drop(runs);
+        std::fs::remove_file(socket).unwrap();
+        assert!(calls().contains(takes), "nothing runs");
     }
 }
 
