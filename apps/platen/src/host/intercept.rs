@@ -8,6 +8,7 @@ mod rules;
 
 use super::settings::Settings;
 use super::status::{self, HostStatus};
+use super::users::by_name_if_possible;
 use super::ServiceArgs;
 use crate::device::control::Silent;
 use crate::say::show;
@@ -63,7 +64,13 @@ pub(super) fn run(args: &InterceptArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn on(service: &ServiceArgs) -> anyhow::Result<String> {
-    let settings = Settings::new(service)?;
+    let settings = Settings::new(service).map_err(|error| {
+        // At least those of the other users are refused.
+        match Settings::new_by(service, &by_name_if_possible) {
+            Ok(settings) => refuse_instead(&Rules::new(&settings, rules::addresses), error),
+            Err(_) => error,
+        }
+    })?;
     if settings.intercepted().next().is_none() {
         wait_for_adoption(service, &settings)?;
         off()?;
@@ -183,7 +190,10 @@ fn stopped(service: &ServiceArgs) -> anyhow::Result<String> {
     // With a table no name is looked up: the redirects lead nowhere by now.
     let configured = match &listed {
         Some(_) => Ok(Rules::default()),
-        None => Settings::new(service).map(|settings| Rules::new(&settings, rules::addresses)),
+        // libvirt connects as root: what a user who cannot be looked up would do is no reason to
+        // refuse nothing.
+        None => Settings::new_by(service, &by_name_if_possible)
+            .map(|settings| Rules::new(&settings, rules::addresses)),
     };
     let Some(text) = rules::stopped(listed.as_deref(), configured.as_ref().ok()) else {
         off()?;

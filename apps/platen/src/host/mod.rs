@@ -25,6 +25,7 @@ mod source;
 mod status;
 mod switchboard;
 mod top;
+mod users;
 
 use crate::args::OnOff;
 use crate::say::show;

@@ -5,7 +5,7 @@ use super::activity::Activity;
 use super::asking::Asking;
 use super::links::Links;
 use super::metrics::{self, Metrics};
-use super::reload::{self, Hangups};
+use super::reload::{self, Hangups, Reading, Reload};
 use super::settings::Settings;
 use super::switchboard::{place_of, Carriers};
 use super::{events, status, ServiceArgs};
@@ -64,7 +64,8 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     // The first turn opens them.
     doors.turn(Duration::ZERO, &mut keeper)?;
     let notify = Notify::new(std::env::var("NOTIFY_SOCKET").ok().as_deref());
-    let service = Service { args, links, doors, keeper, notify, _sockets: sockets };
+    let reading = None;
+    let service = Service { args, links, doors, keeper, notify, reading, _sockets: sockets };
     service.count();
     let address = service.links.address;
     say(&format!("listening on {address} for other hosts; {}", service.doors_in_words()));
@@ -79,6 +80,8 @@ struct Service<'a> {
     doors: Doors,
     keeper: Keeper,
     notify: Notify,
+    /// The configuration that is being read.
+    reading: Option<Reading>,
     _sockets: Sockets,
 }
 
@@ -86,11 +89,19 @@ impl Service<'_> {
     /// Serves until it is ordered to stop, or cannot accept links any more.
     fn serve(mut self, stop: &AtomicBool, hangups: &Hangups) -> anyhow::Result<ExitCode> {
         let mut heart = (Instant::now(), u64::MAX);
+        let mut is_asked = false;
         while !stop.load(Ordering::Acquire) && !self.links.are_broken() {
             self.doors.adopt(self.keeper.carriers.registry.take_doors());
             self.doors.turn(TURN, &mut self.keeper)?;
-            if hangups.came() {
+            is_asked |= hangups.came();
+            // One that came while the file was being read may be for a later change of it.
+            if is_asked && self.reading.is_none() {
+                is_asked = false;
                 self.reload();
+            }
+            if let Some(result) = self.reading.as_ref().and_then(Reading::end) {
+                self.reading = None;
+                self.reloaded(result);
             }
             self.count();
             let beats = self.links.beats();
@@ -120,11 +131,19 @@ impl Service<'_> {
         format!("{} doors to {to}", self.doors.open())
     }
 
-    /// Adopts a new configuration for new migrations, or changes nothing and prints the reason.
+    /// Begins to read the configuration again.
     fn reload(&mut self) {
         self.notify.say(&reload::reloading());
+        match Reading::begin(self.args.clone(), self.keeper.carriers.settings()) {
+            Ok(reading) => self.reading = Some(reading),
+            Err(error) => self.reloaded(Err(error)),
+        }
+    }
+
+    /// Adopts a new configuration for new migrations, or changes nothing and prints the reason.
+    fn reloaded(&mut self, new: anyhow::Result<Reload>) {
         let activity = self.keeper.activity.clone();
-        match self.take_configuration() {
+        match new.and_then(|new| self.take_configuration(new)) {
             Ok(text) => {
                 activity.reloads.fetch_add(1, Ordering::Relaxed);
                 say(&format!("read {} again: {text}", self.args.config.display()));
@@ -137,9 +156,8 @@ impl Service<'_> {
         self.notify.say("READY=1");
     }
 
-    fn take_configuration(&mut self) -> anyhow::Result<String> {
+    fn take_configuration(&mut self, new: Reload) -> anyhow::Result<String> {
         let carriers = self.keeper.carriers.clone();
-        let new = reload::read(self.args, &carriers.settings())?;
         // First what may fail.
         new.settings.make_socket_folder()?;
         self.links.serve(new.acceptor, new.settings.config.page_size)?;

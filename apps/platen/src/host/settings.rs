@@ -1,5 +1,6 @@
 //! The configuration as the service and its carriers use it.
 
+use super::users::{self, LookUp};
 use super::ServiceArgs;
 use crate::args::{compress_threads, default_threads, CodecChoice};
 use crate::device::settings_file;
@@ -10,7 +11,6 @@ use codec::Settings as CodecSettings;
 use host::{
     AllowedUsers, Change, Config, Door, DoorAddress, HostEntry, Place, PortRange, Target, What,
 };
-use nix::unistd::User;
 use relay::{AutoConfig, QemuAddress, SourceConfig, UnixAddress};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,15 @@ pub(super) struct Settings {
 
 impl Settings {
     /// Reads the configuration, and finds this host in it.
+    ///
+    /// # Errors
+    /// The file cannot be used, or a user cannot be looked up.
     pub(super) fn new(args: &ServiceArgs) -> anyhow::Result<Self> {
+        Self::new_by(args, &users::by_name)
+    }
+
+    /// As [`new`](Self::new), with the users that `look_up` finds.
+    pub(super) fn new_by(args: &ServiceArgs, look_up: LookUp<'_>) -> anyhow::Result<Self> {
         let mut config = read(&args.config)?;
         if let Some(run_dir) = &args.run_dir {
             config.run_dir.clone_from(run_dir);
@@ -58,24 +66,15 @@ impl Settings {
             .unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
         let me = config.find(&name).with_context(|| args.config.display().to_string())?;
         let me = me.name.clone();
-        Ok(Self::looked_up(config, me))
-    }
-
-    fn looked_up(config: Config, me: String) -> Self {
-        let named = config.allow_users.iter().filter_map(|name| {
-            let found = || User::from_name(name).ok().flatten();
-            name.parse().ok().or_else(|| found().map(|user| user.uid.as_raw()))
-        });
-        let mut users: Vec<_> = [0].into_iter().chain(named).collect();
-        users.sort_unstable();
-        users.dedup();
-        Self { config, me, users }
+        let users = users::numbers(&config.allow_users, look_up)?;
+        Ok(Self { config, me, users })
     }
 
     /// The settings that a service has passed to its carrier.
     pub(super) fn given(config: Config, me: String) -> anyhow::Result<Self> {
         config.find(&me)?;
-        Ok(Self::looked_up(config, me))
+        let users = users::numbers(&config.allow_users, &users::by_name)?;
+        Ok(Self { config, me, users })
     }
 
     /// The configuration for a carrier: it has numbers of users, and looks up no name.
@@ -84,9 +83,9 @@ impl Settings {
         Config { allow_users, ..self.config.clone() }
     }
 
-    /// This configuration with the changes that a running service can adopt.
-    pub(super) fn with(&self, change: &Change) -> Self {
-        Self::looked_up(change.config.clone(), self.me.clone())
+    /// These settings without the changes that a running service cannot adopt.
+    pub(super) fn with(self, change: &Change) -> Self {
+        Self { config: change.config.clone(), ..self }
     }
 
     /// This host.
@@ -301,6 +300,7 @@ fn is_own(address: Ipv4Addr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::unistd::User;
 
     #[test]
     fn only_places_of_this_host_are_taken() {

@@ -1,7 +1,7 @@
 //! The control socket, and the commands that show the service's status.
 
 use super::activity::Activity;
-use super::settings::Settings;
+use super::settings;
 use super::switchboard::Carriers;
 use super::ServiceArgs;
 use crate::device::control;
@@ -73,8 +73,9 @@ pub(super) fn answer(question: &str, carriers: &Carriers, activity: &Activity) -
 pub(super) fn run_dir(args: &ServiceArgs) -> anyhow::Result<PathBuf> {
     match &args.run_dir {
         Some(run_dir) => Ok(run_dir.clone()),
-        None => Settings::new(args)
-            .map(|settings| settings.config.run_dir)
+        // No user is looked up: a directory service (LDAP) may not answer.
+        None => settings::read(&args.config)
+            .map(|config| config.run_dir)
             .context("the folder of the service is not known; --run-dir gives it"),
     }
 }
