@@ -287,6 +287,11 @@ pub(super) mod tests {
         let mut other_ports = settings("intercept = \"60000-60001\"\n");
         other_ports.config.intercept_stopped = Policy::Refuse;
         assert_ne!(new.interception(), other_ports.interception());
+        // The doors would reset the connections of a user whom the service does not know.
+        let mut config = new.config.clone();
+        config.allow_users.push("107".into());
+        let other_users = Settings::given(config, "a".into()).unwrap();
+        adopted(&status(Some(new.interception())), &other_users).unwrap_err();
     }
 
     /// The old rules would lead to doors that are closed by then.

@@ -98,16 +98,16 @@ impl Settings {
         self.others().filter_map(|host| Some((host, host.intercept.as_ref()?)))
     }
 
-    /// The configured interception, a line for each other host. The service and `platen host
-    /// intercept on` each read the configuration; the rules are made only if both results are
-    /// equal.
+    /// The configured interception, a line for each other host, and the users whose connections the
+    /// rules redirect. The service and `platen host intercept on` each read the configuration; the
+    /// rules are made only if both results are equal.
     pub(super) fn interception(&self) -> String {
         let line = |(host, ports): (&HostEntry, &PortRange)| {
             let (door, to) = (host.door, &host.ports);
             format!("{} {} {ports:?} {door} {to:?}\n", host.name, host.address())
         };
         let lines: String = self.intercepted().map(line).collect();
-        format!("{lines}stopped {:?}\n", self.config.intercept_stopped)
+        format!("{lines}users {:?}\nstopped {:?}\n", self.users, self.config.intercept_stopped)
     }
 
     /// The other hosts.
