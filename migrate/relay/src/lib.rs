@@ -92,7 +92,7 @@ pub use error::RelayError;
 pub use link_rate::{measure_links, LinkRate};
 pub use qemu_socket::{QemuAddress, QemuSocket};
 pub use return_path::ReturnPath;
-pub use server::{Front, FrontConfig, Host, Promise, Server, ServerConfig, Switchboard};
+pub use server::{Allowance, Front, FrontConfig, Host, Promise, Server, ServerConfig, Switchboard};
 pub use source::{
     keep, take_differences, Differences, DiskError, Keeper, PageSink, Progress, Source,
     SourceConfig, SourceEnd, SourceHandle, ANSWER_TIMEOUT, SETUP_TIMEOUT,

@@ -19,6 +19,7 @@ pub(crate) mod metrics;
 mod question;
 mod reload;
 mod room;
+mod said;
 mod service;
 mod settings;
 mod source;

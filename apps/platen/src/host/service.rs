@@ -6,6 +6,7 @@ use super::asking::Asking;
 use super::links::Links;
 use super::metrics::{self, Metrics};
 use super::reload::{self, Hangups, Reading, Reload};
+use super::said::Said;
 use super::settings::Settings;
 use super::switchboard::{place_of, Carriers};
 use super::{events, status, ServiceArgs};
@@ -30,8 +31,6 @@ use swap::Notify;
 const TURN: Duration = Duration::from_millis(100);
 /// The service manager's time-out is at least this; it is notified twice as often.
 const HEARTBEAT: Duration = Duration::from_millis(500);
-/// Number of refusals that are printed in a minute: any local user can cause any number.
-const SAID: u32 = 10;
 
 pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     say_panics();
@@ -60,7 +59,8 @@ pub(super) fn run(args: &ServiceArgs) -> anyhow::Result<ExitCode> {
     links.serve(acceptor, settings.config.page_size)?;
 
     let mut doors = Doors::new(settings.doors(), found.doors, settings.allowed_users());
-    let mut keeper = Keeper { carriers, activity, said: Said::new(), asking: Asking::default() };
+    let mut keeper =
+        Keeper { carriers, activity, said: Said::new(Instant::now()), asking: Asking::default() };
     // The first turn opens them.
     doors.turn(Duration::ZERO, &mut keeper)?;
     let notify = Notify::new(std::env::var("NOTIFY_SOCKET").ok().as_deref());
@@ -198,28 +198,6 @@ impl Sockets {
     }
 }
 
-/// Limits the messages in a minute to [`SAID`].
-struct Said {
-    since: Instant,
-    count: u32,
-}
-
-impl Said {
-    fn new() -> Self {
-        Self { since: Instant::now(), count: 0 }
-    }
-
-    fn say(&mut self, text: &str) {
-        if self.since.elapsed() >= Duration::from_secs(60) {
-            *self = Self::new();
-        }
-        self.count += 1;
-        if self.count <= SAID {
-            say(text);
-        }
-    }
-}
-
 /// Handler of the connections at the doors.
 struct Keeper {
     carriers: Arc<Carriers>,
@@ -259,7 +237,7 @@ impl Doorkeeper for Keeper {
     fn silent(&mut self, door: &Door, connection: QemuSocket) {
         let connections = [connection];
         if let Err(error) = self.carriers.leave(door, Task::Disk, None, &connections) {
-            self.said.say(&format!("a disk to {door} failed: {error:#}"));
+            self.said.failed(&format!("a disk to {door} failed: {error:#}"));
             connections.into_iter().for_each(reset);
         }
     }
@@ -277,20 +255,20 @@ impl Doorkeeper for Keeper {
             let connections = [connection];
             let forwarded = self.carriers.leave(door, Task::Forward, None, &connections);
             let Err(error) = forwarded else { return };
-            self.said.say(&format!("cannot forward a connection to {door}: {error:#}"));
+            self.said.failed(&format!("cannot forward a connection to {door}: {error:#}"));
             connections.into_iter().for_each(reset);
             return;
         }
         reset(connection);
-        self.said.say(&format!("reset a connection to {door} that is no migration: {why}"));
+        self.said.refused(&format!("reset a connection to {door} that is no migration: {why}"));
     }
 
     fn refused(&mut self, door: &Door, why: &str) {
         Self::count(&self.activity.refused);
-        self.said.say(&format!("reset a connection to {door}: {why}"));
+        self.said.refused(&format!("reset a connection to {door}: {why}"));
     }
 
     fn shut(&mut self, door: &Door, why: &str) {
-        self.said.say(&format!("the door to {door} is shut: {why}"));
+        self.said.failed(&format!("the door to {door} is shut: {why}"));
     }
 }

@@ -12,6 +12,7 @@
 //! A TLS connection cannot move to another process without its keys, so the connection whose hello
 //! opens a session ends there, and the source opens link 0 again.
 
+use super::allowance::Allowance;
 use super::greeting::{
     answer_unreadable, check_opening, limit, may_have_pass, read_pass, refuse, secure, welcome,
 };
@@ -35,8 +36,6 @@ use tls::Acceptor;
 
 /// Pause before looking again for the rest of a pass, or after a failed `accept`.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How many strangers are reported; a scanner can cause any number.
-const REPORTED: u64 = 10;
 
 /// Settings of a front.
 #[derive(Debug, Clone)]
@@ -84,6 +83,8 @@ pub struct Front {
     waiting: Mutex<WaitingRoom>,
     admitted: AtomicU64,
     strangers: AtomicU64,
+    /// A scanner can cause any number of strangers.
+    named: Mutex<Allowance>,
     shortage: Shortage,
 }
 
@@ -102,6 +103,7 @@ impl Front {
             waiting: Mutex::default(),
             admitted: AtomicU64::new(0),
             strangers: AtomicU64::new(0),
+            named: Mutex::new(Allowance::new(Instant::now())),
             shortage: Shortage::default(),
         })
     }
@@ -156,15 +158,24 @@ impl Front {
         let front = self.clone();
         let started = spawn("hello", move || {
             if let Err(error) = front.hello(&socket, &peer, number) {
-                if front.strangers.fetch_add(1, Ordering::Relaxed) < REPORTED {
-                    front.switchboard.notice(&format!("turned a connection away: {error}"));
-                }
+                front.strangers.fetch_add(1, Ordering::Relaxed);
+                front.name(&format!("turned a connection away: {error}"));
             }
             front.lock_waiting().remove(number);
         });
         if let Err(error) = started {
             self.lock_waiting().remove(number);
             self.shortage.report(&error, |text| self.switchboard.notice(text));
+        }
+    }
+
+    /// Reports a stranger, unless too many were reported.
+    fn name(&self, text: &str) {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = named.take(Instant::now(), text);
+        drop(named);
+        if let Some(text) = text {
+            self.switchboard.notice(&text);
         }
     }
 

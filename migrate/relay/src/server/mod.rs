@@ -3,6 +3,7 @@
 //! A [`Server`] runs its sessions in this process. A [`Front`] has a process for each session: it
 //! opens the sessions and passes their links on, and a `Server` in that process runs the session.
 
+mod allowance;
 mod answer;
 mod config;
 mod front;
@@ -15,6 +16,7 @@ mod state;
 mod targets;
 mod waiting;
 
+pub use allowance::Allowance;
 pub use config::{Host, ServerConfig};
 pub use front::{Front, FrontConfig, Switchboard};
 pub use state::{Promise, Server};
