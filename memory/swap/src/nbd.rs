@@ -20,8 +20,9 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::socket_peercred;
 
 use self::netlink::{
-    invalid, parse, Message, Netlink, ATTR_BLOCK_SIZE, ATTR_DEAD_CONN_TIMEOUT, ATTR_INDEX,
-    ATTR_SERVER_FLAGS, ATTR_SIZE, ATTR_TIMEOUT, CONNECT, DISCONNECT, ENOSPC, RECONFIGURE,
+    invalid, parse, Message, Netlink, ATTR_BACKEND, ATTR_BLOCK_SIZE, ATTR_DEAD_CONN_TIMEOUT,
+    ATTR_INDEX, ATTR_SERVER_FLAGS, ATTR_SIZE, ATTR_TIMEOUT, CONNECT, DISCONNECT, ENOSPC,
+    RECONFIGURE,
 };
 
 /// How long a request waits for its answer before the kernel sends it again on another socket. The
@@ -113,15 +114,16 @@ fn limit_in(queue: &Path, most: usize) -> io::Result<()> {
 pub fn attach(socket: &Path, listener: u32, disk: &Path, connections: usize) -> io::Result<()> {
     let (sockets, export) = dial(socket, listener, connections)?;
     let mut netlink = Netlink::open()?;
-    let mut message = connect(netlink.family, index(disk)?, export);
+    let mut message = connect(netlink.family, index(disk)?, export, &backend(listener)?);
     message.sockets(&sockets);
     netlink.ask(&message, &format!("attach {}", disk.display()))
 }
 
 /// The request to attach a disk, without its sockets.
-fn connect(family: u16, index: u32, export: Export) -> Message {
+fn connect(family: u16, index: u32, export: Export, backend: &str) -> Message {
     let mut message = Message::new(family, CONNECT);
     message.u32(ATTR_INDEX, index);
+    message.text(ATTR_BACKEND, backend);
     message.u64(ATTR_SIZE, export.size);
     message.u64(ATTR_BLOCK_SIZE, 4096);
     message.u64(ATTR_SERVER_FLAGS, u64::from(export.flags & !CACHE));
@@ -129,9 +131,30 @@ fn connect(family: u16, index: u32, export: Export) -> Message {
     message
 }
 
+/// The request to replace dead connections of a disk, without its sockets.
+fn reconfigure(family: u16, index: u32, backend: &str) -> Message {
+    let mut message = Message::new(family, RECONFIGURE);
+    message.u32(ATTR_INDEX, index);
+    message.text(ATTR_BACKEND, backend);
+    timeouts(&mut message);
+    message
+}
+
+/// The name by which the kernel (5.14 or later) tells disks of one number apart: the number of a
+/// detached disk may be another device's, whose swap must not read pages of this one. A disk takes
+/// connections only with the name that it was attached with. Earlier kernels ignore the name.
+///
+/// `listener` is the process that has made the listening socket, as in [`attach`]. It lives as long
+/// as the device's servers do, and each PID namespace has its own process of a number.
+fn backend(listener: u32) -> io::Result<String> {
+    let namespace = fs::read_link("/proc/self/ns/pid")?;
+    Ok(format!("platen {listener} {}", namespace.display()))
+}
+
 /// Gives connections to the new server, made by `connect`, to a disk whose server has died. Tries
 /// until the kernel has taken them all, or until `stop` returns true. `notice` gets the first
 /// error. Returns whether the kernel has taken any: requests of the disk then reach the new server.
+/// The kernel takes none if the disk was attached for another `listener`: see [`backend`].
 ///
 /// `connect` takes no path, because a path may lead to the server of another disk by now. All
 /// connections are made before the kernel is offered one: they take the memory that the server has
@@ -141,6 +164,7 @@ fn connect(family: u16, index: u32, export: Export) -> Message {
 /// server, memory may be exhausted, and a new process gets none.
 pub fn reconnect(
     connect: impl Fn() -> io::Result<UnixStream>,
+    listener: u32,
     disk: &Path,
     connections: usize,
     stop: impl Fn() -> bool,
@@ -156,7 +180,7 @@ pub fn reconnect(
     while !stop() {
         // If one cannot be made, the kernel gets those that are there.
         let dialled = reconnection.dial().inspect_err(&mut tell);
-        let attempt = Kernel::of(disk).and_then(|mut kernel| {
+        let attempt = Kernel::of(disk, listener).and_then(|mut kernel| {
             reconnection.attempt(&stop, &mut |connection| kernel.give(connection))
         });
         if dialled.and(attempt.inspect_err(&mut tell)).is_ok() {
@@ -171,19 +195,19 @@ pub fn reconnect(
 struct Kernel {
     netlink: Netlink,
     index: u32,
+    backend: String,
 }
 
 impl Kernel {
-    fn of(disk: &Path) -> io::Result<Self> {
-        Ok(Self { index: index(disk)?, netlink: Netlink::open()? })
+    fn of(disk: &Path, listener: u32) -> io::Result<Self> {
+        let (index, backend) = (index(disk)?, backend(listener)?);
+        Ok(Self { index, backend, netlink: Netlink::open()? })
     }
 
     /// Offers the kernel a connection in the place of one that it has found dead. The answer does
     /// not tell whether the kernel has taken the connection: see [`is_taken`].
     fn give(&mut self, connection: &UnixStream) -> io::Result<()> {
-        let mut message = Message::new(self.netlink.family, RECONFIGURE);
-        message.u32(ATTR_INDEX, self.index);
-        timeouts(&mut message);
+        let mut message = reconfigure(self.netlink.family, self.index, &self.backend);
         message.sockets([connection]);
         self.netlink.ask(&message, &format!("give /dev/nbd{} another connection", self.index))
     }

@@ -20,6 +20,8 @@ pub(super) const ATTR_TIMEOUT: u16 = 4;
 pub(super) const ATTR_SERVER_FLAGS: u16 = 5;
 pub(super) const ATTR_SOCKETS: u16 = 7;
 pub(super) const ATTR_DEAD_CONN_TIMEOUT: u16 = 8;
+/// `NBD_ATTR_BACKEND_IDENTIFIER`: `NBD_ATTR_DEVICE_LIST` is 9.
+pub(super) const ATTR_BACKEND: u16 = 10;
 /// How long an answer of the kernel may take. The kernel works on a request inside of the call that
 /// sends it, which has no limit.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -62,6 +64,10 @@ impl Message {
 
     pub(super) fn u64(&mut self, kind: u16, value: u64) {
         self.attribute(kind, &value.to_ne_bytes());
+    }
+
+    pub(super) fn text(&mut self, kind: u16, value: &str) {
+        self.attribute(kind, value.as_bytes());
     }
 
     pub(super) fn sockets<'a>(&mut self, sockets: impl IntoIterator<Item = &'a UnixStream>) {

@@ -98,7 +98,7 @@ fn answers_are_parsed_and_truncated_answers_are_harmless() {
 #[test]
 fn the_kernel_is_offered_no_cache_to_flush() {
     let flags = |offered: u16| {
-        let message = connect(0x1b, 5, Export { size: 1 << 30, flags: offered });
+        let message = connect(0x1b, 5, Export { size: 1 << 30, flags: offered }, "");
         let flags = attribute(&message.0[HEAD..], ATTR_SERVER_FLAGS).unwrap();
         u64::from_ne_bytes(flags.try_into().unwrap())
     };
@@ -106,6 +106,21 @@ fn the_kernel_is_offered_no_cache_to_flush() {
     assert_eq!(flags(0x16d), 0x161);
     assert_eq!(flags(u16::MAX), 0xfff3);
     assert_eq!(flags(1), 1);
+}
+
+/// The number of a disk that was detached may be another device's: the kernel compares names.
+#[test]
+fn a_disk_takes_connections_only_with_the_name_of_its_device() {
+    let name = |message: &Message| {
+        attribute(&message.0[HEAD..], ATTR_BACKEND).map(|name| String::from_utf8_lossy(name).into())
+    };
+    let export = Export { size: 1 << 30, flags: 0x16d };
+    let [ours, others] = [1, 2].map(|listener| backend(listener).unwrap());
+    assert_ne!(ours, others);
+    let attached = connect(0x1b, 5, export, &ours);
+    assert_eq!(name(&attached), Some(ours.clone()));
+    assert_eq!(name(&reconfigure(0x1b, 5, &ours)), Some(ours));
+    assert_eq!(name(&reconfigure(0x1b, 5, &others)), Some(others));
 }
 
 /// A server that takes `number` handshakes; returns its ends of the connections.

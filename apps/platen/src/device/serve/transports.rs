@@ -8,6 +8,7 @@ use anyhow::{anyhow, Context};
 use device::Device;
 use nbd::Server;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -122,7 +123,9 @@ fn with_client(
         let stop = || stopping.load(Ordering::Acquire);
         let connections = plan.swap_connections();
         let disk = Path::new(disk);
-        let taken = swap::nbd::reconnect(|| nbd.dial(), disk, connections, stop, notice);
+        // The supervisor has made the listening socket.
+        let taken =
+            swap::nbd::reconnect(|| nbd.dial(), parent_id(), disk, connections, stop, notice);
         nbd.admit_others();
         if taken {
             supervisor.tell(words::CONNECTED);
