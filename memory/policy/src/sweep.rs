@@ -65,6 +65,10 @@ pub(crate) struct Sweep {
     tries: u32,
     most: usize,
     gain: usize,
+    /// The least age of a page in a group that nobody has read since the group was made, in the
+    /// next pass: pages grow older in between. A page that is younger is warm unless it is idle
+    /// already: under pressure it would be in the next group at once.
+    unread: u8,
     counters: Arc<Counters>,
 }
 
@@ -105,6 +109,7 @@ impl Sweep {
             tries: 0,
             most: settings.group,
             gain: settings.gain as usize,
+            unread: settings.idle.min(settings.idle_pressed) + 1,
             counters: Arc::clone(counters),
         };
         // Not same-filled pages, so that the codec itself runs.
@@ -168,7 +173,7 @@ impl Sweep {
                 (!hopeless).then_some(Idle { index, tag, len })
             }
             (Page::Grouped, age) => {
-                self.tend_group(index, age);
+                self.tend_group(index, age < idle.min(self.unread));
                 None
             }
             _ => None,
@@ -309,11 +314,10 @@ impl Sweep {
         true
     }
 
-    /// Takes a page out of its group if the page was read, or if most other pages of the group are
+    /// Takes a page out of its group if the page is `warm`, or if most other pages of the group are
     /// gone.
-    fn tend_group(&mut self, index: u64, age: u8) {
+    fn tend_group(&mut self, index: u64, warm: bool) {
         let Some(members) = self.worker.members(index) else { return };
-        let warm = age == 0;
         if !warm && members as usize >= self.most / 2 {
             return;
         }

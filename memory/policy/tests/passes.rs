@@ -108,11 +108,13 @@ fn idle_neighbours_become_groups_and_read_as_before() {
     queue.write_now(773, &page(773, 1)).unwrap();
     // A page that was read is warm, and leaves its group.
     passes.grow_older();
+    passes.grow_older();
     queue.read_now(111, &mut out).unwrap();
     pass(&mut passes, 2);
     assert_eq!(passes.stats().pages_warm, 1);
     verify(&mut queue, PAGES, version);
-    // Most leave: so do the others.
+    // Most leave: so do the others, which nobody has read for long.
+    passes.grow_older();
     passes.grow_older();
     for index in (0..400).filter(|index| index % 4 > 0) {
         queue.write_now(index, &page(index, 2)).unwrap();
@@ -125,6 +127,39 @@ fn idle_neighbours_become_groups_and_read_as_before() {
             .or_else(|| (index < 400 && !index.is_multiple_of(4)).then_some(2))
     };
     verify(&mut queue, PAGES, version);
+}
+
+/// Regression: a pass begins when the ages have just been incremented, and took only pages of age 0
+/// for read ones.
+#[test]
+fn a_page_that_was_read_before_a_pass_leaves_its_group_and_an_unread_one_stays() {
+    const PAGES: u64 = 64;
+    for (idle, idle_pressed) in [(2, 1), (2, 2), (6, 1)] {
+        let (store, device) = device(PAGES, Options::default());
+        let mut queue = device.queue().unwrap();
+        for index in 0..PAGES {
+            queue.write_now(index, &page(index, 1)).unwrap();
+        }
+        let settings = Settings { idle, idle_pressed, ..Settings::default() };
+        let mut passes = Passes::new(&store, &settings).unwrap();
+        // Under pressure the groups are made as soon as they may be.
+        (0..idle_pressed).for_each(|_| passes.grow_older());
+        pass(&mut passes, idle_pressed);
+        let grouped = passes.stats().pages_grouped;
+        assert!(grouped > 50, "{:?}", passes.stats());
+        queue.read_now(11, &mut [0; PAGE]).unwrap();
+        // Still under pressure, it would be in a group again at once if it were a period older.
+        passes.grow_older();
+        if idle_pressed == 1 {
+            pass(&mut passes, idle_pressed);
+            assert_eq!(passes.stats().pages_warm, 0, "{idle} {idle_pressed}");
+        }
+        pass(&mut passes, idle);
+        let stats = passes.stats();
+        assert_eq!((stats.pages_warm, stats.pages_spread), (1, 0), "{idle} {idle_pressed}");
+        assert_eq!(store.stats().grouped_pages, grouped - 1);
+        verify(&mut queue, PAGES, |_| Some(1));
+    }
 }
 
 #[test]
