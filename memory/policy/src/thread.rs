@@ -225,11 +225,8 @@ impl Turns {
         self.requests.as_deref()?.next()
     }
 
-    /// Runs a writeback pass, if one is due.
+    /// Runs the policy's own writeback pass, while the settings want one.
     fn write_back(&mut self) -> Result<(), Stopped> {
-        if self.settings.writeback_pressed_only && !self.gauge.is_pressed() {
-            return Ok(());
-        }
         self.write_back_all(|pressed| Wanted::Policy { pressed })
     }
 

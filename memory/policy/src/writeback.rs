@@ -128,6 +128,11 @@ impl WriteBack {
     /// One step of a pass, at most one batch; starts a pass if there is none. Returns whether the
     /// pass goes on.
     pub(crate) fn step(&mut self, wanted: Wanted) -> bool {
+        if self.settings.writeback_pressed_only
+            && matches!(wanted, Wanted::Policy { pressed: false })
+        {
+            return self.end();
+        }
         let from = match self.cursor {
             Some(cursor) => cursor,
             None => {
@@ -162,13 +167,18 @@ impl WriteBack {
         // A batch that is not full is continued with the next pages.
         let goes_on = !(full || done && !self.batch.is_empty()) || self.flush();
         if done || !goes_on {
-            self.cursor = None;
-            self.batch.clear();
-            self.worker.rest();
-            return false;
+            return self.end();
         }
         self.cursor = Some(next);
         true
+    }
+
+    /// Ends the pass, if there is one: it does not go on.
+    fn end(&mut self) -> bool {
+        self.cursor = None;
+        self.batch.clear();
+        self.worker.rest();
+        false
     }
 
     /// Whether the pass wants this page.
@@ -286,3 +296,6 @@ impl std::fmt::Debug for WriteBack {
         f.debug_struct("WriteBack").field("cursor", &self.cursor).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+use super::*;
+use device::{Device, DeviceOptions};
+use store::{format_backing, FileDisk, Options};
+
+/// A page of noise.
+fn page(index: u64) -> [u8; PAGE] {
+    let mut page = [0; PAGE];
+    let mut state = index << 20 | 1;
+    for chunk in page.chunks_exact_mut(4) {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        chunk.copy_from_slice(&(state >> 32).to_le_bytes()[..4]);
+    }
+    page
+}
+
+/// A store of old pages of noise, and its backing file.
+fn full(pages: u64) -> (Arc<Store>, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(pages, Options::default()).unwrap();
+    let disk = FileDisk::open(&folder.path().join("backing"), (pages + 1) << 12).unwrap();
+    format_backing(&disk, "backing", &store).unwrap();
+    store.set_backing(Box::new(disk), "backing").unwrap();
+    let device = Device::new(&store, &DeviceOptions { workers: 0, ..Default::default() }).unwrap();
+    let mut queue = device.queue().unwrap();
+    for index in 0..pages {
+        queue.write_now(index, &page(index)).unwrap();
+    }
+    let worker = store.worker().unwrap();
+    (0..7).for_each(|_| worker.grow_older(0..pages));
+    (store, folder)
+}
+
+/// Regression: a pass of minutes, begun under pressure, wrote to the disk to its end.
+#[test]
+fn a_pass_ends_with_the_pressure_that_it_is_for() {
+    const PAGES: u64 = 64;
+    let (store, _folder) = full(PAGES);
+    let counters = Arc::new(Counters::default());
+    let settings = Settings {
+        backing_free: 0,
+        writeback_batch_size: 4,
+        writeback_pressed_only: true,
+        ..Settings::default()
+    };
+    let mut back = WriteBack::new(&store, &settings, &counters).unwrap().unwrap();
+    let [pressed, calm] = [true, false].map(|pressed| Wanted::Policy { pressed });
+    let counts = || (counters.stats().writeback_passes, store.stats().bd_count);
+    assert!(!back.step(calm));
+    assert_eq!(counts(), (0, 0));
+    assert!(back.step(pressed));
+    assert_eq!(counts(), (1, 4));
+    assert!(!back.step(calm) && !back.step(calm));
+    assert_eq!(counts(), (1, 4));
+    // The next one is a pass of its own.
+    while back.step(pressed) {}
+    assert_eq!(counts(), (2, PAGES));
+    // A request has nothing to do with pressure, nor have these settings.
+    let always = Settings { writeback_pressed_only: false, ..settings };
+    let (store, _folder) = full(PAGES);
+    let mut back = WriteBack::new(&store, &always, &counters).unwrap().unwrap();
+    assert!(back.step(calm) && back.step(Wanted::Asked(What::Huge)));
+    assert_eq!(store.stats().bd_count, 8);
+}
