@@ -287,8 +287,6 @@ impl Turns {
     /// Does some work, and some training, then sleeps until its CPU time is within its share.
     fn paced<R>(&mut self, work: impl FnOnce(&mut Self, bool) -> R) -> Result<R, Stopped> {
         let pressed = self.gauge.is_pressed();
-        let Settings { cpu, cpu_pressed, .. } = self.settings;
-        let cpu = if pressed { cpu_pressed } else { cpu };
         let before = thread_cpu();
         if let Some(training) = &mut self.training {
             training.step(pressed);
@@ -296,10 +294,23 @@ impl Turns {
         let result = work(self, pressed);
         let used = thread_cpu().saturating_sub(before);
         add(&self.counters.cpu_us, u64::try_from(used.as_micros()).unwrap_or(0));
-        let rest = used * (100 - cpu.min(100)) / cpu.max(1);
-        // A sleep this short is not worth its system call; several add up to a longer one.
-        self.sleep(rest.min(LOOK), false)?;
+        self.rest(used)?;
         Ok(result)
+    }
+
+    /// Sleeps until so much CPU time is within its share, which pressure changes meanwhile.
+    fn rest(&mut self, used: Duration) -> Result<(), Stopped> {
+        let begin = Instant::now();
+        loop {
+            let Settings { cpu, cpu_pressed, .. } = self.settings;
+            let cpu = if self.gauge.is_pressed() { cpu_pressed } else { cpu };
+            let rest = used * (100 - cpu.min(100)) / cpu.max(1);
+            let left = rest.saturating_sub(begin.elapsed());
+            self.sleep(left.min(LOOK), false)?;
+            if left <= LOOK {
+                return Ok(());
+            }
+        }
     }
 
     /// Sleeps until the time is over, there is pressure, or, if `idle`, there is a request.
@@ -323,3 +334,6 @@ impl Turns {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
