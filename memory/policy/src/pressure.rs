@@ -44,6 +44,9 @@ pub(crate) struct Gauge {
 }
 
 impl Gauge {
+    /// The kind of source without which memory is never short.
+    pub(crate) const NONE: &'static str = "none";
+
     pub(crate) fn new(settings: &Pressure) -> Self {
         Self { source: source(settings), until: None, lost: Arc::default() }
     }
@@ -99,7 +102,7 @@ impl Gauge {
         match self.source {
             Source::Trigger(_) => "trigger",
             Source::Average(..) => "average",
-            Source::None => "none",
+            Source::None => Self::NONE,
         }
     }
 }

@@ -65,9 +65,12 @@ impl Policy {
         let counters = Arc::new(Counters::default());
         let worker = store.worker().ok_or(StartError::Full)?;
         let sweep = Sweep::new(worker, settings, &counters)?;
-        let back = WriteBack::new(store, settings, &counters)?;
+        let mut back = WriteBack::new(store, settings, &counters)?;
         let gauge = Gauge::new(&settings.pressure);
         let (pressure, pressure_lost) = (gauge.describe(), gauge.lost());
+        if let Some(back) = &mut back {
+            back.begin(pressure != Gauge::NONE);
+        }
         let io = |what| move |source| StartError::Io { what, source };
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| io("an eventfd")(errno.into()))?;
@@ -141,7 +144,7 @@ impl Policy {
     /// memory is never short.
     pub fn pressure(&self) -> &'static str {
         if self.pressure_lost.load(Ordering::Acquire) {
-            "none"
+            Gauge::NONE
         } else {
             self.pressure
         }

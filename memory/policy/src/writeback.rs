@@ -83,6 +83,8 @@ pub(crate) struct WriteBack {
     coded: Box<[u8]>,
     /// The next page to look at, during a pass.
     cursor: Option<u64>,
+    /// Whether passes come without a request, as far as is known.
+    by_itself: bool,
     settings: Settings,
     counters: Arc<Counters>,
 }
@@ -114,6 +116,7 @@ impl WriteBack {
             plain: Box::new([0; PAGE]),
             coded: vec![0; PAGE].into_boxed_slice(),
             cursor: None,
+            by_itself: false,
             settings: settings.clone(),
             counters: Arc::clone(counters),
         };
@@ -123,6 +126,13 @@ impl WriteBack {
         }
         this.encoder.encode(&this.plain[..], &mut this.coded);
         Ok(Some(this))
+    }
+
+    /// Begins with passes of the policy's own. `pressure` tells whether memory pressure is noticed.
+    pub(crate) fn begin(&mut self, pressure: bool) {
+        self.by_itself = pressure || !self.settings.writeback_pressed_only;
+        // Until a pass finds that it cannot write.
+        self.worker.store().expect_writeback(self.by_itself);
     }
 
     /// One step of a pass, at most one batch; starts a pass if there is none. Returns whether the
@@ -262,6 +272,13 @@ impl WriteBack {
 
     /// Writes the batch, if allowed; returns whether there may be more.
     fn flush(&mut self) -> bool {
+        let goes_on = self.try_flush();
+        // Pages that do not compress pile up in memory if they cannot be written.
+        self.worker.store().expect_writeback(goes_on && self.by_itself);
+        goes_on
+    }
+
+    fn try_flush(&mut self) -> bool {
         let blocks = self.batch.blocks() as u64;
         if blocks == 0 {
             // Full without any block: the daily limit is used up.

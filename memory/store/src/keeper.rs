@@ -258,7 +258,7 @@ impl Store {
     pub(crate) fn refuses_whole(&self) -> bool {
         let limit = self.heap.regions.limit();
         let part = self.options.whole_part;
-        if part == 0 || limit == u64::MAX || !self.is_short() {
+        if part == 0 || limit == u64::MAX || self.refusals.is_off() || !self.is_short() {
             return false;
         }
         let pages = sum(&self.counters, |c| &c.pages);

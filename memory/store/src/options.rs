@@ -27,7 +27,8 @@ pub struct Options {
     /// of the limit, as its divisor, that pages stored as they are may take, beside one such page
     /// for each page that is stored smaller. A write of one more fails as full: it would take as
     /// much memory as it frees. If hardly any written page compresses, they are stored all the same
-    /// (`refusals.rs`). 0: any number.
+    /// (`refusals.rs`), and so they are while they leave memory for a backing device
+    /// ([`Store::expect_writeback`](crate::Store::expect_writeback)). 0: any number.
     pub whole_part: u64,
 }
 

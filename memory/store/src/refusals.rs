@@ -7,6 +7,10 @@
 //! stored as they are, until there is no memory for them and the kernel ends a program. No refusal
 //! is allowed for time that passes: a slow machine tries fewer pages in it, and all would be
 //! refused.
+//!
+//! None is refused while such pages leave memory for a backing device.
+
+use std::sync::atomic::AtomicBool;
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -27,15 +31,32 @@ pub(crate) struct Refusals {
     most: AtomicU64,
     /// Pages stored compressed until the last look.
     stored: AtomicU64,
+    /// Whether pages stored as they are are written back.
+    written_back: AtomicBool,
 }
 
 impl Default for Refusals {
     fn default() -> Self {
-        Self { asked: AtomicU64::new(0), most: AtomicU64::new(LEAST), stored: AtomicU64::new(0) }
+        Self {
+            asked: AtomicU64::new(0),
+            most: AtomicU64::new(LEAST),
+            stored: AtomicU64::new(0),
+            written_back: AtomicBool::new(false),
+        }
     }
 }
 
 impl Refusals {
+    /// Refuses no page while `written_back`.
+    pub(crate) fn expect(&self, written_back: bool) {
+        self.written_back.store(written_back, Ordering::Relaxed);
+    }
+
+    /// Whether pages are refused at all.
+    pub(crate) fn is_off(&self) -> bool {
+        self.written_back.load(Ordering::Relaxed)
+    }
+
     /// Asks for a refusal. Returns whether another one is allowed.
     pub(crate) fn ask(&self) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed) < self.most.load(Ordering::Relaxed)
@@ -43,7 +64,7 @@ impl Refusals {
 
     /// Allows refusals until the next call. `stored`: pages stored compressed so far.
     pub(crate) fn allow(&self, stored: u64) {
-        let Self { asked, most, stored: before } = self;
+        let Self { asked, most, stored: before, .. } = self;
         let more = stored.wrapping_sub(before.swap(stored, Ordering::Relaxed));
         let (asked, last) = (asked.load(Ordering::Relaxed), most.load(Ordering::Relaxed));
         // Beyond `last` pages were stored as they are; up to it refusals are left.

@@ -181,6 +181,17 @@ impl Store {
         self.heap.regions.set_limit(in_pages(bytes));
     }
 
+    /// Notes whether pages that are stored as they are leave memory for the backing device: then
+    /// none of them fails for [`Options::whole_part`]. At first they do not.
+    pub fn expect_writeback(&self, expected: bool) {
+        self.refusals.expect(expected);
+    }
+
+    /// As last noted by [`expect_writeback`](Self::expect_writeback).
+    pub fn expects_writeback(&self) -> bool {
+        self.refusals.is_off()
+    }
+
     /// The counters.
     pub fn stats(&self) -> Stats {
         let regions = &self.heap.regions;

@@ -28,7 +28,7 @@ const BASE_THREADS: usize = 8;
 const BACKING_THREADS: usize = 1;
 
 /// Divisor of the memory limit: at most an eighth holds incompressible pages while a host that
-/// swaps is short of memory. The policy writes them to the backing device, if there is one.
+/// swaps is short of memory, unless the policy writes them to a backing device.
 const WHOLE_PART: u64 = 8;
 
 /// The checked arguments and the values derived from them.
@@ -110,7 +110,7 @@ impl<'a> Plan<'a> {
             (None, false, None) => {}
         }
         options.grow_to = self.pages;
-        if self.args.swap && self.policy.backing_dev.is_none() {
+        if self.args.swap {
             options.whole_part = WHOLE_PART;
         }
         match (self.args.reserve, self.args.swap) {
@@ -308,6 +308,10 @@ pub(super) mod tests {
         let swap = options("--swap");
         assert_eq!((swap.mem_limit, swap.whole_part), (memory() / 8 * 7, 8));
         assert!(swap.mem_limit < total_memory());
+        // Also with a backing device: it may be full.
+        let backed = Some("[policy]\nbacking_dev = \"/x\"\n");
+        let backed = Plan::new(args("--nbd unix:/x --swap"), backed).unwrap();
+        assert_eq!(backed.store_options().whole_part, 8);
         assert_eq!(options("--swap --mem-limit 3G").mem_limit, 3 << 30);
         assert_eq!(options("--swap --mem-limit 0").mem_limit, 0);
     }

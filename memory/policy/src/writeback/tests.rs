@@ -61,3 +61,45 @@ fn a_pass_ends_with_the_pressure_that_it_is_for() {
     assert!(back.step(calm) && back.step(Wanted::Asked(What::Huge)));
     assert_eq!(store.stats().bd_count, 8);
 }
+
+/// Regression: with a backing device pages that do not compress filled the memory of a host that
+/// swaps, also when none of them could be written any more.
+#[test]
+fn pages_are_expected_to_leave_memory_while_passes_can_write() {
+    const PAGES: u64 = 64;
+    let settings = Settings {
+        backing_free: 0,
+        writeback_batch_size: 4,
+        writeback_pressed_only: true,
+        ..Settings::default()
+    };
+    let pressed = Wanted::Policy { pressed: true };
+    let begun = |settings: &Settings, pressure: bool| {
+        let (store, folder) = full(PAGES);
+        let counters = Arc::new(Counters::default());
+        let mut back = WriteBack::new(&store, settings, &counters).unwrap().unwrap();
+        back.begin(pressure);
+        (store, folder, back)
+    };
+    let (store, _folder, mut back) = begun(&settings, true);
+    assert!(store.expects_writeback());
+    while back.step(pressed) {}
+    assert!(store.stats().bd_count == PAGES && store.expects_writeback());
+    // The day's limit.
+    let limited = Settings { writeback_limit: 10, ..settings.clone() };
+    let (store, _folder, mut back) = begun(&limited, true);
+    assert!(back.step(pressed) && store.expects_writeback());
+    while back.step(pressed) {}
+    assert!(store.stats().bd_count == 10 && !store.expects_writeback());
+    // The file system's space. A pass that can write again ends it.
+    let floor = Settings { backing_free: u64::MAX, ..settings.clone() };
+    let (store, _folder, mut back) = begun(&floor, true);
+    assert!(!back.step(pressed) && !store.expects_writeback());
+    back.settings.backing_free = 0;
+    assert!(back.step(pressed) && store.expects_writeback());
+    // Passes on request only.
+    let (store, _folder, mut back) = begun(&settings, false);
+    assert!(!store.expects_writeback());
+    while back.step(Wanted::Asked(What::Huge)) {}
+    assert!(store.stats().bd_count == PAGES && !store.expects_writeback());
+}

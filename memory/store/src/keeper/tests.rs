@@ -106,6 +106,13 @@ fn pages_that_do_not_compress_have_a_part_of_the_limit_while_memory_is_short() {
     say(&file, 8 << 10);
     wait_until("memory is short", || store.is_short());
     assert!(matches!(worker.put(0, 0, &[8; PAGE]), Err(PutError::Full { .. })));
+    // While they are written back they are stored.
+    store.expect_writeback(true);
+    for _ in 0..2 * 64 {
+        worker.put(0, 0, &[8; PAGE]).unwrap();
+    }
+    store.expect_writeback(false);
+    assert!(matches!(worker.put(0, 0, &[9; PAGE]), Err(PutError::Full { .. })));
     // One that frees some of its memory is stored, and so are they when less of them are.
     worker.put(1, 1, &[7; 4000]).unwrap();
     worker.discard(0..600);
