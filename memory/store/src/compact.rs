@@ -94,10 +94,16 @@ impl Store {
                 pages += u64::from(length);
             }
         }
+        pages += self.trim_records();
+        pages * PAGE as u64
+    }
+
+    /// Frees the memory of records behind the last group to the kernel. Returns the number of
+    /// pages. A thread that uses a record keeps its group by a reference.
+    pub(crate) fn trim_records(&self) -> u64 {
         // Compaction reads records without checking that they have memory.
         let _sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
-        pages += self.heap.groups.shrink(&self.heap.map, &self.heap.regions);
-        pages * PAGE as u64
+        self.heap.groups.shrink(&self.heap.map, &self.heap.regions)
     }
 
     /// Estimates how many pages of memory a pass of compaction would free. Looks at every slab.

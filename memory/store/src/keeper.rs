@@ -319,6 +319,7 @@ impl Store {
             for demand in &mut memory.demand {
                 *demand -= *demand / 4;
             }
+            self.trim_records();
             let freed = sum(&self.counters, |c| &c.freed);
             // If nothing was freed, there is nothing new to compact.
             let may_begin = !memory.compacting && memory.looked >= memory.rest;

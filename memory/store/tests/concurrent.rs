@@ -27,6 +27,7 @@ enum Op {
     Group { from: u64, members: u64, len: usize },
     Leave { index: u64, len: usize },
     Compact,
+    Trim,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -44,6 +45,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => (index.clone(), prop::sample::select(vec![30_usize, 1505]))
             .prop_map(|(index, len)| Op::Leave { index, len }),
         1 => Just(Op::Compact),
+        1 => Just(Op::Trim),
     ];
     prop::collection::vec(op, 50..400)
 }
@@ -193,6 +195,7 @@ fn run(lists: Vec<Vec<Op>>, options: &Options, keeper: bool) {
                             }
                         }
                         Op::Compact => drop(store.compact_step(PAGES / 2)),
+                        Op::Trim => drop(store.trim()),
                     }
                 }
                 events
@@ -256,7 +259,8 @@ fn a_keeper_runs_beside_threads() {
                 12 => Op::Leave { index, len: 1505 },
                 13 => Op::Discard { index },
                 14 => Op::Same { index },
-                _ => Op::Compact,
+                _ if random >> 59 & 1 == 0 => Op::Compact,
+                _ => Op::Trim,
             }
         })
     };

@@ -5,7 +5,7 @@ use std::sync::{mpsc, Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use store::{Keeper, Options, PutError, Store};
+use store::{GroupBuffer, Keeper, Options, PutError, Seen, Store};
 
 /// Longer than a round of a test may take, on a machine that stands still as well: a worker that is
 /// not woken waits this long.
@@ -127,4 +127,49 @@ fn a_write_does_not_wait_for_a_keeper_that_is_gone() {
     end.send(()).unwrap();
     writer.join().unwrap().unwrap();
     drop(keeper);
+}
+
+/// Regression: the records of groups kept their memory, up to 8 bytes for each page of the store.
+#[test]
+fn a_store_that_is_empty_again_has_no_more_memory_than_at_first() {
+    const PAGES: u64 = 4096;
+    let _turn = turn();
+    let store = Store::create(PAGES, Options { reserve: 0, ..Options::default() }).unwrap();
+    let empty = store.stats().mem_used_total;
+    let mut worker = store.worker().unwrap();
+    let mut buffer = GroupBuffer::new();
+    for from in (0..PAGES).step_by(8) {
+        let seen: Vec<_> = (from..from + 8)
+            .map(|index| {
+                worker.put(index, 1, &[7; 300]).unwrap();
+                Seen { index, tag: 1, bytes: &[7; 300] }
+            })
+            .collect();
+        buffer.room()[..600].fill(9);
+        assert_eq!(worker.put_group(&seen, 2, 600, &mut buffer), Ok(0xff));
+    }
+    let keeper = Keeper::start(&store).unwrap();
+    let back_to = |most: u64, pages: std::ops::Range<u64>| {
+        // Catches a hang only.
+        let deadline = Instant::now() + PATIENCE / 2;
+        while store.stats().mem_used_total > most {
+            assert!(Instant::now() < deadline, "{most}: {:?}", store.stats());
+            thread::sleep(Duration::from_millis(5));
+        }
+        // The groups that are left read as before.
+        let worker = store.worker().unwrap();
+        let mut buffer = GroupBuffer::new();
+        for index in pages {
+            let grouped = worker.get_group(index, &mut buffer).unwrap().unwrap();
+            assert!(grouped.members == 8 && buffer.payload() == [9; 600], "{index}");
+        }
+    };
+    // A slab with its region's head, and a page of records.
+    worker.discard(8..PAGES);
+    back_to(empty + (64 << 10), 0..8);
+    worker.discard(0..8);
+    drop(worker);
+    back_to(empty, 0..0);
+    drop(keeper);
+    assert_eq!(store.resident().unwrap(), empty);
 }
