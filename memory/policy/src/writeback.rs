@@ -292,19 +292,17 @@ impl WriteBack {
             count(&self.counters.writeback_no_space, 1);
             return false;
         }
-        let done = match self.worker.write_back(&mut self.batch) {
-            Ok(done) => done,
-            Err(WriteBackError::Stopped(_)) => {
-                count(&self.counters.writeback_failed, 1);
-                return false;
-            }
+        let (done, failed) = match self.worker.write_back(&mut self.batch) {
+            Ok(done) => (done, false),
+            Err(WriteBackError::Stopped { done, .. }) => (done, true),
             Err(_) => return false,
         };
+        count(&self.counters.writeback_failed, failed.into());
         count(&self.counters.pages_written_back, done.pages);
         count(&self.counters.writeback_changed, done.changed);
         count(&self.counters.writeback_full, u64::from(done.left > 0));
         self.set_limit();
-        done.left == 0
+        !failed && done.left == 0
     }
 }
 

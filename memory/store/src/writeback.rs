@@ -67,8 +67,13 @@ pub enum WriteBackError {
     #[error("the store has no backing device")]
     None,
     /// A write failed, now or earlier, and writing has stopped.
-    #[error("{0}")]
-    Stopped(Stopped),
+    #[error("{why}")]
+    Stopped {
+        /// The failure.
+        why: Stopped,
+        /// What was written of the batch before.
+        done: WrittenBack,
+    },
 }
 
 /// Buffer of one block, with the page that it was read for.
@@ -114,14 +119,14 @@ impl Worker {
     fn write_runs(&self, batch: &Batch) -> Result<WrittenBack, WriteBackError> {
         let store = Arc::clone(self.store());
         let backing = store.backing.get().ok_or(WriteBackError::None)?;
-        let is_stopped =
-            || backing.stopped().map_or(Ok(()), |why| Err(WriteBackError::Stopped(why)));
+        let mut done = WrittenBack::default();
+        let stopped = |why, done| WriteBackError::Stopped { why, done };
+        let is_stopped = || backing.stopped().map_or(Ok(()), |why| Err(stopped(why, done)));
         // First without the lock: a thread that reads the header holds it as long as the device
         // does not answer.
         is_stopped()?;
         let mut writer = backing.lock();
         is_stopped()?;
-        let mut done = WrittenBack::default();
         let mut first = 0;
         while first < batch.blocks() {
             let want = u32::try_from(batch.blocks() - first).expect("batches are in memory");
@@ -135,7 +140,7 @@ impl Worker {
                 Ok(noted) => noted,
                 Err(servers) => {
                     run.for_each(|block| backing.drop_hold(block));
-                    return Err(WriteBackError::Stopped(backing.stop(Stopped::Killed { servers })));
+                    return Err(stopped(backing.stop(Stopped::Killed { servers }), done));
                 }
             };
             inject::step();
@@ -144,9 +149,9 @@ impl Worker {
             inject::step();
             superblock::clear_run(superblock, noted);
             inject::step();
-            if let Err(stopped) = written {
+            if let Err(why) = written {
                 run.for_each(|block| backing.drop_hold(block));
-                return Err(WriteBackError::Stopped(stopped));
+                return Err(stopped(why, done));
             }
             done.blocks += run.len() as u64;
             superblock::add_written(superblock, superblock::today(), run.len() as u64);
