@@ -23,7 +23,8 @@
 //! request aborts the process: otherwise a lost thread and its request would go unnoticed.
 //!
 //! # Limits
-//! At most [`THREADS`] requests at a time. fuser allocates for requests, so a debug build's guard
+//! At most [`THREADS`] requests at a time, those included that wait for a backing device: as many
+//! reads of one that does not answer stop all others. fuser allocates for requests, so a debug build's guard
 //! of I/O threads is not active here.
 
 mod disk;
