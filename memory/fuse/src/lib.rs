@@ -24,8 +24,8 @@
 //!
 //! # Limits
 //! At most [`THREADS`] requests at a time, those included that wait for a backing device: as many
-//! reads of one that does not answer stop all others. fuser allocates for requests, so a debug build's guard
-//! of I/O threads is not active here.
+//! reads of one that does not answer stop all others. fuser allocates for requests, so a debug
+//! build's guard of I/O threads is not active here.
 
 mod disk;
 mod file;

@@ -71,7 +71,7 @@ pub enum WriteBackError {
     Stopped {
         /// The failure.
         why: Stopped,
-        /// What was written of the batch before.
+        /// The counts of the writes before it.
         done: WrittenBack,
     },
 }
