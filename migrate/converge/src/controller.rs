@@ -11,7 +11,7 @@ use crate::switchover::{threshold, whole, Switchover, LONGEST, MILLISECOND};
 use std::time::Duration;
 
 /// QEMU applies a new throttle at every second synchronisation, the first one at the fourth. A
-/// throttle that it has not applied for this long, and not at so many synchronisations, is given up.
+/// throttle that it has not applied for this long and at so many synchronisations is given up.
 const APPLIED: (Duration, u64) = (Duration::from_secs(20), 5);
 /// The number of steps after which a slowed guest that does not converge changes to postcopy, if
 /// that is allowed.

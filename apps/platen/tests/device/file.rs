@@ -60,7 +60,7 @@ fn an_unmounted_file_is_mounted_again_and_no_page_is_lost() {
         open().unwrap().read_exact_at(&mut got, 12345).unwrap();
         assert!(got == image);
     }
-    // Now with a file in its place that it must not hide, written where the mount does not cover it.
+    // Now with a file in its place that it must not hide, written where no mount covers it.
     let beneath = tempfile::tempdir().unwrap();
     let bound = output(Command::new("mount").arg("--bind").arg(folder.path()).arg(beneath.path()));
     assert!(bound.status.success(), "{bound:?}");
