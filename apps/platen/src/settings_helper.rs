@@ -61,7 +61,8 @@ impl SettingsKeeper {
     /// that is stopped (SIGSTOP, a frozen cgroup) reads nothing.
     fn reads(&self, within: &Timespec) -> bool {
         let mut pipe = [PollFd::new(&self.pipe, PollFlags::OUT)];
-        rustix::event::poll(&mut pipe, Some(within)).is_ok_and(|ready| ready > 0)
+        let ready = rustix::io::retry_on_intr(|| rustix::event::poll(&mut pipe, Some(within)));
+        ready.is_ok_and(|ready| ready > 0)
     }
 
     /// Ends the helper, because the settings are restored or QEMU ends.

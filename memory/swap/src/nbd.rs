@@ -145,8 +145,13 @@ fn reconfigure(family: u16, index: u32, backend: &str) -> Message {
 /// connections only with the name that it was attached with. Earlier kernels ignore the name.
 ///
 /// `listener` is the process that has made the listening socket, as in [`attach`]. It lives as long
-/// as the device's servers do, and each PID namespace has its own process of a number.
-fn backend(listener: u32) -> io::Result<String> {
+/// as the device's servers do, and each PID namespace has its own process of a number. Call this
+/// before the disk's requests wait for this process: it reads a link, for which the kernel needs
+/// memory.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn backend(listener: u32) -> io::Result<String> {
     let namespace = fs::read_link("/proc/self/ns/pid")?;
     Ok(format!("platen {listener} {}", namespace.display()))
 }
@@ -154,7 +159,8 @@ fn backend(listener: u32) -> io::Result<String> {
 /// Gives connections to the new server, made by `connect`, to a disk whose server has died. Tries
 /// until the kernel has taken them all, or until `stop` returns true. `notice` gets the first
 /// error. Returns whether the kernel has taken any: requests of the disk then reach the new server.
-/// The kernel takes none if the disk was attached for another `listener`: see [`backend`].
+/// The kernel takes none if the disk was attached with another name than `backend`: see
+/// [`backend()`].
 ///
 /// `connect` takes no path, because a path may lead to the server of another disk by now. All
 /// connections are made before the kernel is offered one: they take the memory that the server has
@@ -164,7 +170,7 @@ fn backend(listener: u32) -> io::Result<String> {
 /// server, memory may be exhausted, and a new process gets none.
 pub fn reconnect(
     connect: impl Fn() -> io::Result<UnixStream>,
-    listener: u32,
+    backend: &str,
     disk: &Path,
     connections: usize,
     stop: impl Fn() -> bool,
@@ -180,7 +186,7 @@ pub fn reconnect(
     while !stop() {
         // If one cannot be made, the kernel gets those that are there.
         let dialled = reconnection.dial().inspect_err(&mut tell);
-        let attempt = Kernel::of(disk, listener).and_then(|mut kernel| {
+        let attempt = Kernel::of(disk, backend).and_then(|mut kernel| {
             reconnection.attempt(&stop, &mut |connection| kernel.give(connection))
         });
         if dialled.and(attempt.inspect_err(&mut tell)).is_ok() {
@@ -192,22 +198,21 @@ pub fn reconnect(
 }
 
 /// The kernel's client of a disk.
-struct Kernel {
+struct Kernel<'a> {
     netlink: Netlink,
     index: u32,
-    backend: String,
+    backend: &'a str,
 }
 
-impl Kernel {
-    fn of(disk: &Path, listener: u32) -> io::Result<Self> {
-        let (index, backend) = (index(disk)?, backend(listener)?);
-        Ok(Self { index, backend, netlink: Netlink::open()? })
+impl<'a> Kernel<'a> {
+    fn of(disk: &Path, backend: &'a str) -> io::Result<Self> {
+        Ok(Self { index: index(disk)?, backend, netlink: Netlink::open()? })
     }
 
     /// Offers the kernel a connection in the place of one that it has found dead. The answer does
     /// not tell whether the kernel has taken the connection: see [`is_taken`].
     fn give(&mut self, connection: &UnixStream) -> io::Result<()> {
-        let mut message = reconfigure(self.netlink.family, self.index, &self.backend);
+        let mut message = reconfigure(self.netlink.family, self.index, self.backend);
         message.sockets([connection]);
         self.netlink.ask(&message, &format!("give /dev/nbd{} another connection", self.index))
     }

@@ -13,6 +13,7 @@ use std::io::{BufRead, BufReader, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -30,6 +31,9 @@ pub(super) struct Supervisor {
     gone: Arc<AtomicBool>,
     /// The owner of the ublk disk.
     owner: Owner,
+    /// The name by which the kernel knows the NBD disk of the supervisor, which has made the
+    /// listening socket.
+    backend: String,
 }
 
 impl Supervisor {
@@ -39,12 +43,20 @@ impl Supervisor {
         let stream = there.then(|| input.try_clone_to_owned()).transpose()?;
         let owner = if there { owner::of_server() } else { owner::new() };
         let gone = Arc::new(AtomicBool::new(!there));
-        Ok(Self { stream: stream.map(UnixStream::from), gone, owner })
+        // A ublk disk needs none. Without a name the kernel takes no connection.
+        let backend = there.then(|| swap::nbd::backend(parent_id()).ok()).flatten();
+        let backend = backend.unwrap_or_default();
+        Ok(Self { stream: stream.map(UnixStream::from), gone, owner, backend })
     }
 
     /// The owner of the ublk disk.
     pub(super) fn owner(&self) -> Owner {
         self.owner
+    }
+
+    /// The name with which the kernel takes connections for the NBD disk.
+    pub(super) fn backend(&self) -> &str {
+        &self.backend
     }
 
     /// Whether a supervisor has started this process.

@@ -8,7 +8,6 @@ use anyhow::{anyhow, Context};
 use device::Device;
 use nbd::Server;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -123,9 +122,8 @@ fn with_client(
         let stop = || stopping.load(Ordering::Acquire);
         let connections = plan.swap_connections();
         let disk = Path::new(disk);
-        // The supervisor has made the listening socket.
-        let taken =
-            swap::nbd::reconnect(|| nbd.dial(), parent_id(), disk, connections, stop, notice);
+        let backend = supervisor.backend();
+        let taken = swap::nbd::reconnect(|| nbd.dial(), backend, disk, connections, stop, notice);
         nbd.admit_others();
         if taken {
             supervisor.tell(words::CONNECTED);
