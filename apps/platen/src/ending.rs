@@ -19,7 +19,7 @@ pub(crate) struct Ending {
     controller: Controller,
     has_bandwidth: bool,
     deadline: Option<Duration>,
-    /// Whether QEMU was asked to turn to postcopy.
+    /// Whether QEMU was asked to turn to postcopy, and has not refused.
     asks_postcopy: bool,
     /// Whether [`Ending::is_overdue`] has said so.
     was_overdue: bool,
@@ -135,6 +135,11 @@ impl Ending {
                 }
             };
             if let Err(error) = done {
+                let is_refused =
+                    matches!(error.downcast_ref::<QmpError>(), Some(QmpError::Refused { .. }));
+                if action == Action::StartPostcopy && is_refused {
+                    self.asks_postcopy = false;
+                }
                 if is_unanswered(&error) {
                     self.controller.unanswered(action);
                 } else {

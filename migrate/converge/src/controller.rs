@@ -45,6 +45,8 @@ pub struct Controller {
     throttle: u8,
     /// The time of a request that QEMU has not applied yet, and the synchronisations before it.
     awaits_throttle: Option<(Duration, u64)>,
+    /// Whether QEMU has refused a throttle.
+    refuses_throttle: bool,
     /// Throttles that QEMU has applied, or that were given up.
     steps: u32,
     /// The time since which the migration has stalled.
@@ -78,6 +80,7 @@ impl Controller {
             former_limit: None,
             throttle: 0,
             awaits_throttle: None,
+            refuses_throttle: false,
             steps: 0,
             stalled: None,
             first_flat: None,
@@ -104,7 +107,9 @@ impl Controller {
                 self.is_postcopy = false;
                 self.limits.postcopy = Postcopy::Never;
             }
-            Action::Throttle(_) | Action::Cancel => {}
+            // The next remedy is due.
+            Action::Throttle(_) => (self.awaits_throttle, self.refuses_throttle) = (None, true),
+            Action::Cancel => {}
         }
     }
 
@@ -114,7 +119,9 @@ impl Controller {
             // QEMU's next answer shows its limit, whichever it is. It is no operator's.
             Action::StopAt(_) => (self.set, self.limit) = (None, None),
             Action::Cancel => self.is_cancelled = false,
-            Action::StartPostcopy | Action::Throttle(_) => self.not_done(action),
+            Action::StartPostcopy => self.not_done(action),
+            // The samples show whether QEMU applies it.
+            Action::Throttle(_) => {}
         }
     }
 
@@ -234,7 +241,7 @@ impl Controller {
             return;
         }
         // A downtime that is spent before the first page cannot be reached by slowing the guest.
-        if self.limits.throttle && fixed(flow) < self.max {
+        if self.limits.throttle && !self.refuses_throttle && fixed(flow) < self.max {
             if self.awaits_throttle.is_some() {
                 return;
             }

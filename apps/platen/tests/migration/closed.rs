@@ -13,6 +13,8 @@ enum Closes {
     Once,
     /// At the order to cancel, which is not answered, for good.
     AtCancel,
+    /// At the first question after the order to turn to postcopy, which is refused, for good.
+    AfterRefusal,
 }
 
 /// A made source QEMU, which keeps its stream open. `over`: when to close at the order to cancel.
@@ -52,6 +54,7 @@ fn serve(
     let version = json!({ "qemu": { "major": 10, "minor": 0, "micro": 2 } });
     let greeting = json!({ "QMP": { "version": version, "capabilities": [] } });
     writeln!(client, "{greeting}").unwrap();
+    let mut has_refused = false;
     for line in BufReader::new(client.try_clone().unwrap()).lines().map_while(Result::ok) {
         let command: Value = serde_json::from_str(&line).unwrap();
         let answer = match command["execute"].as_str().unwrap() {
@@ -70,9 +73,15 @@ fn serve(
                 (*status, *stream) = ("cancelled", None);
                 json!({})
             }
+            "migrate-start-postcopy" => {
+                has_refused = true;
+                let error = json!({ "class": "GenericError", "desc": "no postcopy here" });
+                writeln!(client, "{}", json!({ "error": error, "id": command["id"] })).unwrap();
+                continue;
+            }
             "query-migrate" => {
                 let at_once = matches!(closes, Some((Closes::ForGood | Closes::Once, _)));
-                if at_once && *status == "active" {
+                if (at_once && *status == "active") || has_refused {
                     return;
                 }
                 let ram = json!({ "total": 1 << 30, "remaining": 1 << 29, "page-size": 4096 });
@@ -83,6 +92,7 @@ fn serve(
             "query-migrate-capabilities" => json!([
                 { "capability": "events", "state": false },
                 { "capability": "return-path", "state": false },
+                { "capability": "postcopy-ram", "state": false },
             ]),
             "query-yank" => json!([]),
             _ => json!({}),
@@ -99,7 +109,10 @@ fn start(rig: &Rig, closes: Closes) -> (Platen, mpsc::Sender<()>, UnixListener) 
     monitor(&rig.at("qmp"), closes, over);
     let qmp = unix(&rig.at("qmp"));
     let args = ["migrate", "--insecure", "--peer", &rig.address, "--qmp", &qmp];
-    let args = [&args[..], &["--codec", "none", "--deadline", "1"]].concat();
+    let mut args = [&args[..], &["--codec", "none", "--deadline", "1"]].concat();
+    if closes == Closes::AfterRefusal {
+        args.extend(["--postcopy", "after", "0"]);
+    }
     (Platen::start("", &args), sender, destination)
 }
 
@@ -124,6 +137,18 @@ fn a_monitor_that_has_closed_is_connected_to_again() {
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains(&format!("{CANCELLED}; the source QEMU's VM is 'running'")), "{said}");
     assert_eq!(said.matches("closed its monitor").count(), 1, "{said}");
+}
+
+/// A source that may have turned to postcopy is left alone; this one has refused.
+#[test]
+fn a_deadline_holds_when_the_monitor_has_closed_after_it_refused_postcopy() {
+    let rig = Rig::new("");
+    let (mut migrate, _over, _destination) = start(&rig, Closes::AfterRefusal);
+    migrate.says("no postcopy here");
+    migrate.says("closed its monitor");
+    let (status, said) = migrate.ends();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains(CANCELLED), "{said}");
 }
 
 /// The order may not have reached QEMU, which has stopped its VM and waits for the destination.

@@ -313,6 +313,24 @@ fn a_refused_postcopy_is_not_requested_again_and_the_deadline_applies() {
     assert_eq!(asked, [(4, Action::StartPostcopy), (12, Action::Cancel)]);
 }
 
+/// The next remedy follows at the next evidence, and nothing claims that the guest is slowed.
+#[test]
+fn a_refused_throttle_is_not_requested_again() {
+    for (name, world) in hopeless() {
+        let world = World { refuses_throttle: true, ..world };
+        let limits = Limits { throttle: true, postcopy: Postcopy::WhenNeeded, ..ALLOWED };
+        let outcome = migrate(world, Some(limits), 900.0);
+        let throttled =
+            outcome.decisions.iter().filter(|one| matches!(one.why, Why::Throttled { .. }));
+        assert_eq!(throttled.count(), 1, "{name}");
+        assert!(outcome.postcopy.is_some_and(|at| at <= outcome.first_pass + 60.0), "{name}");
+        let outcome = migrate(world, Some(Limits { throttle: true, ..ALLOWED }), 900.0);
+        let (_, stuck) = stuck(&outcome).unwrap_or_else(|| panic!("{name}: not reported"));
+        // QEMU may apply the one per cent that was set before the migration.
+        assert!(stuck.throttle <= 1, "{name}: {}", stuck.throttle);
+    }
+}
+
 #[test]
 fn a_migration_that_waits_for_permission_is_cancelled_and_one_that_hands_over_is_not() {
     let limits = Limits { deadline: Some(Duration::from_secs(1)), ..ALLOWED };

@@ -42,6 +42,8 @@ pub(crate) struct World {
     pub(crate) has_bandwidth: bool,
     /// Another client sets downtime-limit at this time, to so many seconds.
     pub(crate) operator: Option<(f64, f64)>,
+    /// QEMU refuses the parameters of a throttle.
+    pub(crate) refuses_throttle: bool,
 }
 
 impl World {
@@ -60,6 +62,7 @@ impl World {
             pause: 0.0,
             has_bandwidth: true,
             operator: None,
+            refuses_throttle: false,
         }
     }
 }
@@ -145,6 +148,7 @@ pub(crate) fn migrate(world: World, limits: Option<Limits>, limit: f64) -> Outco
                     run.parameters.downtime_limit = wanted.downtime_limit.as_secs_f64();
                     run.parameters.switchover = wanted.bandwidth.map(|rate| rate as f64);
                 }
+                Action::Throttle(_) if world.refuses_throttle => controller.not_done(action),
                 Action::Throttle(percent) => {
                     run.parameters.trigger = 0.01;
                     run.parameters.most_throttle = f64::from(percent) / 100.0;
