@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use writer::Writer;
+pub(crate) use writer::STACK;
 
 /// A pipe accepts a write up to this length entirely or not at all.
 const MOST: usize = 4096;

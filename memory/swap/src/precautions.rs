@@ -71,6 +71,8 @@ pub fn own() -> Vec<Untaken> {
         }
     };
     attempt("turn core dumps off", set_dumpable_behavior(DumpableBehavior::NotDumpable));
+    // glibc would give another thread a heap of its own, of which 132 KiB are locked at once.
+    crate::sys::one_heap();
     // Without it this process takes 80 KiB more, and is as safe.
     let _ = stack::shorten();
     attempt("lock memory", mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE));
@@ -149,7 +151,7 @@ fn own_mounts() -> io::Result<()> {
 }
 
 /// Allocates and frees memory, so that this process already owns what it will need: `heap` bytes,
-/// and the stacks of `threads` threads. A stand-by server does this while there is memory. When it
+/// and the stacks of `threads` threads and of threads with stacks of `small` bytes. A stand-by server does this while there is memory. When it
 /// has to start there may be none, because what would free some waits for it to start.
 ///
 /// glibc retains the heap only with `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_MAX_=0` and
@@ -158,17 +160,20 @@ fn own_mounts() -> io::Result<()> {
 /// # Errors
 ///
 /// No thread can be started.
-pub fn warm(heap: usize, threads: usize) -> io::Result<()> {
+pub fn warm(heap: usize, threads: usize, small: &[usize]) -> io::Result<()> {
     // The memory is allocated in pieces, as in real use. Each piece is written to, so that it has
     // memory even without mlockall.
     const PIECE: usize = 64 << 10;
     let pieces: Vec<Vec<u8>> = (0..heap.div_ceil(PIECE)).map(|_| vec![0x5a; PIECE]).collect();
     drop(std::hint::black_box(pieces));
-    let together = std::sync::Arc::new(std::sync::Barrier::new(threads + 1));
-    let started: Vec<_> = (0..threads)
-        .map(|_| {
+    let together = std::sync::Arc::new(std::sync::Barrier::new(threads + small.len() + 1));
+    let usual = std::iter::repeat_with(std::thread::Builder::new).take(threads);
+    let small = small.iter().map(|&bytes| std::thread::Builder::new().stack_size(bytes));
+    let started: Vec<_> = usual
+        .chain(small)
+        .map(|thread| {
             let together = std::sync::Arc::clone(&together);
-            std::thread::Builder::new().spawn(move || together.wait())
+            thread.spawn(move || together.wait())
         })
         .collect();
     if let Some(error) = started.iter().find_map(|started| started.as_ref().err()) {

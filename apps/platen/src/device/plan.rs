@@ -5,6 +5,7 @@ mod room;
 
 use super::args::ServeArgs;
 use super::offload;
+use crate::say::STACK;
 use crate::size::Size;
 use anyhow::{ensure, Context};
 use codec::{Codec, Dictionary, Settings};
@@ -20,9 +21,9 @@ const BASE_HEAP: usize = 3 << 17;
 /// Heap of a backing device, beside writeback's: buffers of waiting requests.
 const BACKING_HEAP: usize = 9 << 18;
 
-/// Threads of a server other than those for requests: keeper, policy and its start, watch, files,
-/// control, supervisor, signals.
-const BASE_THREADS: usize = 8;
+/// Threads of a server other than those for requests and the small ones: keeper, policy and its
+/// start, watch, control, supervisor, signals.
+const BASE_THREADS: usize = 7;
 
 /// The thread that watches the backing device.
 const BACKING_THREADS: usize = 1;
@@ -181,7 +182,8 @@ impl<'a> Plan<'a> {
         BASE_HEAP + policy + requests + heap + dictionaries
     }
 
-    /// Threads of a server, for which a stand-by server has the stacks in advance.
+    /// Threads of a server but the [small ones](Self::small_stacks), for which a stand-by server has
+    /// the stacks in advance.
     pub(super) fn threads(&self, backing_table: Option<usize>) -> usize {
         let (threads, fetchers) = match backing_table {
             Some(_) => (BACKING_THREADS, FETCHERS),
@@ -190,8 +192,12 @@ impl<'a> Plan<'a> {
         // One connects the kernel's NBD client again.
         let client = usize::from(self.args.nbd.is_some() && self.args.swap);
         let metrics = usize::from(self.args.prometheus.is_some());
-        let log = usize::from(crate::say::goes_to_a_file());
-        BASE_THREADS + self.compressing(fetchers) + client + metrics + threads + log
+        BASE_THREADS + self.compressing(fetchers) + client + metrics + threads
+    }
+
+    /// The stacks of the threads that look at files and write the log, in bytes.
+    pub(super) fn small_stacks() -> Vec<usize> {
+        vec![STACK; 1 + usize::from(crate::say::goes_to_a_file())]
     }
 
     /// Heap of the transports for requests. The buffers of ublk are the supervisor's.

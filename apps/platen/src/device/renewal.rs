@@ -163,7 +163,7 @@ impl Serving {
             is_other_program,
             heap: plan.heap(None) as u64,
             present_heap: self.heap.as_ref().map_or(0, allocated),
-            threads: plan.threads(None) as u64,
+            threads: (plan.threads(None) + Plan::small_stacks().len()) as u64,
             stored: allocated(&self.store),
         }
         .memory()

@@ -17,8 +17,9 @@ const LINES: usize = 32;
 /// writes may get no CPU.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// The thread's stack: that of a server's threads, for which a stand-by server has memory.
-const STACK: usize = if cfg!(debug_assertions) { 256 << 10 } else { 48 << 10 };
+/// The stack of this thread, and of another that only looks at files, of which each uses 8 KiB. A
+/// swap device locks the whole of it, in each of its processes.
+pub(crate) const STACK: usize = if cfg!(debug_assertions) { 256 << 10 } else { 16 << 10 };
 
 /// The lines, and the thread that writes them. The thread ends when this is dropped, and all lines
 /// are written.

@@ -70,7 +70,7 @@ impl<'a> Prepared<'a> {
         if inherited.standby {
             heap.map();
             let private = if heap.is_there() { 0 } else { plan.heap(table) };
-            let warmed = swap::warm(private, plan.threads(table));
+            let warmed = swap::warm(private, plan.threads(table), &Plan::small_stacks());
             warmed.context("cannot get memory to stand by")?;
             let store = descriptor(inherited.store);
             let mapped = store.and_then(|store| Ok(Ahead::map(store.as_fd())?));

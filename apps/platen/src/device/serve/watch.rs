@@ -3,7 +3,7 @@
 
 use super::supervisor::swapped_to;
 use crate::device::claims::Left;
-use crate::say::{say, say_untaken};
+use crate::say::{say, say_untaken, STACK};
 use device::Device;
 use nbd::Server;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,8 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         // Nobody waits for its end.
-        thread::Builder::new().name("files".into()).spawn(move || report(missing, &stopped))?;
+        let files = thread::Builder::new().name("files".into()).stack_size(STACK);
+        files.spawn(move || report(missing, &stopped))?;
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new().name("watch".into()).spawn(move || {
             while !stopped.load(Ordering::Acquire) && look() {
