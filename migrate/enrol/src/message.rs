@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// The largest message. A configuration of 64 hosts has some 10 KiB.
 const MOST: u32 = 64 << 10;
 /// How long a connection may take, from its begin until the new host has its certificate.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long the new host may take to write its files.
 pub(crate) const WRITING: Duration = Duration::from_secs(60);
