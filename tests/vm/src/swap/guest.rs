@@ -278,34 +278,39 @@ impl Guest {
     /// # Errors
     /// If the guest does not answer.
     pub fn stat(&mut self, field: &str) -> Result<u64> {
+        let text = self.stats()?;
+        found(&text, field).with_context(|| format!("{field} in {text}"))
+    }
+
+    fn stats(&mut self) -> Result<String> {
         let deadline = Instant::now() + LONG;
-        let text = loop {
+        loop {
             match self.vm.sh("platen device stat --json", SHORT) {
                 // Five seconds are too little if the client has to be swapped in first, by a guest
                 // under TCG.
                 Err(error)
                     if error.to_string().contains("does not answer")
                         && Instant::now() < deadline => {}
-                answer => break answer?,
+                answer => return answer,
             }
-        };
-        number(&text, &format!("\"{field}\":")).with_context(|| format!("{field} in {text}"))
+        }
     }
 
-    /// Waits until a field of `platen device stat --json` is at least `value`.
+    /// Waits until a field of `platen device stat --json` is at least `value`. There may be no such
+    /// field at first: a policy starts after its device.
     ///
     /// # Errors
     /// If it does not get there, or the guest does not answer.
     pub fn wait_for_stat(&mut self, field: &str, value: u64) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let there = self.stat(field)?;
-            if there >= value {
+            let all = self.stats()?;
+            let there = found(&all, field);
+            if there.is_some_and(|there| there >= value) {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                let all = self.vm.sh("platen device stat --json", SHORT)?;
-                bail!("{field} is {there} in {PATIENCE:?}, not {value}: {all}");
+                bail!("{field} is {there:?} in {PATIENCE:?}, not {value}: {all}");
             }
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -504,6 +509,11 @@ impl Guest {
 pub fn number(text: &str, key: &str) -> Option<u64> {
     let rest = text.split_once(key)?.1.trim_start();
     rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len())].parse().ok()
+}
+
+/// A field of `platen device stat --json`, whose output this is.
+fn found(stats: &str, field: &str) -> Option<u64> {
+    number(stats, &format!("\"{field}\":"))
 }
 
 /// The end of a log.

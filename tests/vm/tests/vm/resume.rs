@@ -201,7 +201,8 @@ fn what_a_cut_costs(stage: &mut Stage) -> Result<()> {
     let (mut sent, mut gone, mut lost) = ([0.0; 2], Duration::ZERO, 0.0);
     for (with, sent) in [false, true].into_iter().zip(&mut sent) {
         let vm = stage.vm()?;
-        stage.lab.net.shape(Rate::Mbit(100))?;
+        // So slow that the cut is in the middle, however late this process makes it.
+        stage.lab.net.shape(Rate::Mbit(10))?;
         let destination = stage.lab.incoming_for(&vm)?;
         let receive = platen::receive(&stage.lab, &destination, &RESUME)?;
         let crossed = stage.lab.net.crossed()?;
@@ -210,6 +211,7 @@ fn what_a_cut_costs(stage: &mut Stage) -> Result<()> {
         if with {
             [gone, _] = cut(stage, NOTICED, &mut migrate)?;
         }
+        stage.lab.net.shape(Rate::Mbit(100))?;
         let report = arrives(stage, HalfWay { vm, destination, receive, migrate }, false)?;
         *sent = number(&report, "transferred")?;
         lost = number(&report, "seconds-lost")?;
