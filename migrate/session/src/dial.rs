@@ -2,9 +2,10 @@
 
 use crate::error::SessionError;
 use crate::frame::MAX_CHUNK_BYTES;
-use crate::hello::{lost, read_preamble, write_preamble, Hello, Welcome, HELLO_TIMEOUT};
+use crate::hello::{Hello, Welcome, HELLO_TIMEOUT};
 use crate::history::Histories;
 use crate::pass;
+use crate::preamble::{lost, read_preamble, write_preamble};
 use crate::transport::Link;
 use crate::verdict::Verdict;
 use std::io::Write;

@@ -20,7 +20,7 @@
 //! |---|---|
 //! | `frame_type`, `error`, `frame`, `hash` | the wire format |
 //! | `cap` | the limit on bytes per second |
-//! | `transport`, `hello`, `dial`, `redial` | opening and reopening a link |
+//! | `transport`, `preamble`, `hello`, `dial`, `redial` | opening and reopening a link |
 //! | `pacing`, `credit` | the limit on bytes in flight |
 //! | `outgoing`, `unacked`, `links`, `outbound` | the sending half |
 //! | `sink`, `arrivals`, `inbound` | the receiving half |
@@ -55,6 +55,7 @@ mod outgoing;
 mod overhead;
 mod pacing;
 mod pass;
+mod preamble;
 mod reader;
 mod redial;
 mod resume;
@@ -76,13 +77,11 @@ pub use frame::{
 };
 pub use frame_type::FrameType;
 pub use hash::RunningHash;
-pub use hello::{
-    decode_preamble, encode_preamble, random_id, read_preamble, write_preamble, Hello, Setup,
-    Welcome, HELLO_TIMEOUT, MAX_LINKS, VERSION,
-};
+pub use hello::{random_id, Hello, Setup, Welcome, HELLO_TIMEOUT, MAX_LINKS};
 pub use history::{Histories, MAX_HISTORIES};
 pub use outgoing::Outgoing;
 pub use pass::{Pass, PASS_BYTES};
+pub use preamble::{decode_preamble, encode_preamble, read_preamble, write_preamble, VERSION};
 pub use redial::Redial;
 pub use session::{Session, SILENCE};
 pub use sink::{Incoming, Sink};

@@ -3,8 +3,8 @@
 use crate::error::SessionError;
 use crate::frame::{AckEntry, Header, FLAG_PACKED, HEADER_BYTES};
 use crate::frame_type::FrameType;
-use crate::hello::would_block;
 use crate::links::LinkState;
+use crate::preamble::would_block;
 use crate::session::ending::AbortNote;
 use crate::session::Session;
 use crate::sink::Incoming;

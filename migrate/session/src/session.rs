@@ -1,6 +1,7 @@
 //! One session: the state that its links share, and its end.
 
 pub(crate) mod ending;
+mod loss;
 
 use crate::commit::CommitGate;
 use crate::credit::{Credits, Grants};
@@ -8,7 +9,7 @@ use crate::error::SessionError;
 use crate::frame_type::FrameType;
 use crate::hello::MAX_LINKS;
 use crate::inbound::Inbound;
-use crate::links::{LinkState, Links, Remaining};
+use crate::links::Links;
 use crate::outbound::Outbound;
 use crate::outgoing::Outgoing;
 use crate::sink::Sink;
@@ -16,7 +17,6 @@ use crate::sync::lock;
 use crate::tcp_info;
 use pages::Arena;
 use pipeline::Results;
-use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -211,13 +211,6 @@ impl Session {
         }
     }
 
-    /// Acknowledges everything written to QEMU again.
-    pub(crate) fn acknowledge_again(&self) {
-        if self.inbound.acknowledge_again() {
-            self.send(Outgoing::Acks);
-        }
-    }
-
     /// How many outages of all links have ended, and for how long nothing was received in them, in
     /// total.
     pub fn resumes(&self) -> (u32, Duration) {
@@ -273,56 +266,6 @@ impl Session {
     /// Stores the threads of a link for [`Session::join`].
     pub(crate) fn adopt_threads(&self, threads: impl IntoIterator<Item = JoinHandle<()>>) {
         lock(&self.threads).extend(threads);
-    }
-
-    /// The error for a lost link.
-    pub(crate) fn link_lost(&self, detail: &str) -> SessionError {
-        SessionError::LinkLost { peer: self.peer.clone(), detail: detail.into() }
-    }
-
-    /// Removes a failed link. Frames written to it and not acknowledged go over the other links, or
-    /// wait for the next one (W25).
-    pub(crate) fn lose(&self, link: &Arc<LinkState>, error: SessionError) {
-        if self.has_failed() {
-            // The link's writer still has to send the reason.
-            return;
-        }
-        let Some(unacked) = self.outbound.unacked.take(link.id, || link.mark_dead()) else {
-            return;
-        };
-        let _ = link.socket.shutdown(Shutdown::Both);
-        if !self.links.resumes_lost() {
-            return self.fail(error);
-        }
-        let Remaining { links: others, is_news } = self.links.lose(link, &error);
-        if self.outbound.finish().is_some() || !is_news {
-            // Either only the peer's report is missing, which may come over another link. Or the
-            // link was reopened again and again and did not stay up. Neither is worth a notice.
-        } else if others == 0 {
-            let seconds = self.links.timeout().as_secs();
-            self.sink.notice(&format!("{error}; waiting up to {seconds} s for it to come back"));
-        } else {
-            self.sink.notice(&format!("{error}; {others} others go on"));
-        }
-        for frame in unacked {
-            self.outbound.requeue(frame);
-        }
-        if self.links.spare_links() == 0 {
-            self.outbound.reclaim_overflow();
-        }
-        // The link may have lost an ACK too. Other links take over its role.
-        self.acknowledge_again();
-        self.outbound.wake_priority_link();
-        self.outbound.wake_successors();
-    }
-
-    /// Records that a link has brought a frame that only a live session sends. A link that is
-    /// opened and lost again is part of the outage.
-    pub(crate) fn note_progress(&self, link: &LinkState) {
-        if let Some(silent) = self.links.note_progress(link) {
-            let seconds = silent.as_secs_f64();
-            self.sink.notice(&format!("the link to {} is back after {seconds:.1} s", self.peer));
-        }
     }
 
     /// Asks for permission to write to QEMU the bytes of W20, which may hold the end-of-stream tag.

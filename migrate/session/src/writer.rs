@@ -9,10 +9,10 @@
 use crate::error::SessionError;
 use crate::frame::Header;
 use crate::frame_type::FrameType;
-use crate::hello::would_block;
 use crate::links::{LinkState, Role};
 use crate::outgoing::Outgoing;
 use crate::overhead::take_slice;
+use crate::preamble::would_block;
 use crate::session::Session;
 use crate::tcp_info;
 use crate::transport::LinkWriter;
