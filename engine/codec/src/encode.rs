@@ -4,7 +4,8 @@ use libdeflater::CompressionLvl;
 
 use std::sync::Arc;
 
-use crate::dictionary::{Compressed, Dictionary, WithDictionary};
+use crate::dictionary::contexts::{Compressed, WithDictionary};
+use crate::dictionary::Dictionary;
 use crate::fill::same_filled;
 use crate::fixed::{checked, Fixed};
 use crate::{lz4, qz, zstd, Codec, Settings, SettingsError, MAX_PLAIN};

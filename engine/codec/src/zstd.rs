@@ -30,7 +30,8 @@
 
 use zstd_safe::{CCtx, CParameter, FrameFormat, ResetDirective};
 
-use crate::dictionary::{Context, Dictionary};
+use crate::dictionary::contexts::Context;
+use crate::dictionary::Dictionary;
 use crate::{Codec, SettingsError, MAX_PLAIN};
 
 /// Compression contexts, one per class of unit sizes, all at one level.

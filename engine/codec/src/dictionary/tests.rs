@@ -1,6 +1,8 @@
+use super::contexts::*;
 use super::*;
 use crate::Codec;
 use crate::{Decoder, Encoder, Settings};
+use std::sync::Arc;
 
 /// A page of synthetic records: long names common to all pages, each once, and values unique to the
 /// page.
