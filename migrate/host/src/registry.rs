@@ -5,6 +5,7 @@
 //! `ID.sock`, at which its carrier can be reached. If a record does not say `ended` and no process
 //! answers at its socket, its carrier was killed.
 
+mod ended;
 mod found;
 mod records;
 
@@ -14,12 +15,10 @@ use crate::error::HostError;
 use crate::listener::DoorListener;
 use crate::order::Order;
 use crate::place::Place;
-use crate::record::{now, Phase, Record, Role, Status, What};
-use records::read_record;
+use crate::record::{Phase, Record, Role, What};
 use rustix::fd::AsFd;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -27,9 +26,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use records::new_id;
 pub(crate) use records::{folder, socket_of, write_record};
-
-/// The number of records of ended migrations that are stored.
-const HISTORY: usize = 100;
 
 /// The migrations of this host.
 pub struct Registry {
@@ -178,52 +174,6 @@ impl Registry {
         self.watcher.changed(Some(&before), &now);
     }
 
-    /// Records that a carrier has gone, in order or not.
-    fn gone(&self, id: &str) {
-        let Some(known) = self.lock().remove(id) else { return };
-        match read_record(&self.folder.join(format!("{id}.json"))) {
-            Some(record) if record.phase == Phase::Ended => {
-                self.watcher.changed(Some(&known.record), &record);
-            }
-            // The carrier could not write its record.
-            _ if known.record.phase == Phase::Ended => {
-                let _ = write_record(&self.folder, &known.record);
-                self.watcher.changed(Some(&known.record), &known.record);
-            }
-            _ => self.bury(&known.record),
-        }
-        self.prune();
-    }
-
-    /// Records the end of a carrier that is not there any more. It may have ended in order since
-    /// its record was read: its own record of the end stays.
-    fn bury_unless_ended(&self, found: &Record) {
-        if !self.has_ended(&found.id) {
-            self.bury(found);
-        }
-    }
-
-    /// Whether a carrier has recorded the end of its migration.
-    fn has_ended(&self, id: &str) -> bool {
-        let last = read_record(&self.folder.join(format!("{id}.json")));
-        last.is_some_and(|last| last.phase == Phase::Ended)
-    }
-
-    /// Records the end of a carrier that could not do so itself.
-    fn bury(&self, found: &Record) {
-        let cause = "the process that carried it was killed: look at both hosts for the VM";
-        let record = Record {
-            phase: Phase::Ended,
-            ended: Some(now()),
-            status: Some(Status::Failed),
-            cause: Some(cause.into()),
-            ..found.clone()
-        };
-        let _ = fs::remove_file(socket_of(&self.folder, &record.id));
-        let _ = write_record(&self.folder, &record);
-        self.watcher.changed(Some(found), &record);
-    }
-
     /// Whether a migration of this role occupies the place now: at a source a door, at a
     /// destination the address at which a QEMU of this host listens.
     pub fn has(&self, role: Role, peer: Option<&str>, place: Place) -> bool {
@@ -295,43 +245,6 @@ impl Registry {
         let mut running: Vec<_> = self.lock().values().map(|known| known.record.clone()).collect();
         running.sort_by(|a, b| a.id.cmp(&b.id));
         running
-    }
-
-    /// The last migrations that have ended, in the order of their begin.
-    ///
-    /// # Errors
-    /// The folder cannot be read.
-    pub fn history(&self) -> Result<Vec<Record>, HostError> {
-        let mut all = self.stored()?;
-        all.retain(|record| record.phase == Phase::Ended);
-        let surplus = all.len().saturating_sub(HISTORY);
-        Ok(all.split_off(surplus))
-    }
-
-    /// All records in the folder, in the order of their begin.
-    fn stored(&self) -> Result<Vec<Record>, HostError> {
-        let failed = || HostError::system(format!("cannot read {}", self.folder.display()));
-        let mut all = Vec::new();
-        for entry in fs::read_dir(&self.folder).map_err(failed())? {
-            let path = entry.map_err(failed())?.path();
-            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            if path.extension().is_some_and(|end| end == "json") && !name.starts_with('.') {
-                // The file's name is used for sorting and for removal.
-                all.extend(read_record(&path).map(|record| Record { id: name, ..record }));
-            }
-        }
-        all.sort_by(|a, b| a.id.cmp(&b.id));
-        Ok(all)
-    }
-
-    /// Removes the oldest records.
-    fn prune(&self) {
-        let Ok(mut all) = self.stored() else { return };
-        all.retain(|record| record.phase == Phase::Ended);
-        let surplus = all.len().saturating_sub(HISTORY);
-        for record in &all[..surplus] {
-            let _ = fs::remove_file(self.folder.join(format!("{}.json", record.id)));
-        }
     }
 }
 

@@ -2,6 +2,8 @@ use super::found::{is_carrier, is_carrier_at, FIRST_WORD};
 use super::*;
 use crate::carrier::Carrier;
 use crate::listener::DoorAddress;
+use crate::record::Status;
+use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::{chown, MetadataExt};
 use std::sync::atomic::{AtomicUsize, Ordering};
