@@ -1,16 +1,17 @@
 //! Writes one stream to its connection of the destination QEMU: in order, checked, and by the rules
 //! W18 to W20.
 
+mod deltas;
+mod main_stream;
 mod write;
 
-use super::seed::{self, Filled};
+use super::seed::Filled;
 use super::shared::{Event, Shared};
 use crate::inbox::{Arrived, Inbox, Receipt};
 use crate::packaged::PackagedEnd;
 use crate::qemu_socket::QemuSocket;
 use crate::stream_kind;
 use crate::threads::drop_aside;
-use delta::{Layout, Table};
 use pages::Slot;
 use pipeline::Results;
 use session::{FrameType, Header, SessionError};
@@ -172,67 +173,6 @@ impl Delivery<'_> {
         Ok(())
     }
 
-    /// Turns the differences in a chunk back into pages (W29 to W29c).
-    fn undo_deltas(&mut self, header: &Header, chunk: &mut [u8]) -> Result<(), Stop> {
-        let (shared, seed) = (self.shared, self.shared.seed.pages());
-        let layout = seed::layout(header);
-        let may_have_one = match (self.kind, layout) {
-            (Some(Kind::Main), _) => !self.tokeniser.facts().postcopy_running,
-            (Some(Kind::Multifd), Layout::Records) => seed > 0,
-            (Some(Kind::Multifd), Layout::Bodies) => true,
-            _ => false,
-        };
-        if !may_have_one {
-            return Err(no_table_here(header).into());
-        }
-        if layout == Layout::Bodies {
-            self.use_channel_deltas(header)?;
-        }
-        let (plain, table) = chunk.split_at_mut(header.plain_len as usize);
-        let table = Table { bytes: &table[..header.table_len as usize], layout };
-        // A main stream that only refers to the seed leaves the cache to the channels.
-        let (size, base) = (shared.page_size, shared.seed.base());
-        let takes_cache = !self.has_cache
-            && self.is_main()
-            && (seed == 0 || delta::refers_to_cache(table, plain.len(), size, base));
-        if takes_cache {
-            (self.deltas, self.has_cache) = (None, true);
-        }
-        let receiver = self.deltas.get_or_insert_with(|| {
-            // The session has one cache. A second stream that wants a cache gets none.
-            let granted =
-                if takes_cache { shared.delta_cache.swap(0, Ordering::AcqRel) } else { 0 };
-            match granted {
-                0 => delta::Receiver::without_cache(shared.seed.base(), shared.page_size),
-                granted => delta::Receiver::new(granted, shared.page_size),
-            }
-        });
-        let counts = receiver.apply(plain, table, seed);
-        let counts = counts.map_err(|error| SessionError::Unit {
-            stream: header.stream,
-            seq: header.seq,
-            detail: error.to_string(),
-        })?;
-        shared.counters.deltas(counts);
-        self.has_seeded |= counts.seeded > 0;
-        Ok(())
-    }
-
-    /// Gives this channel the cache that the multifd channels share, and waits until the slots hold
-    /// what the table of this frame refers to: every channel has had as many SYNCs as this one
-    /// (W29c).
-    fn use_channel_deltas(&mut self, header: &Header) -> Result<(), Stop> {
-        if self.kind != Some(Kind::Multifd) {
-            return Err(no_table_here(header).into());
-        }
-        if !self.has_cache {
-            let cache = self.shared.channel_deltas().ok_or_else(|| no_table_here(header))?;
-            self.deltas = Some(delta::Receiver::of_channel(cache.clone()));
-            self.has_cache = true;
-        }
-        self.wait_for_syncs(header.channels, self.tokeniser.facts().syncs, "another channel")
-    }
-
     /// The error that the peer gets. The hash over a page that the peer names and does not have
     /// would be all that W12 asks of it: the page would go to its VM.
     fn for_peer(&self, error: SessionError) -> SessionError {
@@ -295,97 +235,6 @@ impl Delivery<'_> {
             return Ok(());
         }
         self.main_data(inbox, header, chunk, receipt, before)
-    }
-
-    /// Writes a chunk of a main stream that was just fed, up to the bytes that may start the VM.
-    /// `before`: the chunk's offset in the stream.
-    fn main_data(
-        &mut self,
-        inbox: &mut Inbox<'_>,
-        header: Header,
-        chunk: Slot,
-        receipt: Receipt,
-        before: u64,
-    ) -> Result<(), Stop> {
-        let facts = self.tokeniser.facts();
-        let (tail, tail_at) = (facts.tail, facts.tail_at);
-        let (page_size, switched) = (facts.page_size, facts.switched);
-        // The bytes of a packaged state that ends with a PING start the VM, whatever follows them.
-        // The bytes behind that state do not.
-        let tail = if self.awaits_pong { before < facts.switch_end } else { tail };
-        let markers = self.markers_in(page_size);
-        if !tail && !self.awaits_pong {
-            // Behind a switch to postcopy, the source no longer starts its VM: a missing STILL_OPEN
-            // does not matter.
-            self.release(inbox)?;
-            // From here on the destination may run the VM, or already did: the answer of W28 has to
-            // state that.
-            if switched && !self.shared.session.commit() {
-                return Err(Stop::Over);
-            }
-        }
-        let len = header.plain_len as usize;
-        let free = if tail {
-            usize::try_from(tail_at.saturating_sub(before)).unwrap_or(len).min(len)
-        } else if self.held.is_empty() {
-            len
-        } else {
-            0
-        };
-        self.note_state(header.offset, free);
-        self.write_main(&chunk, 0, free, &markers, header.channels)?;
-        // Not before: a table of a channel may be behind the barriers of this chunk.
-        if self.tokeniser.facts().postcopy_running {
-            self.shared.end_channel_deltas();
-        }
-        if free < len {
-            self.held.push_back(Held { header, chunk, from: free, markers, receipt });
-        } else {
-            drop(chunk);
-            self.written(inbox, receipt);
-        }
-        Ok(())
-    }
-
-    /// The barrier markers in the chunk just fed.
-    fn markers_in(&mut self, page_size: usize) -> Vec<(usize, u64)> {
-        // Not allocated without markers, which is the usual case.
-        let mut markers = Vec::new();
-        let mut at = 0;
-        for token in &self.tokens {
-            if let Token::Barrier { .. } = token {
-                self.markers += 1;
-                markers.push((at, self.markers));
-            }
-            at += token.len(page_size);
-        }
-        markers
-    }
-
-    /// STILL_OPEN has arrived: writes the held bytes.
-    fn release(&mut self, inbox: &Inbox<'_>) -> Result<(), Stop> {
-        while let Some(held) = self.held.pop_front() {
-            let Held { header, chunk, from, markers, receipt } = held;
-            // Recorded before the first such byte is written, so that an ABORT never claims too
-            // little.
-            if !self.shared.session.commit() {
-                return Err(Stop::Over);
-            }
-            self.note_state(header.offset, header.plain_len as usize);
-            self.write_main(&chunk, from, header.plain_len as usize, &markers, header.channels)?;
-            drop(chunk);
-            self.written(inbox, receipt);
-        }
-        Ok(())
-    }
-
-    /// Records that the bytes to be written now, up to `len` of the chunk at `offset`, may end the
-    /// packaged state of postcopy; does nothing if they cannot.
-    fn note_state(&self, offset: u64, len: usize) {
-        let facts = self.tokeniser.facts();
-        if facts.postcopy_running && offset + len as u64 >= facts.switch_end {
-            self.shared.state_given.store(true, Ordering::Release);
-        }
     }
 
     /// Whether this connection starts the VM.

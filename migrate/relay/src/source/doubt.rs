@@ -1,21 +1,20 @@
 //! The end of a source relay in doubt: whether QEMU is in postcopy for good, and the wait for the
 //! peer or a person to report where the VM runs (W20c, W23, W28).
 
+mod evidence;
+mod patience;
+
 use super::last_events::Stops;
-use super::shared::{Event, Shared, SourceStream, FAREWELL};
+use super::shared::{Event, Shared};
 use crate::error::RelayError;
-use crate::postcopy::Switchover;
-use crate::return_path::{PONG_LOADED, SHUT_LOADED};
 use crate::settle::{self, Settle, Settled};
 use crate::sockets::is_open;
 use crate::threads::spawn;
+use patience::Patience;
 use session::{Redial, SessionError, Verdict};
-use std::io::Write;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stream::Kind;
 
 /// How often QEMU's socket is checked while the peer is lost and the destination may run.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
@@ -23,65 +22,6 @@ pub(super) const LOOK: Duration = Duration::from_millis(200);
 const ASK: Duration = Duration::from_secs(2);
 /// How many kinds of error of a question are reported.
 const MAX_KINDS: usize = 8;
-/// A source that shows nothing for so long is reported.
-const LONG: Duration = Duration::from_secs(5);
-/// The answer to a stop that comes while the source QEMU may not pause.
-const SETTLES: &str =
-    "the destination has the VM, and the source QEMU could still run its own, too, if this relay ended \
-     now: waiting until the source QEMU shows that it pauses (interrupt again to end this relay all the \
-     same)";
-
-impl Shared {
-    /// The result of a session that ends while the source QEMU is in postcopy. `never`: the peer
-    /// has written nothing that starts the VM.
-    pub(super) fn interrupted(&self, cause: &SessionError, never: bool) -> RelayError {
-        let cause = cause.to_string();
-        if never {
-            RelayError::Stranded { cause }
-        } else {
-            RelayError::Paused { cause }
-        }
-    }
-
-    /// Whether the peer has said that it has not written bytes that start the VM, and never will.
-    /// A relay that recovers a paused postcopy has no such bytes to write: the VM is at the
-    /// destination.
-    pub(super) fn says_never(&self, error: &SessionError) -> bool {
-        let never = match error {
-            SessionError::Aborted { committed, .. } => !committed,
-            SessionError::Over { answer, .. } => !answer.committed,
-            _ => false,
-        };
-        never && !self.recovers()
-    }
-
-    fn recovers(&self) -> bool {
-        self.streams().iter().any(|stream| stream.kind == Kind::Recovery)
-    }
-
-    /// After the session has ended: reads on in the main stream, only to see whether the source
-    /// switches to postcopy.
-    pub(super) fn look_for_switch(&self) {
-        if !matches!(self.switchover.get(), Some(Switchover::Coming(_))) || self.has_switched() {
-            return;
-        }
-        for stream in self.streams().iter().filter(|stream| stream.kind == Kind::Main) {
-            while let Some(before) = self.switchover.get() {
-                match before.read_on(stream.socket()) {
-                    Ok(0) | Err(_) => break,
-                    Ok(got) => match before.pass(got) {
-                        Some(behind) => self.switchover.set(Some(behind)),
-                        None => {
-                            self.switched.store(true, Ordering::Release);
-                            return;
-                        }
-                    },
-                }
-            }
-        }
-    }
-}
-
 /// The questions of a source in doubt, and the errors that kept them from an answer.
 #[derive(Default)]
 struct Questions {
@@ -278,56 +218,6 @@ fn settle(
     }
 }
 
-/// The messages to the user while a source does not show that it would pause.
-struct Patience {
-    since: Instant,
-    /// When a request to end was answered.
-    answered: Option<Instant>,
-    /// The user has been told how long the relay waits.
-    told: bool,
-}
-
-/// Requests to end that come so soon behind the answer to one were made before it.
-const AT_ONCE: Duration = Duration::from_secs(1);
-
-impl Patience {
-    /// Answers the requests to end that came before. They ask for the end of a migration, and not
-    /// for two copies of its VM: none of them ends the relay here.
-    fn new(stops: &mut Stops, notice: &mut impl FnMut(&str)) -> Self {
-        let mut this = Self { since: Instant::now(), answered: None, told: false };
-        if stops.take_first().is_some() {
-            this.answer(notice);
-        }
-        this
-    }
-
-    fn answer(&mut self, notice: &mut impl FnMut(&str)) {
-        self.answered = Some(Instant::now());
-        notice(SETTLES);
-    }
-
-    /// Answers a request to end; true if an earlier one was answered before this one was made.
-    fn is_over(&mut self, notice: &mut impl FnMut(&str)) -> bool {
-        let Some(answered) = self.answered else {
-            self.answer(notice);
-            return false;
-        };
-        answered.elapsed() >= AT_ONCE
-    }
-
-    /// Reports a long wait, once.
-    fn look(&mut self, cause: &SessionError, notice: &mut impl FnMut(&str)) {
-        if self.since.elapsed() >= LONG && !std::mem::replace(&mut self.told, true) {
-            notice(&format!(
-                "the session is over ({cause}), and the source QEMU has not shown for {} s that it would pause if its \
-                 connection closed: it would run its VM beside the destination's. It shows that by what it writes. \
-                 Waiting on; see that it is not stopped",
-                LONG.as_secs()
-            ));
-        }
-    }
-}
-
 /// Whether the session ended only because the links were lost. After any other end, such as hashes
 /// that differ, a person has to look at the destination.
 fn is_loss(cause: &SessionError) -> bool {
@@ -338,79 +228,4 @@ fn is_loss(cause: &SessionError) -> bool {
             | SessionError::Silent { .. }
             | SessionError::Over { .. }
     )
-}
-
-impl Shared {
-    /// Whether the destination has the VM in postcopy, and memory of it is still to come. Then a
-    /// source whose socket closes at the right moment pauses.
-    pub(super) fn is_in_postcopy(&self) -> bool {
-        (self.has_switched() || self.is_only_answered()) && !self.has_sent_all()
-    }
-
-    /// The destination QEMU reported a failure. A source in postcopy does not run its VM again.
-    pub(super) fn refusal(&self, code: u32) -> RelayError {
-        if self.is_in_postcopy() {
-            RelayError::PostcopyRefused { code }
-        } else {
-            RelayError::DestinationRefused { code }
-        }
-    }
-
-    /// The error of a source relay that is in doubt now.
-    fn doubt(&self, cause: &Arc<SessionError>) -> RelayError {
-        let cause = cause.clone();
-        match self.switchover.get() {
-            Some(Switchover::Unanswered | Switchover::Answered) => {
-                RelayError::TurnInDoubt { cause }
-            }
-            Some(Switchover::Sent) => RelayError::EndInDoubt { cause },
-            _ => RelayError::InDoubt { cause },
-        }
-    }
-
-    /// The main stream, if the bytes written to its QEMU end with a message, and none are being
-    /// written.
-    fn main_between_messages(&self) -> Option<Arc<SourceStream>> {
-        if self.return_paths.load(Ordering::Acquire) > 0
-            || !self.between_messages.load(Ordering::Acquire)
-        {
-            return None;
-        }
-        self.streams().into_iter().find(|stream| stream.kind.is_main())
-    }
-
-    /// Gives the source QEMU the PONG of the packaged state, which the destination QEMU has loaded;
-    /// the links were lost before its own PONG came. Returns false when the source QEMU cannot have
-    /// the PONG, or does not wait for it.
-    fn hand_pong(&self) -> bool {
-        let main = self.is_unanswered().then(|| self.main_between_messages()).flatten();
-        main.is_some_and(|main| {
-            self.answer(&main, true);
-            { main.socket() }.write_all(&PONG_LOADED).is_ok()
-        })
-    }
-
-    /// Gives the source QEMU SHUT(0), since the destination QEMU has confirmed; the links were lost
-    /// before its own SHUT(0) came. Returns false when the source QEMU cannot have it.
-    fn hand_success(&self) -> bool {
-        // In postcopy other messages matter too, until all memory was sent. A message that was
-        // written in part cannot be completed, and a thread that is still writing must not be
-        // interrupted.
-        let in_postcopy = self.switchover.get().is_some() || self.has_switched();
-        if in_postcopy && !self.has_sent_all() {
-            return false;
-        }
-        let Some(main) = self.main_between_messages() else { return false };
-        self.handing_shut.store(true, Ordering::Release);
-        let mut socket = main.socket();
-        if socket.write_all(&SHUT_LOADED).is_err() {
-            return false;
-        }
-        // QEMU closes when it has read it. If this end closes first, nothing is lost either.
-        let deadline = Instant::now() + FAREWELL;
-        while is_open(socket) && Instant::now() < deadline {
-            std::thread::sleep(LOOK / 10);
-        }
-        true
-    }
 }

@@ -1,6 +1,8 @@
 //! A keeper on a thread, with a QEMU and a relay that end in turn.
 
+use super::super::keeping::*;
 use super::*;
+use crate::return_path::PONG_LOADED;
 use std::io::{Read, Write};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::JoinHandle;
