@@ -1,6 +1,7 @@
 //! `platen device`: a block device of compressed pages.
 
 mod adopt;
+mod another;
 mod args;
 mod backing;
 mod changes;

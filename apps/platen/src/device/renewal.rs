@@ -5,7 +5,10 @@
 //! server has shown that it can take over and has its memory. So there is one supervisor at any
 //! time, and servers remain its children. The new server also locks the new program in memory.
 
+mod size;
+
 use super::adopt::Adopt;
+use super::another::{check_memory, Another};
 use super::changes::Changes;
 use super::claims::{taken, Claims};
 use super::covered::Covered;
@@ -16,7 +19,6 @@ use super::plan::Plan;
 use super::requests::{Client, Request, DONE};
 use super::serving::{heap, inheritable, Serving};
 use super::settings_file;
-use crate::size::Size;
 use anyhow::{ensure, Context};
 use pulse::Pulse;
 use rustix::io::{fcntl_setfd, FdFlags};
@@ -28,16 +30,6 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use swap::supervisor::{Adopted, HandOver};
 use ublk::Owner;
-
-/// Memory of another program: its text and libraries.
-const PROGRAM: u64 = 24 << 20;
-
-/// Private memory of a server beside heap, stacks and the page tables of the store: data of the
-/// program and its libraries, other page tables.
-const PROCESS: u64 = 4 << 20;
-
-/// Memory of a server's stack.
-const STACK: u64 = 64 << 10;
 
 impl Serving {
     /// Adopts the state of the supervisor that this process was before `execve`.
@@ -207,62 +199,6 @@ impl Serving {
         Ok(Settings { changes, plan, policy, covered, in_effect: false })
     }
 
-    /// Refuses a size that the device cannot change to. The new server checks the limits that only
-    /// the kernel knows.
-    fn check_size(&self, Size(wanted): Size) -> anyhow::Result<()> {
-        let (pages, capacity) = store::sizes(self.store.as_fd())?;
-        let [present, most] = [pages, capacity].map(|pages| pages * device::PAGE as u64);
-        ensure!(
-            wanted >= present,
-            "--size: the device has {present} bytes, and {wanted} are fewer: a device does not \
-             shrink; end it and start it with --size {wanted}"
-        );
-        ensure!(
-            wanted <= most,
-            "--size: the store was made with room for {most} bytes, not for {wanted}: end the \
-             device and start it with --size {wanted}"
-        );
-        if wanted == present || !self.plan.args.swap {
-            return Ok(());
-        }
-        ensure!(
-            self.disk.is_none(),
-            "--size: the kernel stops all requests of an NBD disk while its size changes, and \
-             reconnects no server meanwhile: not while it swaps to it; serve another device beside \
-             this one, or end it and start it with --size {wanted}"
-        );
-        let disk = self.disk().context("it has no disk yet")?;
-        swap::area::can_extend(&disk).context("--size")
-    }
-
-    /// The part of a requested growth that the device still lacks; `None` if it lacks nothing.
-    fn smaller_than_asked(&self) -> Option<String> {
-        let wanted = self.plan.pages;
-        let pages = store::sizes(self.store.as_fd()).map_or(wanted, |(pages, _)| pages);
-        if pages < wanted {
-            return Some(format!(
-                "--size: there was no memory for the table: the device still has {} bytes",
-                pages * device::PAGE as u64
-            ));
-        }
-        let disk = self.device.map(ublk::disk)?;
-        let (wanted, size) = (wanted * device::PAGE as u64, swap::area::size(&disk).unwrap_or(0));
-        if size < wanted {
-            return Some(format!(
-                "--size: {} still has {size} bytes: the device's log says why",
-                disk.display()
-            ));
-        }
-        let beyond = swap::area::beyond(&disk).unwrap_or(0);
-        if self.plan.args.swap && beyond > 0 {
-            return Some(format!(
-                "--size: the device has its new size, and the kernel does not swap to the last \
-                 {beyond} bytes of it: its log says why"
-            ));
-        }
-        None
-    }
-
     /// Switches to the new server's settings, or executes its program, before "go" is sent.
     pub(super) fn hand_over_to(&mut self, state: &HandOver<'_>) -> io::Result<()> {
         let Some(mut renewal) = self.renewal.take() else { return Ok(()) };
@@ -340,89 +276,7 @@ impl Serving {
     }
 }
 
-/// A server that starts beside the present one. Sizes in bytes.
-struct Another {
-    is_other_program: bool,
-    heap: u64,
-    /// Memory of the heap file, which it uses after the present server.
-    present_heap: u64,
-    threads: u64,
-    /// Memory of the store, which it maps.
-    stored: u64,
-}
-
-impl Another {
-    fn memory(&self) -> u64 {
-        let program = if self.is_other_program { PROGRAM } else { 0 };
-        let heap = self.heap.saturating_sub(self.present_heap);
-        // A page table has 8 bytes for each page.
-        let tables = self.stored / 512;
-        program + PROCESS + heap + self.threads * STACK + tables
-    }
-}
-
 /// The path of an open program.
 fn path(program: &File) -> String {
     format!("/proc/self/fd/{}", program.as_raw_fd())
-}
-
-/// Refuses a second server if starting it could invoke the OOM killer.
-fn check_memory(meminfo: &str, needed: u64) -> anyhow::Result<()> {
-    let of = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim_start_matches(':').trim().strip_suffix(" kB")?.parse::<u64>().ok()
-    };
-    // Swapped-out pages are assumed to compress to half their size.
-    let there = of("MemAvailable").zip(of("SwapFree"));
-    let Some(there) = there.map(|(available, swap)| (available + swap / 2) << 10) else {
-        return Ok(());
-    };
-    ensure!(
-        there >= needed,
-        "memory is short: another server takes {needed} bytes while both are there, and the \
-         machine has {there} (MemAvailable, and half of SwapFree); try again when it has more"
-    );
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_of_the_same_program_takes_neither_text_nor_a_second_heap() {
-        let same = Another {
-            is_other_program: false,
-            heap: 7 << 20,
-            present_heap: 7 << 20,
-            threads: 14,
-            stored: 150 << 20,
-        };
-        assert!(same.memory() < 6 << 20, "{}", same.memory());
-        let larger = Another { heap: 9 << 20, ..same };
-        assert_eq!(larger.memory(), same.memory() + (2 << 20));
-        let smaller = Another { heap: 5 << 20, ..same };
-        assert_eq!(smaller.memory(), same.memory());
-        let other = Another { is_other_program: true, stored: 1 << 30, ..same };
-        assert!(other.memory() > (24 + 4 + 2) << 20, "{}", other.memory());
-    }
-
-    #[test]
-    fn another_server_needs_memory_or_free_swap() {
-        let with = |available: u64, free: u64| {
-            let text = format!(
-                "MemTotal: 1 kB\nMemAvailable:   {available} kB\nSwapTotal: 9 kB\nSwapFree: {free} kB\n"
-            );
-            check_memory(&text, 48 << 20).err().map(|error| error.to_string()).unwrap_or_default()
-        };
-        assert_eq!(with(48 << 10, 0), "");
-        assert_eq!(with(8 << 10, 80 << 10), "");
-        let said = with(8 << 10, 79 << 10);
-        assert!(
-            said.contains("takes 50331648 bytes")
-                && said.contains(&format!("has {}", (8 + 39) * 1024 * 1024 + 512 * 1024)),
-            "{said}"
-        );
-        assert!(check_memory("", 1).is_ok(), "a kernel that does not say");
-    }
 }
