@@ -1,6 +1,6 @@
 //! `platen image`: shows and verifies an image, and converts it to a plain stream, to QEMU's
 //! mapped-ram file or to libvirt's save file. `import` is in `image_import`, `verify` in
-//! `image_verify`; commands for stores are in `store_command`.
+//! `image_verify`; commands for stores are in `store_command` and `store_list`.
 
 use crate::image_import::{self, ImportArgs};
 use crate::image_verify::verify_all;
@@ -8,7 +8,8 @@ use crate::restore_fit::{is_paused_by_its_state_alone, was_paused};
 use crate::saved_vm::{bytes, open};
 use crate::say::{printable, say, show};
 use crate::seed::refuse_seed;
-use crate::store_command::{self, refuse_in_store, CollectArgs, InitArgs, ListArgs, RemoveArgs};
+use crate::store_command::{self, refuse_in_store, CollectArgs, InitArgs, RemoveArgs};
+use crate::store_list::{self, ListArgs};
 use anyhow::{anyhow, ensure, Context};
 use clap::{Args, Subcommand};
 use image::{make_private, Content, HotSet, Options};
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
         Command::Export(args) => export(args).map(|()| ExitCode::SUCCESS),
         Command::Import(args) => image_import::run(args).map(|()| ExitCode::SUCCESS),
         Command::Init(args) => store_command::init(args).map(|()| ExitCode::SUCCESS),
-        Command::List(args) => store_command::list(args).map(|()| ExitCode::SUCCESS),
+        Command::List(args) => store_list::list(args).map(|()| ExitCode::SUCCESS),
         Command::Rm(args) => store_command::remove(args).map(|()| ExitCode::SUCCESS),
         Command::Gc(args) => store_command::collect(args).map(|()| ExitCode::SUCCESS),
     }

@@ -34,6 +34,7 @@ mod lost_writes;
 mod migrate;
 mod migrate_cancel;
 mod migrate_monitor;
+mod migrate_outcome;
 mod monitor;
 mod network;
 mod peer_report;
@@ -54,6 +55,7 @@ mod relay_options;
 mod remote_image;
 mod report;
 mod report_file;
+mod report_text;
 mod restore;
 mod restore_args;
 mod restore_clash;
@@ -62,6 +64,7 @@ mod restore_events;
 mod restore_fit;
 mod restore_load;
 mod restore_player;
+mod restore_player_link;
 mod restore_players;
 mod restore_recovery;
 mod restore_service;
@@ -69,6 +72,7 @@ mod restore_source;
 mod restore_supervisor;
 mod restore_vm;
 mod save;
+mod save_args;
 mod save_channels;
 mod save_check;
 mod save_ending;
@@ -89,6 +93,7 @@ mod settings_keeper;
 mod size;
 mod source_end;
 mod store_command;
+mod store_list;
 mod stranger;
 mod stream_keeper;
 mod turns_option;
@@ -151,7 +156,7 @@ enum Command {
     Config(host::ConfigArgs),
     /// Save the VM of a QEMU, controlled by its monitor, as an image: compressed, verified, one
     /// file. Images in one store share their pages
-    Save(save::SaveArgs),
+    Save(save_args::SaveArgs),
     /// Restore a saved VM into a QEMU that was started with -incoming defer. The VM runs before its
     /// RAM is loaded
     Restore(restore::RestoreArgs),

@@ -3,7 +3,7 @@
 use crate::descriptors::raise_descriptors;
 use crate::remote_image::RemoteOptions;
 use crate::report_file::check_file;
-use crate::restore_players::PlayerOptions;
+use crate::restore_player_link::PlayerOptions;
 use crate::restore_source::Source;
 use crate::saved_vm::write_json;
 use crate::size::Size;

@@ -1,6 +1,7 @@
 //! The end of `platen save`: the image gets its name, and the VM continues, stays stopped or ends.
 
-use crate::save::{Saving, Then, ASK, VERDICT};
+use crate::save::{Saving, ASK, VERDICT};
+use crate::save_args::Then;
 use crate::save_intake::{Intake, MORE};
 use crate::save_name::named;
 use crate::say::say;

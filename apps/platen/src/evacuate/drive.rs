@@ -1,16 +1,15 @@
 //! Runs the migrations of an evacuation, and follows each to its end.
 
+mod outcome;
+
 use super::child::{is_of_moved, Migration, Told};
-use super::domain;
 use super::entry::{Entry, Way};
 use super::order::Found;
-use super::patience::{Patience, SILENCE};
+use super::patience::Patience;
 use super::report::{Outcome, VmReport};
 use super::schedule::{AtOnce, Schedule};
-use super::verdict::verdict;
 use crate::say::say;
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -286,85 +285,6 @@ impl Drive<'_> {
         State::Ended(migration, status, Instant::now())
     }
 
-    /// Reports a migration whose source does not answer as in doubt, and goes on with the others.
-    /// Its process gets no signal: a first one is for the interrupt, and a second one would force
-    /// the end.
-    fn leave(&mut self, vm: usize, migration: Migration) -> State {
-        let (source, program) = match self.turns[vm].entry.way {
-            Way::Monitor { .. } => ("its source QEMU's monitor", "platen migrate"),
-            Way::Domain => ("libvirt", "virsh migrate"),
-        };
-        let (silence, id) = (SILENCE.as_secs(), migration.id());
-        let text = if self.is_interrupted {
-            format!(
-                "interrupted, but {source} has not answered for {silence} s: its {program} \
-                 (process {id}) goes on, and cancels when it can. {LOOK}"
-            )
-        } else {
-            format!(
-                "{source} has not answered for {silence} s, and nothing was sent: its {program} \
-                 (process {id}) goes on, and completes the migration when it can. {LOOK}"
-            )
-        };
-        self.go_on_without(vm, migration, text)
-    }
-
-    /// Reports a VM that may be at the other host, and whose migration waits, after an interrupt.
-    /// Its process goes on: only a person who has looked there can tell where the VM is to run.
-    fn leave_in_doubt(&mut self, vm: usize, migration: Migration) -> State {
-        let id = migration.id();
-        let text = format!(
-            "interrupted, but the other host may have the VM: its platen migrate (process {id}) goes \
-             on. {LOOK}"
-        );
-        self.go_on_without(vm, migration, text)
-    }
-
-    fn go_on_without(&mut self, vm: usize, migration: Migration, text: String) -> State {
-        self.schedule.ended(vm, self.begun.elapsed());
-        self.end(vm, Outcome::InDoubt, Some(text));
-        State::Left(migration)
-    }
-
-    /// The duration of a migration that has ended at `at`, ms.
-    fn took(&self, vm: usize, at: Instant) -> Option<u64> {
-        let at = u64::try_from(at.saturating_duration_since(self.begun).as_millis()).ok()?;
-        Some(at.saturating_sub(self.turns[vm].report.started?))
-    }
-
-    /// Why a migration has failed.
-    fn cause(&self, vm: usize, status: ExitStatus, error: &serde_json::Value) -> String {
-        let said = &self.said[vm];
-        let program = match self.turns[vm].entry.way {
-            Way::Monitor { .. } => "platen migrate",
-            Way::Domain => "virsh migrate",
-        };
-        match (status.signal(), error.as_str()) {
-            (Some(signal), _) => format!("its {program} was ended by signal {signal}"),
-            _ if !said.is_empty() => said.clone(),
-            (None, Some(error)) => error.to_owned(),
-            (None, None) => format!("its {program} ended with {status}"),
-        }
-    }
-
-    /// Asks the source QEMU where the VM is, on a thread, so that the others continue.
-    fn ask(&mut self, vm: usize) {
-        let turn = &self.turns[vm];
-        let (entry, before) = (turn.entry.clone(), turn.found.state.clone());
-        let verdicts = self.verdicts.clone();
-        let body = move || {
-            let (outcome, text) = match &entry.way {
-                Way::Monitor { monitor, .. } => verdict(monitor, &before),
-                Way::Domain => domain::verdict(&entry.name, &before),
-            };
-            let _ = verdicts.send((vm, outcome, text));
-        };
-        if let Err(error) = std::thread::Builder::new().name("verdict".into()).spawn(body) {
-            let text = format!("cannot start a thread to ask its source QEMU: {error}");
-            let _ = self.verdicts.send((vm, Outcome::InDoubt, text));
-        }
-    }
-
     fn end(&mut self, vm: usize, outcome: Outcome, error: Option<String>) {
         let words = outcome.words();
         match &error {
@@ -378,88 +298,4 @@ impl Drive<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::process::{Child, Command};
-
-    fn turn(of: &str) -> Turn {
-        let name = format!("a domain of test {} {of}", std::process::id());
-        let entry = Entry::domain(&name).unwrap();
-        let found = Found::made(&entry);
-        Turn { entry, found, words: Vec::new(), report: VmReport::new(&name, "there") }
-    }
-
-    /// The drive of one VM, whose process runs, and of which nobody listens.
-    fn drive<'a>(
-        turns: &'a mut [Turn],
-        folder: &'a Path,
-        process: Child,
-        file: &Path,
-    ) -> Drive<'a> {
-        Drive {
-            states: vec![State::Running(Migration::made(process, file.into()))],
-            said: vec![String::new()],
-            heard_all: vec![true],
-            schedule: Schedule::new(2, AtOnce::Fixed(1)),
-            patience: Patience::new(1),
-            turns,
-            folder,
-            begun: Instant::now(),
-            tell: mpsc::channel().0,
-            verdicts: mpsc::channel().0,
-            is_interrupted: false,
-        }
-    }
-
-    /// Its source QEMU runs the VM, and so may the destination.
-    #[test]
-    fn a_vm_that_may_run_at_the_destination_is_in_doubt_whatever_its_source_says() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("report");
-        let failed = r#"{"status":"failed","error":"look at both","may-run-there":true}"#;
-        std::fs::write(&file, failed).unwrap();
-        let mut turns = [turn("that may run twice")];
-        let process = Command::new("false").spawn().unwrap();
-        let mut drive = drive(&mut turns, folder.path(), process, &file);
-        assert_eq!(drive.schedule.next(Duration::ZERO), Some(0));
-        drive.patience.started(0);
-        while !matches!(drive.states[0], State::Done | State::Judged) {
-            drive.look(0);
-        }
-        assert_eq!(turns[0].report.outcome, Outcome::InDoubt);
-        let error = turns[0].report.error.as_deref().unwrap();
-        assert!(error.starts_with("look at both. Look at both hosts"), "{error}");
-    }
-
-    /// It asks its source QEMU nothing, for longer than a source QEMU may be silent.
-    #[test]
-    fn a_vm_whose_process_writes_a_seed_has_moved_and_keeps_no_other_from_its_turn() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("report");
-        let mut turns = [turn("that writes a seed")];
-        let process = Command::new("sleep").arg("600").spawn().unwrap();
-        let mut drive = drive(&mut turns, folder.path(), process, &file);
-        assert_eq!(drive.schedule.next(Duration::ZERO), Some(0));
-        drive.patience.started(0);
-        drive.look(0);
-        assert_eq!(drive.schedule.next(Duration::ZERO), None);
-        std::fs::write(&file, r#"{"status":"completed"}"#).unwrap();
-        (0..100).for_each(|_| drive.patience.pass(Duration::from_secs(1)));
-        drive.look(0);
-        assert!(matches!(drive.states[0], State::Moved(_)), "{:?}", drive.states[0]);
-        assert_eq!(drive.schedule.next(Duration::ZERO), Some(1), "the next VM");
-        // One that was left as in doubt before has moved, too.
-        let State::Moved(migration) = std::mem::replace(&mut drive.states[0], State::Judged) else {
-            unreachable!()
-        };
-        drive.states[0] = State::Left(migration);
-        drive.look(0);
-        assert!(matches!(drive.states[0], State::Moved(_)), "{:?}", drive.states[0]);
-        // The interrupt ends the process by a signal, which is no failure of the migration.
-        drive.interrupt(true);
-        while !drive.is_over() {
-            drive.look(0);
-        }
-        assert_eq!(turns[0].report.outcome, Outcome::Moved);
-    }
-}
+mod tests;
