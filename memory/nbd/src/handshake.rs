@@ -1,8 +1,15 @@
 //! The fixed newstyle handshake: options in, replies out. No I/O.
 
+mod messages;
+
+use self::messages::{
+    reply, u32_of, Reader, ABORT, ACK, ALLOCATION, ERR_INVALID, ERR_UNKNOWN, ERR_UNSUP,
+    EXPORT_NAME, GO, INFO, INFO_BLOCK_SIZE, INFO_NAME, INFO_REPLY, LIST, LIST_META_CONTEXT,
+    META_CONTEXT, SERVER, SET_META_CONTEXT, STRUCTURED_REPLY,
+};
 use crate::wire::{
-    Session, ALLOCATION_ID, MAX_REQUEST, NBD_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC,
-    TRANSMISSION_FLAGS, TRANSMISSION_FLAGS_SIMPLE,
+    Session, ALLOCATION_ID, MAX_REQUEST, NBD_MAGIC, OPTION_MAGIC, TRANSMISSION_FLAGS,
+    TRANSMISSION_FLAGS_SIMPLE,
 };
 
 /// The only export.
@@ -277,63 +284,6 @@ impl<'a> Handshake<'a> {
         }
     }
 }
-
-/// Takes numbers and bytes from the front.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn u16(&mut self) -> Option<u16> {
-        let (first, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u16::from_be_bytes(*first))
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        let (first, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u32::from_be_bytes(*first))
-    }
-
-    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (bytes, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-}
-
-fn u32_of(len: usize) -> [u8; 4] {
-    u32::try_from(len).expect("names are short").to_be_bytes()
-}
-
-fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
-    out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
-    out.extend_from_slice(&option.to_be_bytes());
-    out.extend_from_slice(&kind.to_be_bytes());
-    out.extend_from_slice(&u32_of(data.len()));
-    out.extend_from_slice(data);
-}
-
-const ALLOCATION: &[u8] = b"base:allocation";
-
-const EXPORT_NAME: u32 = 1;
-const ABORT: u32 = 2;
-const LIST: u32 = 3;
-const INFO: u32 = 6;
-const GO: u32 = 7;
-const STRUCTURED_REPLY: u32 = 8;
-const LIST_META_CONTEXT: u32 = 9;
-const SET_META_CONTEXT: u32 = 10;
-
-const ACK: u32 = 1;
-const SERVER: u32 = 2;
-const INFO_REPLY: u32 = 3;
-const META_CONTEXT: u32 = 4;
-const ERR_UNSUP: u32 = 1 << 31 | 1;
-const ERR_INVALID: u32 = 1 << 31 | 3;
-const ERR_UNKNOWN: u32 = 1 << 31 | 6;
-
-const INFO_NAME: u16 = 1;
-const INFO_BLOCK_SIZE: u16 = 3;
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::wire::OPTION_REPLY_MAGIC;
 
 fn export() -> Export {
     Export { name: "swap".into(), size: 1 << 20 }
