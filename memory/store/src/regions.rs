@@ -11,6 +11,7 @@
 //! allocated from the kernel and freed to it outside of the lock, because that may take long.
 
 mod adopt;
+mod charge;
 mod lists;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,7 @@ use self::lists::{Lists, Region};
 use crate::asks::Asks;
 use crate::class::{class_word, MAX_PAGES, TABLE};
 use crate::inject;
-use crate::layout::{CUTS, PLACE_PAGES, SLAB_BITS};
+use crate::layout::{CUTS, SLAB_BITS};
 use crate::map::Map;
 use crate::slab::{Role, NIL, NO_CLASS};
 use crate::sync::{AtomicU64, Ordering};
@@ -230,30 +231,6 @@ impl Regions {
         self.used_max.store(fixed, Ordering::Relaxed);
     }
 
-    /// Allocates memory for page `page` of the records of groups.
-    pub(crate) fn grow_records(&self, map: &Map, page: u64) -> Result<(), NoMemory> {
-        self.charge(1).and_then(|()| self.populate(map, map.layout().record_page(page), 1, None))
-    }
-
-    /// Frees the memory of these pages of records; returns whether the kernel took it.
-    pub(crate) fn shrink_records(&self, map: &Map, from: u64, to: u64) -> bool {
-        let pages = usize::try_from(to - from).expect("they are mapped");
-        let punched = map.punch(map.layout().record_page(from), pages).is_ok();
-        if punched {
-            self.discharge(to - from);
-        }
-        punched
-    }
-
-    /// Allocates memory for a dictionary.
-    pub(crate) fn grow_dictionary(&self, map: &Map, place: usize) -> Result<(), NoMemory> {
-        let at = map.layout().dictionary(place);
-        self.charge(PLACE_PAGES as u64).and_then(|()| {
-            let pages = u32::try_from(PLACE_PAGES).expect("a few");
-            self.populate(map, at, pages, None)
-        })
-    }
-
     fn type_region(
         &self,
         map: &Map,
@@ -303,90 +280,7 @@ impl Regions {
         // Otherwise the region's head stays allocated and the region unused: it wastes memory but
         // no data.
     }
-
-    /// Charges `pages` pages to the limit.
-    fn charge(&self, pages: u64) -> Result<(), NoMemory> {
-        let limit = self.limit();
-        let add = |used: u64| used.checked_add(pages).filter(|&sum| sum <= limit);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(before) => {
-                self.used_max.fetch_max(before + pages, Ordering::Relaxed);
-                Ok(())
-            }
-            Err(_) => Err(NoMemory::Limit),
-        }
-    }
-
-    fn force_charge(&self, pages: u64) {
-        let before = self.used.fetch_add(pages, Ordering::Relaxed);
-        self.used_max.fetch_max(before + pages, Ordering::Relaxed);
-    }
-
-    fn discharge(&self, pages: u64) {
-        self.used.fetch_sub(pages, Ordering::Relaxed);
-    }
-
-    /// Allocates memory that is charged; drops the charge if the kernel has none.
-    fn populate(
-        &self,
-        map: &Map,
-        at: usize,
-        pages: u32,
-        asks: Option<&Asks>,
-    ) -> Result<(), NoMemory> {
-        let populate = || map.populate(at, pages);
-        let populated = match asks {
-            Some(asks) => asks.ask(populate),
-            None => populate(),
-        };
-        populated.map_err(|_| {
-            // A part of it may be there. Free it, or the file would have more than is charged.
-            let _ = map.punch(at, pages as usize);
-            self.discharge(u64::from(pages));
-            NoMemory::Kernel
-        })
-    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::heap::Claimed;
-    use crate::{Options, Store};
-
-    /// Regression: it counted as one of class 0, whose lock does not protect it.
-    #[test]
-    fn a_slab_that_is_ready_belongs_to_no_class() {
-        let store = Store::create(64, Options { reserve: 0, ..Options::default() }).unwrap();
-        let heap = &store.heap;
-        heap.grow(1, None).unwrap();
-        let (slab, _) = heap.regions.take_ready(&heap.map, 1).unwrap();
-        let state = heap.map.slab(slab);
-        assert_eq!(state.role(), Role::Ready);
-        assert!((0..crate::class::CLASSES).all(|class| state.class() != class_word(class)));
-    }
-
-    /// A thread that frees an object looks at its slab's role. Before, others may have emptied the
-    /// slab and freed its region, which then has slabs of another length.
-    #[test]
-    fn a_late_look_at_a_slab_whose_region_has_another_length_changes_nothing() {
-        let store = Store::create(64, Options { reserve: 0, ..Options::default() }).unwrap();
-        let heap = &store.heap;
-        let class = TABLE.iter().position(|class| class.pages == 1).unwrap();
-        heap.grow(1, None).unwrap();
-        let (before, _) = heap.regions.take_ready(&heap.map, 1).unwrap();
-        heap.regions.put_ready(&heap.map, before, 1);
-        assert!(heap.regions.shrink(&heap.map, 1));
-        let longest = TABLE.iter().map(|class| class.pages).max().unwrap();
-        heap.grow(longest, None).unwrap();
-        let (now, _) = heap.regions.take_ready(&heap.map, longest).unwrap();
-        assert_eq!(now >> SLAB_BITS, before >> SLAB_BITS, "the region is used again");
-        // Bytes of objects, which look like the state of a slab that has become full.
-        let last = CUTS[1].slabs - 1;
-        assert!(last > CUTS[longest as usize].slabs);
-        let slab = before >> SLAB_BITS << SLAB_BITS | last;
-        heap.map.slab(slab).reset(Role::Full, class_word(class), TABLE[class].objects);
-        heap.release(Claimed { slab, class, index: 0 });
-        assert_eq!(heap.map.slab(slab).role(), Role::Full, "bytes of objects were changed");
-    }
-}
+mod tests;
