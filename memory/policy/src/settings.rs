@@ -1,10 +1,11 @@
 //! Settings of the policy: one TOML section, `[policy]`.
 
+mod check;
+
 use std::path::PathBuf;
 
-use codec::Codec;
 use serde::{Deserialize, Deserializer, Serialize};
-use store::{MAX_AGE, MAX_MEMBERS};
+use store::MAX_AGE;
 
 /// The section. A key that is left out has its default; an unknown key is an error.
 ///
@@ -270,141 +271,11 @@ impl Settings {
         Ok(policy)
     }
 
-    /// Checks that all numbers are in range.
-    ///
-    /// # Errors
-    ///
-    /// [`SettingsError`].
-    pub fn check(&self) -> Result<(), SettingsError> {
-        let Self {
-            period, period_pressed, idle, idle_pressed, group, gain, cpu, cpu_pressed, ..
-        } = *self;
-        let Pressure { stall, window, .. } = self.pressure;
-        let ages = 1..=u64::from(MAX_AGE);
-        if self.backing_dev.is_some() && !self.enabled {
-            return Err(SettingsError::Disabled);
-        }
-        let group = group as u64;
-        let age = |name, value: u8| (name, value.into(), 1..=u64::from(MAX_AGE), "1 to 7 periods");
-        for (name, value, range, expected) in [
-            ("period", period, 1..=86_400, "1 to 86400 seconds"),
-            ("period_pressed", period_pressed, 1..=86_400, "1 to 86400 seconds"),
-            ("idle", idle.into(), ages.clone(), "1 to 7 periods"),
-            ("idle_pressed", idle_pressed.into(), ages, "1 to 7 periods"),
-            // The store has one record for every eight pages.
-            (
-                "group",
-                group,
-                if group == 1 { 1..=1 } else { 8..=MAX_MEMBERS as u64 },
-                "1, or 8 to 32 pages",
-            ),
-            age("writeback_idle", self.writeback_idle),
-            age("writeback_idle_pressed", self.writeback_idle_pressed),
-            age("writeback_huge_idle", self.writeback_huge_idle),
-            age("writeback_huge_idle_pressed", self.writeback_huge_idle_pressed),
-            (
-                "writeback_batch_size",
-                self.writeback_batch_size.into(),
-                1..=1024,
-                "1 to 1024 blocks of 4 KiB",
-            ),
-            // Fewer pages are not enough for the samples.
-            ("dictionary_pages", self.dictionary_pages, 1024..=u64::MAX, "1024 pages or more"),
-            ("dictionary_period", self.dictionary_period, 1..=31_536_000, "1 second to a year"),
-            ("gain", gain.into(), 1..=90, "1 to 90 per cent"),
-            ("cpu", cpu.into(), 1..=100, "1 to 100 per cent"),
-            ("cpu_pressed", cpu_pressed.into(), 1..=100, "1 to 100 per cent"),
-            ("pressure.window", window.into(), 500..=10_000, "500 to 10000 milliseconds"),
-            ("pressure.stall", stall.into(), 1..=window.into(), "1 ms to the whole window"),
-        ] {
-            if !range.contains(&value) {
-                return Err(SettingsError::Range { name, value, expected });
-            }
-        }
-        if !matches!(self.dictionary.as_str(), "auto" | "off") {
-            return Err(SettingsError::Dictionary(self.dictionary.clone()));
-        }
-        self.codec().map(drop)
-    }
-
     /// Whether dictionaries are trained.
     pub fn trains(&self) -> bool {
         self.enabled && self.dictionary == "auto"
     }
-
-    /// Codec and level.
-    pub(crate) fn codec(&self) -> Result<codec::Settings, SettingsError> {
-        let wrong = || SettingsError::Codec { codec: self.codec.clone(), level: self.level };
-        let codec: Codec = self.codec.parse().map_err(|_| wrong())?;
-        let known = match codec {
-            Codec::Zstd | Codec::Lz4 => true,
-            Codec::Zlib => self.level > 0,
-            _ => false,
-        };
-        let settings = codec::Settings::new(codec, Some(self.level));
-        settings.ok().filter(|_| known).ok_or_else(wrong)
-    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_section_changes_only_the_keys_that_it_names() {
-        assert_eq!(Settings::read("").unwrap(), Settings::default());
-        let text = "[policy]\nidle = 3\ngroup = 8\n[policy.pressure]\nstall = 70\n";
-        let settings = Settings::read(text).unwrap();
-        let pressure = Pressure { stall: 70, ..Pressure::default() };
-        assert_eq!(settings, Settings { idle: 3, group: 8, pressure, ..Settings::default() });
-        assert!(!Settings::read("[policy]\nenabled = false\n").unwrap().enabled);
-        // A key that is left out has its value in the base, and a key of a table in it, too.
-        let text = "[policy]\nlevel = 3\n[policy.pressure]\nwindow = 4000\n";
-        let mut base = Settings::small();
-        base.pressure.stall = 7;
-        let expected = Settings {
-            level: 3,
-            pressure: Pressure { window: 4000, ..base.pressure.clone() },
-            ..base.clone()
-        };
-        assert_eq!(Settings::read_over(text, &base).unwrap(), expected);
-        let error = Settings::read_over("[policy]\nlevels = 3\n", &base).unwrap_err();
-        assert!(std::error::Error::source(&error).unwrap().to_string().contains("levels"));
-    }
-
-    #[test]
-    fn keys_that_need_a_backing_device_are_listed() {
-        let alone = "[policy]\nbacking_size = 4096\nwriteback_limit = 5\nidle = 3\n";
-        let settings = Settings::read(alone).unwrap();
-        assert_eq!(settings.without_effect(), ["backing_size", "writeback_limit"]);
-        let with = format!("{alone}backing_dev = '/dev/vdb'\n");
-        assert!(Settings::read(&with).unwrap().without_effect().is_empty());
-        assert!(Settings::default().without_effect().is_empty());
-    }
-
-    #[test]
-    fn unknown_keys_and_values_are_refused() {
-        for (text, expected) in [
-            ("[policy]\nidel = 3\n", "unknown field `idel`"),
-            ("[polizy]\n", "unknown field `polizy`"),
-            ("[policy.pressure]\nfiles = 'x'\n", "unknown field `files`"),
-            ("[policy]\nidle = 8\n", "idle = 8, expected 1 to 7"),
-            ("[policy]\nidle = -1\n", "-1, expected 1 to 7 periods"),
-            ("[policy]\nwriteback_idle = 256\n", "256, expected 1 to 7 periods"),
-            ("[policy]\nidle = 'x'\n", "invalid type"),
-            ("[policy]\ngroup = 0\n", "group = 0, expected 1, or 8 to 32"),
-            ("[policy]\ncpu = 101\n", "cpu = 101"),
-            ("[policy]\nlevel = 77\n", "zstd at level 77"),
-            ("[policy]\ncodec = 'none'\n", "codec none"),
-            ("[policy]\ndictionary = 'on'\n", "none of auto, off"),
-            ("[policy]\ndictionary_pages = 9\n", "dictionary_pages = 9"),
-            ("[policy.pressure]\nstall = 3000\n", "pressure.stall = 3000"),
-            ("[policy", "cannot read"),
-        ] {
-            let error = Settings::read(text).unwrap_err();
-            let source = std::error::Error::source(&error).map(ToString::to_string);
-            let said = format!("{error}: {}", source.unwrap_or_default());
-            assert!(said.contains(expected), "{text}: {said}");
-        }
-    }
-}
+mod tests;
