@@ -8,22 +8,23 @@
 //!
 //! Every answer of server and kernel is checked for its length and contents.
 
+mod handshake;
 mod netlink;
+mod reconnection;
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::net::sockopt::socket_peercred;
-
+use self::handshake::{dial, handshake, Export};
 use self::netlink::{
     invalid, parse, Message, Netlink, ATTR_BACKEND, ATTR_BLOCK_SIZE, ATTR_DEAD_CONN_TIMEOUT,
-    ATTR_INDEX, ATTR_SERVER_FLAGS, ATTR_SIZE, ATTR_TIMEOUT, CONNECT, DISCONNECT, ENOSPC,
-    RECONFIGURE,
+    ATTR_INDEX, ATTR_SERVER_FLAGS, ATTR_SIZE, ATTR_TIMEOUT, CONNECT, DISCONNECT, RECONFIGURE,
 };
+pub use self::reconnection::PATIENCE;
+use self::reconnection::{Reconnection, AGAIN};
 
 /// How long a request waits for its answer before the kernel sends it again on another socket. The
 /// kernel's timers have steps of a second, so a server that dies is replaced within 10 s.
@@ -36,33 +37,9 @@ use self::netlink::{
 /// waits for memory may read nothing for seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// How long requests wait for a new server.
-pub const PATIENCE: Duration = Duration::from_secs(600);
-
 /// Transmission flags by which the server offers FLUSH and FUA. A disk in memory has nothing to
 /// flush; with these flags the kernel would take it for a disk with a volatile cache.
 const CACHE: u16 = 1 << 2 | 1 << 3;
-
-/// The pause before a failed attempt to reconnect is repeated.
-const AGAIN: Duration = Duration::from_secs(1);
-
-/// The pause before the kernel is asked again whether it has found a connection dead.
-const SOON: Duration = Duration::from_millis(10);
-
-/// How often the kernel is asked whether it has found a connection of the dead server dead. A
-/// connection that it has not taken by then is one more than it had. The asks take 10 s or more.
-/// They are counted, because a thread that gets no CPU for 10 s has asked once.
-const DEAD: u32 = 1000;
-
-/// How long the server may take for each part of the handshake, on a busy machine.
-const GREETING: Duration = Duration::from_secs(60);
-
-/// A server's description of its disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Export {
-    size: u64,
-    flags: u16,
-}
 
 /// Finds a disk of the module `nbd` that is not in use.
 ///
@@ -210,84 +187,13 @@ impl<'a> Kernel<'a> {
     }
 
     /// Offers the kernel a connection in the place of one that it has found dead. The answer does
-    /// not tell whether the kernel has taken the connection: see [`is_taken`].
+    /// not tell whether the kernel has taken the connection: see
+    /// [`is_taken`](reconnection::is_taken).
     fn give(&mut self, connection: &UnixStream) -> io::Result<()> {
         let mut message = reconfigure(self.netlink.family, self.index, self.backend);
         message.sockets([connection]);
         self.netlink.ask(&message, &format!("give /dev/nbd{} another connection", self.index))
     }
-}
-
-/// The progress of [`reconnect`]. A repeated attempt goes on where the last one failed: to the
-/// server, a connection that ends is one that the kernel has given up.
-struct Reconnection<'a> {
-    connect: &'a dyn Fn() -> io::Result<UnixStream>,
-    /// Connections that the kernel has not taken yet.
-    left: usize,
-    /// As many connections after their handshakes.
-    pending: VecDeque<UnixStream>,
-    /// Whether the kernel has taken any.
-    some: bool,
-    /// Requests since the kernel took the last one.
-    asks: u32,
-    /// When all began.
-    since: Instant,
-}
-
-impl<'a> Reconnection<'a> {
-    fn new(connect: &'a dyn Fn() -> io::Result<UnixStream>, connections: usize) -> Self {
-        let left = connections.max(1);
-        let pending = VecDeque::with_capacity(left);
-        Self { connect, left, pending, some: false, asks: 0, since: Instant::now() }
-    }
-
-    /// Makes the connections that are left.
-    fn dial(&mut self) -> io::Result<()> {
-        while self.pending.len() < self.left {
-            self.pending.push_back(greeted((self.connect)()?)?.0);
-        }
-        Ok(())
-    }
-
-    /// Passes connections to the kernel by `give`, one at a time: each replaces one that the kernel
-    /// has found dead.
-    fn attempt(
-        &mut self,
-        stop: &impl Fn() -> bool,
-        give: &mut dyn FnMut(&UnixStream) -> io::Result<()>,
-    ) -> io::Result<()> {
-        while !stop() {
-            let Some(pending) = self.pending.front() else { break };
-            let given = give(pending);
-            self.asks = self.asks.saturating_add(1);
-            // This is checked after an error too, since the answer alone may be lost. A connection
-            // that is passed twice would have two readers.
-            if is_taken(pending) {
-                self.pending.pop_front();
-                self.left -= 1;
-                (self.some, self.asks) = (true, 0);
-                continue;
-            }
-            match given {
-                Err(error) if error.raw_os_error() != Some(ENOSPC) => return Err(error),
-                _ if self.asks < DEAD => std::thread::sleep(SOON),
-                _ if !self.some && self.since.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
-                _ => {
-                    // They stay open, since the server would take their end for a lost client.
-                    self.pending.drain(..).for_each(std::mem::forget);
-                    self.left = 0;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Whether the kernel has taken a connection. The kernel reports success also if it has not,
-/// because no dead connection was there to replace (`nbd_genl_reconfigure`). When it takes a
-/// connection, it sets the disk's [`TIMEOUT`] as the time limit of sends, which nobody else does.
-fn is_taken(stream: &UnixStream) -> bool {
-    matches!(stream.write_timeout(), Ok(Some(_)))
 }
 
 /// Detaches a disk. The kernel may not answer, and this then does not return: call it in a process
@@ -329,74 +235,6 @@ fn index(disk: &Path) -> io::Result<u32> {
     let name = disk.file_name().unwrap_or_default().to_string_lossy();
     let number = name.strip_prefix("nbd").and_then(|number| number.parse().ok());
     number.ok_or_else(|| invalid(format!("{} is no disk of the nbd module", disk.display())))
-}
-
-/// Connects to the server, and completes the handshake of each connection.
-fn dial(socket: &Path, listener: u32, number: usize) -> io::Result<(Vec<UnixStream>, Export)> {
-    const MULTI_CONN: u16 = 1 << 8;
-    let (first, export) = dial_one(socket, listener)?;
-    let mut sockets = vec![first];
-    while sockets.len() < number && export.flags & MULTI_CONN != 0 {
-        let (stream, now) = dial_one(socket, listener)?;
-        if now != export {
-            return Err(invalid(format!("the server's disk was {export:?}, and now is {now:?}")));
-        }
-        sockets.push(stream);
-    }
-    Ok((sockets, export))
-}
-
-/// Connects to the server, and completes the handshake.
-fn dial_one(socket: &Path, listener: u32) -> io::Result<(UnixStream, Export)> {
-    let stream = UnixStream::connect(socket)?;
-    // The credentials of a connection are those of the process that called listen(2).
-    let found = socket_peercred(&stream)?.pid.as_raw_pid();
-    if u32::try_from(found) != Ok(listener) {
-        let path = socket.display();
-        return Err(invalid(format!("process {found} listens at {path}, and not {listener}")));
-    }
-    greeted(stream)
-}
-
-/// Completes the handshake of a connection.
-fn greeted(mut stream: UnixStream) -> io::Result<(UnixStream, Export)> {
-    stream.set_read_timeout(Some(GREETING))?;
-    let export = handshake(&mut stream)?;
-    stream.set_read_timeout(None)?;
-    if export.size == 0 || export.size % 4096 != 0 {
-        return Err(invalid(format!(
-            "the server's disk has {} bytes, no whole pages",
-            export.size
-        )));
-    }
-    Ok((stream, export))
-}
-
-/// Performs the fixed newstyle handshake for the server's default export.
-fn handshake(stream: &mut (impl Read + Write)) -> io::Result<Export> {
-    const OPTION: &[u8; 8] = b"IHAVEOPT";
-    const EXPORT_NAME: u32 = 1;
-    const NO_ZEROES: u16 = 2;
-    let mut hello = [0; 18];
-    stream.read_exact(&mut hello)?;
-    if &hello[..8] != b"NBDMAGIC" || &hello[8..16] != OPTION {
-        return Err(invalid("the server does not speak newstyle NBD".into()));
-    }
-    let offered = u16::from_be_bytes([hello[16], hello[17]]);
-    let flags = u32::from(offered & 3);
-    let mut ask = Vec::with_capacity(20);
-    ask.extend(flags.to_be_bytes());
-    ask.extend(OPTION);
-    ask.extend(EXPORT_NAME.to_be_bytes());
-    ask.extend(0_u32.to_be_bytes());
-    stream.write_all(&ask)?;
-    let mut answer = [0; 10];
-    stream.read_exact(&mut answer)?;
-    if offered & NO_ZEROES == 0 {
-        stream.read_exact(&mut [0; 124])?;
-    }
-    let [size @ .., high, low] = answer;
-    Ok(Export { size: u64::from_be_bytes(size), flags: u16::from_be_bytes([high, low]) })
 }
 
 /// Entry points of the fuzz targets.

@@ -1,4 +1,5 @@
-use super::netlink::{attribute, HEAD};
+use super::netlink::{attribute, ENOSPC, HEAD};
+use super::reconnection::SOON;
 use super::*;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
