@@ -1,26 +1,25 @@
 //! Writes an image, or a save of a store, from pages that arrive in any order.
 
+mod filling;
+mod seal;
+
 use std::collections::HashSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use codec::checksum;
 use pages::Slot;
 
 use crate::extents::Content;
 use crate::file::NewFile;
-use crate::finish::{
-    block, random, used, Finished, InStore, NewPack, OwnSlots, PackPages, Place, Table, PACK_PAGES,
-};
-use crate::layout::{header, Form, MAX_BLOCKS, MAX_RAM};
+use crate::finish::{random, NewPack, PackPages, Place, PACK_PAGES};
+use crate::layout::{Form, MAX_BLOCKS, MAX_RAM};
 use crate::map::PageMap;
 use crate::pack::{Base, PageHash, PACKS};
-use crate::save::SaveIndex;
-use crate::sharing::{has_room, Sharing};
+use crate::sharing::Sharing;
 use crate::store::Store;
-use crate::unit_file::{Sealing, UnitFile};
-use crate::{Image, Index, Options, RamBlock, Shape, State, Summary, WriteError};
+use crate::unit_file::UnitFile;
+use crate::{Image, Options, RamBlock, Shape, Summary, WriteError};
 
 /// Writes one image, or one save of a store. Dropping the writer leaves no file.
 pub struct Writer {
@@ -252,107 +251,6 @@ impl Writer {
         }
     }
 
-    /// Finds or makes the slot of a page.
-    fn store(&mut self, block: usize, page: u64, bytes: &[u8]) -> Result<u64, WriteError> {
-        let Some(target) = &mut self.target else { return self.put(PAGES, bytes, None, None) };
-        let sharing = &mut target.sharing;
-        let hash = sharing.hash(bytes);
-        if let Some(slot) = sharing.find(&hash) {
-            self.summary.shared += 1;
-            return Ok(slot);
-        }
-        let slot = match sharing.difference(block, page, bytes, &mut self.difference) {
-            None => self.put(PAGES, bytes, Some(hash), None)?,
-            Some(slot) => {
-                self.summary.differences += 1;
-                let base = Base { slot, checksum: checksum(bytes) };
-                let difference = std::mem::take(&mut self.difference);
-                let put = self.put(DIFFERENCES, &difference, Some(hash), Some(base));
-                self.difference = difference;
-                put?
-            }
-        };
-        self.sharing().add(hash, slot);
-        Ok(slot)
-    }
-
-    fn sharing(&mut self) -> &mut Sharing {
-        &mut self.target.as_mut().expect("a save of a store").sharing
-    }
-
-    /// The slot at which the units of this file begin. Slots below it are the store's.
-    fn own(&self) -> u64 {
-        let units = self.target.as_ref().map_or(0, |target| target.sharing.units());
-        units * self.shape.unit_pages()
-    }
-
-    /// Copies a page or a difference into the next slot of its kind, and returns the slot.
-    fn put(
-        &mut self,
-        kind: usize,
-        bytes: &[u8],
-        hash: Option<PageHash>,
-        base: Option<Base>,
-    ) -> Result<u64, WriteError> {
-        let size = self.shape.unit_pages();
-        if let (Some(fill), Some(base)) = (&self.filling[kind], base) {
-            if !has_room(&fill.bases, base.slot, size) {
-                self.submit(kind)?;
-            }
-        }
-        if self.filling[kind].is_none() {
-            let (slot, number) = (self.file.buffer()?, self.places.len());
-            self.places.push((usize::MAX, u64::MAX));
-            let fill = Fill { slot, filled: 0, number, hashes: Vec::new(), bases: Vec::new() };
-            self.filling[kind] = Some(fill);
-        }
-        let own = self.own();
-        let fill = self.filling[kind].as_mut().expect("just begun");
-        let nth = fill.filled / bytes.len();
-        fill.slot[fill.filled..fill.filled + bytes.len()].copy_from_slice(bytes);
-        fill.filled += bytes.len();
-        fill.hashes.extend(hash);
-        fill.bases.extend(base);
-        let slot = own + fill.number as u64 * size + nth as u64;
-        self.summary.slots += 1;
-        if fill.filled == self.shape.unit_bytes() {
-            self.submit(kind)?;
-        }
-        if self.target.as_ref().is_some_and(|of| of.pages.hashes.len() >= of.pack_pages) {
-            self.end_pack()?;
-        }
-        Ok(slot)
-    }
-
-    /// Completes the pack that is being written, and begins another one.
-    fn end_pack(&mut self) -> Result<(), WriteError> {
-        self.submit(PAGES)?;
-        self.submit(DIFFERENCES)?;
-        let target = self.target.as_mut().expect("a save of a store");
-        let new = NewFile::create_in(&target.store.folder().join(PACKS), "new")
-            .map_err(|source| io("create", &self.path, source))?;
-        let (units, file) = self.file.next(new)?;
-        let pages = std::mem::take(&mut target.pages);
-        let unit_pages = self.shape.unit_pages();
-        target.packs.push(NewPack::finish(&target.sharing, units, file, pages, unit_pages)?);
-        self.file.begin(Form::Pack, self.shape)
-    }
-
-    /// Ends the unit of this kind, if one is being filled.
-    fn submit(&mut self, kind: usize) -> Result<(), WriteError> {
-        let Some(Fill { slot, filled, number, hashes, bases }) = self.filling[kind].take() else {
-            return Ok(());
-        };
-        let nth = self.file.submit(slot, filled, self.shape.page_size())?;
-        let mut file = 0;
-        if let Some(target) = &mut self.target {
-            file = target.packs.len();
-            target.pages.add(nth, &hashes, bases);
-        }
-        self.places[number] = (file, nth);
-        Ok(())
-    }
-
     /// Counters of the devices of all compression threads; none without [`Options::device`].
     pub fn accelerators(&self) -> &[Arc<qat::Counters>] {
         self.file.accelerators()
@@ -365,65 +263,6 @@ impl Writer {
         let packs = target.into_iter().flat_map(|target| &target.packs);
         let complete: u64 = packs.map(|pack| pack.bytes).sum();
         Summary { file_bytes: complete + self.file.len(), damaged, ..self.summary }
-    }
-
-    /// Writes everything and makes it durable. The image is not linked to its path yet.
-    ///
-    /// # Errors
-    ///
-    /// Errors of the file system; units that do not decode; a state or an index beyond the limits.
-    pub fn finish(mut self, state: &State) -> Result<Finished, WriteError> {
-        if self.blocks.is_none() {
-            // The VM has no RAM. `blocks` writes the header.
-            self.blocks(self.shape.page_size(), &[])?;
-        }
-        self.submit(PAGES)?;
-        self.submit(DIFFERENCES)?;
-        let state = state.to_bytes().ok_or(WriteError::TooLong { what: "the device state" })?;
-        let mut summary = self.summary();
-        let blocks = self.blocks.take().expect("set above");
-        summary.unsent = blocks.iter().map(|(_, map)| map.unsent()).sum();
-        let unit_pages = self.shape.unit_pages();
-        let own = OwnSlots { first: self.own(), places: self.places, unit_pages };
-        let (units, file) = self.file.finish()?;
-        let too_long = WriteError::TooLong { what: "the index" };
-        let Some(Target { store, sharing, lock, identity, mut packs, pages, .. }) = self.target
-        else {
-            let number = |slot| own.place(slot).expect("this file has all slots").1;
-            let blocks = blocks.into_iter().map(|entry| block(entry, number)).collect();
-            let index = Index { slots: summary.slots, units, blocks };
-            let index = index.to_bytes().ok_or(too_long)?;
-            let (new, trailer) = file.seal(Form::Image, &state, &index)?;
-            summary.file_bytes = trailer.file_len;
-            return Ok(Finished { files: vec![(new, self.path)], summary, target: None });
-        };
-        // A save without new pages has no pack of its own.
-        if !pages.hashes.is_empty() {
-            packs.push(NewPack::finish(&sharing, units, file, pages, unit_pages)?);
-        }
-        let used = used(&sharing, &blocks, &own, &packs);
-        let table = Table::new(&sharing, &used, &packs, unit_pages);
-        if !table.is_readable() {
-            return Err(WriteError::TooLong { what: "the table of packs" });
-        }
-        let number = |slot| match own.place(slot) {
-            Some(place) => table.own_slot(place),
-            None => table.slot(&sharing, slot),
-        };
-        let blocks = blocks.into_iter().map(|entry| block(entry, number)).collect();
-        let index = SaveIndex { identity, packs: table.refs, blocks };
-        let bytes = index.to_bytes().ok_or(too_long)?;
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let new = NewFile::create_in(store.folder(), &name)
-            .map_err(|source| io("create", &self.path, source))?;
-        let mut save = Sealing::new(new, &self.path);
-        save.append(&header(Form::Save, self.shape))?;
-        let (new, trailer) = save.seal(Form::Save, &state, &bytes)?;
-        summary.file_bytes = trailer.file_len + packs.iter().map(|pack| pack.bytes).sum::<u64>();
-        let mut files: Vec<_> = packs.into_iter().map(|pack| pack.named(&store)).collect();
-        files.push((new, self.path));
-        let target = InStore { store, packs: index.packs, _lock: lock };
-        Ok(Finished { files, summary, target: Some(target) })
     }
 }
 
