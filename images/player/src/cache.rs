@@ -12,46 +12,25 @@
 //! decode now, and later decodes again the units that the log has dropped. No player waits for
 //! another one.
 
+mod log;
+
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use image::{Damage, Image, Units};
 
+pub use self::log::Decoded;
+pub(crate) use self::log::Plain;
+use self::log::{drop_oldest, Place, State};
 use crate::runs::Runs;
 use crate::PlayError;
-
-/// Number of free buffers for the next units.
-const FREE: usize = 8;
-
-/// The plain bytes of a unit.
-#[derive(Debug)]
-pub(crate) struct Plain {
-    bytes: Box<[u8]>,
-    len: usize,
-}
-
-impl Plain {
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
 
 /// Decoded units of an image, and the threads that decode them, for any number of players.
 #[derive(Debug)]
 pub struct UnitCache {
     inner: Arc<Inner>,
-}
-
-/// Counts of a [`UnitCache`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Decoded {
-    /// Units that were read and decoded. A unit that was decoded twice counts twice.
-    pub units: u64,
-    /// The plain bytes of these units.
-    pub bytes: u64,
 }
 
 #[derive(Debug)]
@@ -67,32 +46,6 @@ struct Inner {
     work: Condvar,
     /// Signalled whenever a unit was decoded, or could not be.
     changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    places: HashMap<u64, Place>,
-    /// Decoded units, the oldest first.
-    log: VecDeque<(u64, Arc<Plain>)>,
-    /// Number of the first entry of `log` since the beginning.
-    first: u64,
-    queue: VecDeque<u64>,
-    /// Units whose last read failed.
-    failed: HashSet<u64>,
-    free: Vec<Box<[u8]>>,
-    decoded: Decoded,
-    closed: bool,
-}
-
-/// The place of a unit. A unit without a place was not asked for, was dropped, or could not be
-/// decoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Queued,
-    /// A thread decodes it.
-    Busy,
-    /// The number of its entry of the log.
-    Log(u64),
 }
 
 /// How a player's wait for a unit ended.
@@ -118,19 +71,6 @@ pub(crate) struct Unit {
 impl Unit {
     pub(crate) fn bytes(&self) -> &[u8] {
         self.plain.bytes()
-    }
-}
-
-impl State {
-    /// The decoded unit, if the log has it.
-    fn decoded(&self, unit: u64) -> Option<&Arc<Plain>> {
-        let Some(Place::Log(nth)) = self.places.get(&unit) else { return None };
-        self.entry(*nth).map(|(_, plain)| plain)
-    }
-
-    /// Entry `nth` of the log, counted since the beginning.
-    fn entry(&self, nth: u64) -> Option<&(u64, Arc<Plain>)> {
-        self.log.get(usize::try_from(nth.checked_sub(self.first)?).ok()?)
     }
 }
 
@@ -322,16 +262,6 @@ impl Inner {
                 Some(_) => {}
             }
         }
-    }
-}
-
-/// Drops the oldest unit of the log. Its buffer is reused unless a player is still sending it.
-fn drop_oldest(state: &mut State) {
-    let Some((unit, plain)) = state.log.pop_front() else { return };
-    state.places.remove(&unit);
-    state.first += 1;
-    if let (Some(plain), true) = (Arc::into_inner(plain), state.free.len() < FREE) {
-        state.free.push(plain.bytes);
     }
 }
 

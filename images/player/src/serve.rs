@@ -1,5 +1,7 @@
 //! Sends pages to QEMU: requested pages first, then the others of their units, then the rest.
 
+mod background;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -176,103 +178,6 @@ impl Server {
         Ok(())
     }
 
-    /// Sends some other pages of a unit that was decoded for a request; false if there is no such
-    /// unit.
-    pub(crate) fn neighbours(&mut self, socket: &mut Socket) -> Result<bool, PlayError> {
-        let Some(&(unit, left)) = self.near.front() else { return Ok(false) };
-        let sent = self.send_some(unit, None, left, socket)?;
-        match self.near.front_mut() {
-            // The background sends the others of a unit with more pages.
-            Some(_) if sent == 0 || sent >= left => drop(self.near.pop_front()),
-            Some((_, still)) => *still = left - sent,
-            None => {}
-        }
-        Ok(true)
-    }
-
-    /// Whether a page of `unit` is pending.
-    pub(crate) fn wants(&self, unit: u64) -> bool {
-        let mut pages = self
-            .cache
-            .runs()
-            .of(unit)
-            .iter()
-            .flat_map(|run| (run.page..run.page + run.pages).map(|page| (run.block, page)));
-        pages.any(|(block, page)| self.pending.is_set(block, page))
-    }
-
-    /// Sends up to `most` pending pages of a decoded unit; returns their number, 0 if none is
-    /// pending.
-    pub(crate) fn push(
-        &mut self,
-        unit: &Unit,
-        most: u64,
-        socket: &mut Socket,
-    ) -> Result<u64, PlayError> {
-        self.send_some(unit.number, Some(unit.bytes()), most, socket)
-    }
-
-    /// Sends the next pending pages of `unit`, from `plain` or from `requested`, `most` or fewer;
-    /// returns their number, 0 if none is pending.
-    fn send_some(
-        &mut self,
-        unit: u64,
-        plain: Option<&[u8]>,
-        most: u64,
-        socket: &mut Socket,
-    ) -> Result<u64, PlayError> {
-        let mut chosen = [(0, 0, 0); BATCH];
-        let mut count = 0;
-        // One slot may be that of all pages of RAM: a search from the first one for each batch
-        // would take hours.
-        let searched = usize::from(plain.is_some());
-        let (mut at, mut nth) = match self.searched[searched] {
-            (of, at, nth) if of == unit => (at, nth),
-            _ => (0, 0),
-        };
-        let most = usize::try_from(most).unwrap_or(BATCH).min(BATCH);
-        while let (Some(run), true) = (self.cache.runs().of(unit).get(at), count < most) {
-            if nth == run.pages {
-                (at, nth) = (at + 1, 0);
-                continue;
-            }
-            #[cfg(test)]
-            {
-                self.looked += 1;
-            }
-            if self.pending.is_set(run.block, run.page + nth) {
-                chosen[count] = (run.block, run.page + nth, run.slot + nth);
-                count += 1;
-            }
-            nth += 1;
-        }
-        self.searched[searched] = (unit, at, nth);
-        if count == 0 {
-            return Ok(0);
-        }
-        self.begin();
-        let mut last = None;
-        for &(block, page, slot) in &chosen[..count] {
-            // The index may give one slot to two pages, but lists each page once: `chosen` has no
-            // duplicates.
-            self.pending.take(block, page);
-            let named = last != Some(block);
-            match plain {
-                Some(plain) => {
-                    let bytes = page_of(&self.image, slot, plain);
-                    let address = page * self.image.shape().page_size() as u64;
-                    let name = &self.image.index().blocks[block].name;
-                    wire::page(&mut self.buffer, address, named.then_some(name), bytes);
-                    self.counts.pages += 1;
-                }
-                None => self.record(block, page, Content::Slot(slot), named),
-            }
-            last = Some(block);
-        }
-        self.end(socket)?;
-        Ok(count as u64)
-    }
-
     /// The unit that holds a page, which must exist; `None` for a page without a slot.
     pub(crate) fn unit_of(&self, block: usize, page: u64) -> Option<u64> {
         match self.image.index().blocks[block].content(page)? {
@@ -316,38 +221,6 @@ impl Server {
             wire::end_of_section(&mut self.buffer, self.image.state().ram_section);
             out.extend_from_slice(&self.buffer);
         }
-    }
-
-    /// Sends some same-filled pages other than zero; returns their number, 0 if none is pending.
-    pub(crate) fn push_filled(&mut self, socket: &mut Socket) -> Result<u64, PlayError> {
-        let image = Arc::clone(&self.image);
-        let (mut block, mut extent, mut page) = self.filled;
-        self.begin();
-        let mut count = 0;
-        while let Some(described) = image.index().blocks.get(block) {
-            let Some(run) = described.extents.get(extent) else {
-                (block, extent) = (block + 1, 0);
-                continue;
-            };
-            let end = run.first + run.pages;
-            page = page.max(run.first);
-            while matches!(run.content, Content::Filled(_)) && page < end && count < BATCH {
-                if self.pending.take(block, page) {
-                    self.record(block, page, run.content, true);
-                    count += 1;
-                }
-                page += 1;
-            }
-            if count == BATCH {
-                break;
-            }
-            (extent, page) = (extent + 1, 0);
-        }
-        self.filled = (block, extent, page);
-        if count > 0 {
-            self.end(socket)?;
-        }
-        Ok(count as u64)
     }
 
     fn begin(&mut self) {
@@ -394,44 +267,4 @@ fn page_of<'a>(image: &Image, slot: u64, plain: &'a [u8]) -> &'a [u8] {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-    use std::thread;
-
-    use image::{Options, RamBlock, State, Store, Writer};
-
-    use super::*;
-
-    /// A guest may fill its RAM with one page, which a store keeps once.
-    #[test]
-    fn a_unit_with_pages_of_all_of_ram_is_searched_once() {
-        const PAGES: u64 = 20_000;
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::create(folder.path()).unwrap();
-        let mut writer = Writer::create_in(&store, "i", None, Options::default()).unwrap();
-        let block = RamBlock { name: "ram".into(), len: PAGES * 4096, host_page: 0 };
-        writer.blocks(4096, &[block]).unwrap();
-        let bytes: Vec<u8> = (0..512_u64).flat_map(|at| (at * at).to_le_bytes()).collect();
-        (0..PAGES).for_each(|page| writer.page(0, page, &bytes).unwrap());
-        writer.finish(&State::default()).unwrap().link().unwrap();
-        let image = Arc::new(Image::open(&folder.path().join("i")).unwrap());
-        assert_eq!(image.index().units.len(), 1);
-
-        let (here, mut there) = UnixStream::pair().unwrap();
-        let reader = thread::spawn(move || std::io::copy(&mut there, &mut std::io::sink()));
-        let mut socket = Socket::new(here).unwrap();
-        let cache = UnitCache::new(&image, 1, 0).unwrap();
-        let mut server = Server::new(&cache);
-        let unit = cache.unit(0, &mut Units::new()).unwrap();
-        let mut sent = 0;
-        while server.push(&unit, u64::MAX, &mut socket).unwrap() > 0 {
-            sent += 1;
-        }
-        assert_eq!((server.counts.pages, sent), (PAGES, PAGES.div_ceil(BATCH as u64)));
-        assert!((0..PAGES).all(|page| !server.pending.is_set(0, page)));
-        assert!(server.looked <= 2 * PAGES, "{} looks at {PAGES} pages", server.looked);
-        drop(socket);
-        let read = reader.join().unwrap().unwrap();
-        assert!(read > PAGES * 4096);
-    }
-}
+mod tests;

@@ -1,5 +1,7 @@
 //! The source end of a postcopy migration, served from an image.
 
+mod resume;
+
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +14,7 @@ use crate::cache::{Unit, UnitCache};
 use crate::hot::{prepare, HotLimits};
 use crate::opening::{beginning, can_play, put_devices, DEVICES_LOADED};
 use crate::serve::Server;
-use crate::socket::{Socket, Wait, MOST};
+use crate::socket::{Socket, Wait};
 use crate::{wire, PlayError};
 
 /// Longest wait for a decoded unit before the return path is read again.
@@ -192,58 +194,6 @@ impl Playing {
         Ok(Self { player, socket, begin, running, pushed, due, heard, silence: SILENCE })
     }
 
-    /// Asks QEMU for the received bitmap of each block.
-    fn ask_received(&mut self) -> Result<(), PlayError> {
-        let wait = Wait::begin("the bitmap of the pages that it has");
-        let mut out = Vec::new();
-        let image = Arc::clone(&self.player.image);
-        for (number, block) in image.index().blocks.iter().enumerate() {
-            self.socket.back.expect_bitmap(block.pages);
-            out.clear();
-            wire::ask_received(&mut out, &block.name);
-            self.socket.send(&out)?;
-            let bits = loop {
-                match self.socket.next(&wait)? {
-                    Message::Received { block: of, bits } if of == block.name => break bits,
-                    Message::Received { block: of, .. } => {
-                        let (of, name) = (of.escape_default(), block.name.escape_default());
-                        let text = format!("bitmap of '{of}', asked for '{name}'");
-                        return Err(PlayError::Back(text));
-                    }
-                    // QEMU requests its missing pages again after RESUME.
-                    _ => {}
-                }
-            };
-            self.player.server.pending.take_all(number, &bits);
-        }
-        Ok(())
-    }
-
-    /// Makes QEMU continue; returns its requests up to its answer.
-    fn ask_resume(&mut self, on: &mut dyn FnMut(Event)) -> Result<Vec<Message>, PlayError> {
-        let wait = Wait::begin("its answer to RESUME");
-        let mut out = Vec::new();
-        wire::command(&mut out, wire::RESUME, &[]);
-        self.socket.send(&out)?;
-        on(Event::Resuming);
-        let mut early = Vec::new();
-        loop {
-            match self.socket.next(&wait)? {
-                Message::Resumed(1) => return Ok(early),
-                Message::Resumed(value) => {
-                    let text = format!("it does not continue (RESUME_ACK {value})");
-                    return Err(PlayError::Back(text));
-                }
-                request @ Message::Pages { .. } if early.len() < MOST => early.push(request),
-                Message::Pages { .. } => {
-                    let text = format!("more than {MOST} requests before it continues");
-                    return Err(PlayError::Back(text));
-                }
-                _ => {}
-            }
-        }
-    }
-
     /// Sends the pages. `devices` is the wait for the devices, if they are not loaded yet.
     fn run(mut self, devices: &Wait, on: &mut dyn FnMut(Event)) -> Result<Played, PlayError> {
         self.heard = Instant::now();
@@ -382,38 +332,4 @@ impl Playing {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use image::{Options, RamBlock, State, Writer};
-    use std::io::Write;
-
-    #[test]
-    fn a_qemu_that_neither_loads_its_devices_nor_requests_a_page_is_not_waited_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("i");
-        let mut writer = Writer::create(&path, Options::default()).unwrap();
-        let block = RamBlock { name: "ram".into(), len: 64 * 4096, host_page: 0 };
-        writer.blocks(4096, &[block]).unwrap();
-        writer.finish(&State::default()).unwrap().link().unwrap();
-        let image = Arc::new(Image::open(&path).unwrap());
-        let player = Player::new(&image, PlayOptions { threads: 1, rate: None }).unwrap();
-        let (here, mut there) = UnixStream::pair().unwrap();
-        let mut playing = Playing::new(player, here).unwrap();
-        // A request of page 3.
-        let mut request = vec![0, 3, 0, 16];
-        request.extend([0, 0, 0, 0, 0, 0, 0x30, 0, 0, 0, 0x10, 0, 3]);
-        there.write_all(&[&request, &b"ram"[..]].concat()).unwrap();
-        playing.socket.wait(Duration::from_secs(600)).unwrap();
-        // The answer takes its time from here on, and counts as no silence.
-        let before = Instant::now();
-        while !playing.messages(&mut |_| {}).unwrap() {
-            playing.socket.read().unwrap();
-        }
-        assert!(playing.heard > before);
-        playing.silence = Duration::from_millis(100);
-        let wait = Wait::begin(DEVICES);
-        let error = playing.run(&wait, &mut |_| {}).err().unwrap().to_string();
-        assert!(error.contains("has not sent PONG 3") && wait.check().is_ok(), "{error}");
-        drop(there);
-    }
-}
+mod tests;
