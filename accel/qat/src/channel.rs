@@ -8,6 +8,9 @@
 
 #![expect(unsafe_code, reason = "the C interface of libqat, and structures in pinned memory")]
 
+mod closing;
+mod slots;
+
 use crate::calls::{Call, Calls};
 use crate::instance::{Instance, InstanceError};
 use crate::load::Api;
@@ -15,7 +18,7 @@ use crate::mailbox::{on_completion, MAX_SLOTS};
 use crate::memory::{Pinned, ALIGN};
 use crate::piece::Op;
 use qat_abi as abi;
-use qat_abi::{CpaBufferList, CpaDcOpData, CpaDcRqResults, CpaFlatBuffer, CpaStatus};
+use qat_abi::CpaStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -197,35 +200,6 @@ impl Channel {
         self.slots.len().div_ceil(64)
     }
 
-    /// The source of a slot, to be filled. The device must not have the slot.
-    pub(crate) fn source_mut(&mut self, slot: u16) -> &mut [u8] {
-        let start = self.at(slot, self.layout.source);
-        // SAFETY: `room` initialised bytes of the slot; the device does not have the slot, and
-        // cannot get it while `self` is borrowed.
-        unsafe { std::slice::from_raw_parts_mut(start, self.room) }
-    }
-
-    /// The first `len` bytes of a slot's source; also while the device reads them.
-    pub(crate) fn source(&self, slot: u16, len: usize) -> &[u8] {
-        assert!(len <= self.room, "{len} bytes of source, the slot has {}", self.room);
-        // SAFETY: `len` initialised bytes, written by this thread only and not while borrowed.
-        unsafe { std::slice::from_raw_parts(self.at(slot, self.layout.source), len) }
-    }
-
-    /// The first `len` bytes of a slot's destination, after its callback.
-    pub(crate) fn output(&self, slot: u16, len: usize) -> &[u8] {
-        assert!(len <= self.room, "{len} bytes of output, the slot has {}", self.room);
-        // SAFETY: `len` initialised bytes (zeroed when allocated); the callback has come, so
-        // nothing writes to them.
-        unsafe { std::slice::from_raw_parts(self.at(slot, self.layout.dest), len) }
-    }
-
-    /// The library's results of the request in `slot`, after its callback.
-    pub(crate) fn results(&self, slot: u16) -> CpaDcRqResults {
-        // SAFETY: aligned, initialised; the callback has come. Volatile because a device wrote it.
-        unsafe { self.at(slot, RESULTS).cast::<CpaDcRqResults>().read_volatile() }
-    }
-
     /// Submits `len` bytes of the slot's source. After SUCCESS the slot belongs to the device.
     pub(crate) fn submit(&mut self, slot: u16, len: usize, op: Op) -> CpaStatus {
         if !self.take_turn() {
@@ -298,119 +272,8 @@ impl Channel {
         self.instance.mailbox.status(slot)
     }
 
-    /// Polls and takes back all callbacks, ignoring their results; returns the requests still in
-    /// flight.
-    pub(crate) fn drain(&mut self) -> usize {
-        if self.owned > 0 {
-            self.poll();
-        }
-        for word in 0..self.words() {
-            let mut done = self.instance.mailbox.take_done(word);
-            while done != 0 {
-                self.take_back(slot_of(word, done));
-                done &= done - 1;
-            }
-        }
-        self.owned
-    }
-
-    /// Ends the session and releases the instance. Returns the channel as `Err` while the device
-    /// still has requests.
-    #[expect(
-        clippy::result_large_err,
-        reason = "the channel is what is given back, once in its life"
-    )]
-    pub(crate) fn close(mut self) -> Result<(), Self> {
-        if self.drain() > 0 || !self.take_turn() {
-            self.rest();
-            return Err(self.orphaned());
-        }
-        let calls = Arc::clone(&self.calls);
-        let inside = calls.enter(Call::Close);
-        // SAFETY: the session was initialised, and nothing is submitted to it any more.
-        let status = unsafe {
-            (self.api.remove_session)(self.instance.handle(), self.session.start().cast())
-        };
-        self.rest();
-        // A dead device refuses (qatlib 24.02 returns FAIL in its state ERROR), and may still write
-        // to the memory of its requests: the answers that came were the library's own.
-        drop(inside);
-        if status == abi::CPA_STATUS_SUCCESS {
-            self.instance.release();
-            Ok(())
-        } else {
-            Err(self.orphaned())
-        }
-    }
-
-    /// The channel with a record of calls that no watchdog sees: other threads close it from now
-    /// on, and its engine may record calls of its next channel.
-    fn orphaned(mut self) -> Self {
-        self.calls = Arc::default();
-        self
-    }
-
-    /// Leaks the memory of requests that never came back: the device may still write to it.
-    pub(crate) fn abandon(self) -> usize {
-        let bytes = self.slots.iter().map(Pinned::len).sum();
-        std::mem::forget(self);
-        bytes
-    }
-
     fn expect(&self, slot: u16) -> *mut std::ffi::c_void {
         self.instance.mailbox.expect(self.instance.ordinal, slot)
-    }
-
-    /// The part of a slot that changes with each request: the source's length, and empty results
-    /// (`checksum` is the seed).
-    fn prepare(&mut self, slot: u16, len: usize) {
-        let len = u32::try_from(len).expect("a slot is far below 4 GiB");
-        let flat = CpaFlatBuffer { dataLenInBytes: len, pData: self.at(slot, self.layout.source) };
-        // SAFETY: aligned, within the slot, and the slot is the driver's.
-        unsafe { self.at(slot, SOURCE_FLAT).cast::<CpaFlatBuffer>().write(flat) };
-        // SAFETY: as above.
-        unsafe { self.at(slot, RESULTS).cast::<CpaDcRqResults>().write(CpaDcRqResults::default()) };
-    }
-
-    /// The part of a slot that is the same for all requests.
-    fn describe(&self, slot: usize) {
-        let slot = u16::try_from(slot).expect("at most MAX_SLOTS slots");
-        let list = |flat, meta| CpaBufferList {
-            numBuffers: 1,
-            pBuffers: self.at(slot, flat).cast(),
-            pUserData: std::ptr::null_mut(),
-            pPrivateMetaData: self.at(slot, meta).cast(),
-        };
-        let room = u32::try_from(self.room).expect("a slot is far below 4 GiB");
-        let dest = CpaFlatBuffer { dataLenInBytes: room, pData: self.at(slot, self.layout.dest) };
-        let operation = CpaDcOpData {
-            flushFlag: abi::CPA_DC_FLUSH_FINAL,
-            compressAndVerify: abi::CPA_TRUE,
-            compressAndVerifyAndRecover: u32::from(self.instance.info.recovers),
-            integrityCrcCheck: abi::CPA_FALSE,
-            verifyHwIntegrityCrcs: abi::CPA_FALSE,
-            integrityCrcSize: 0,
-            inputSkipData: abi::CpaDcSkipData::default(),
-            outputSkipData: abi::CpaDcSkipData::default(),
-            pCrcData: std::ptr::null_mut(),
-        };
-        // SAFETY: all four are aligned, within the slot, do not overlap, and the slot is the
-        // driver's.
-        #[expect(clippy::multiple_unsafe_ops_per_block, reason = "four writes of the same kind")]
-        unsafe {
-            let source_list = list(SOURCE_FLAT, self.layout.source_meta);
-            self.at(slot, SOURCE_LIST).cast::<CpaBufferList>().write(source_list);
-            let dest_list = list(DEST_FLAT, self.layout.dest_meta);
-            self.at(slot, DEST_LIST).cast::<CpaBufferList>().write(dest_list);
-            self.at(slot, DEST_FLAT).cast::<CpaFlatBuffer>().write(dest);
-            self.at(slot, OP_DATA).cast::<CpaDcOpData>().write(operation);
-        }
-    }
-
-    fn at(&self, slot: u16, offset: usize) -> *mut u8 {
-        let slot = &self.slots[usize::from(slot)];
-        debug_assert!(offset < slot.len());
-        slot.start().wrapping_add(offset)
     }
 }
 

@@ -81,6 +81,8 @@ mod required;
 #[cfg(not(loom))]
 mod software;
 #[cfg(not(loom))]
+mod start;
+#[cfg(not(loom))]
 pub mod status;
 mod sync;
 #[cfg(not(loom))]
@@ -104,9 +106,11 @@ pub use options::{Direction, EngineOptions};
 #[cfg(not(loom))]
 pub use piece::{BadData, By, Finished, Op, MAX_PIECE};
 #[cfg(not(loom))]
-pub use process::{end_process, Qat, StartError, StartOptions};
+pub use process::{end_process, Qat};
 #[cfg(not(loom))]
 pub use required::NoEngine;
+#[cfg(not(loom))]
+pub use start::{StartError, StartOptions};
 #[cfg(not(loom))]
 pub use watchdog::{Hang, Watchdog};
 #[cfg(not(loom))]

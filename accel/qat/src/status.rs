@@ -12,7 +12,8 @@ use crate::counters::Snapshot;
 use crate::instance::{InstanceInfo, Unfit};
 use crate::load::{Libraries, LoadError};
 use crate::mailbox::State;
-use crate::process::{Qat, StartError};
+use crate::process::Qat;
+use crate::start::StartError;
 use std::path::Path;
 
 /// The state of QAT.
