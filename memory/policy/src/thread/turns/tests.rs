@@ -1,5 +1,6 @@
 use super::*;
-use store::Options;
+use rustix::event::{eventfd, EventfdFlags};
+use store::{Options, Store};
 
 fn turns(cpu: u32, pressure: &str) -> Turns {
     let store = Store::create(64, Options::default()).unwrap();
