@@ -10,14 +10,13 @@
 
 mod poll;
 mod requests;
+mod submission;
 
 use self::requests::{Cookie, CookieState, Poller, Requests, Session};
 pub(crate) use self::requests::{Response, Task};
 use crate::counters::{add, Tally};
-use crate::deflate::Params;
-use crate::faults::Effect;
 use crate::script::Order;
-use crate::sgl::{self, Call};
+use crate::sgl;
 use qat_abi::*;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU8, AtomicUsize, Ordering};
@@ -242,91 +241,6 @@ impl Instance {
         }
     }
 
-    /// Accepts a request, or returns the status of its refusal. The caller has checked the state.
-    ///
-    /// # Safety
-    /// The pointers of `call` are null or valid as Intel's API requires, the results until the
-    /// callback.
-    pub(crate) unsafe fn submit(
-        &self,
-        call: &Call,
-        effect: Effect,
-        submitted_ns: u64,
-        tally: &Tally,
-    ) -> CpaStatus {
-        if !self.is_started() {
-            return CPA_STATUS_FAIL;
-        }
-        let Some(translation) = self.translation() else { return CPA_STATUS_FAIL };
-        // SAFETY: the caller's promise.
-        let lists = match unsafe { sgl::check(call) } {
-            Ok(lists) => lists,
-            Err(status) => return status,
-        };
-
-        let mut requests = lock(&self.requests);
-        let of = |slot: &Option<Session>| slot.is_some_and(|open| open.handle == call.session);
-        let Some(session) = requests.sessions.iter().position(of) else {
-            return CPA_STATUS_INVALID_PARAM;
-        };
-        let Some(Session { setup, callback, .. }) = requests.sessions[session] else {
-            return CPA_STATUS_INVALID_PARAM;
-        };
-        if let Some(status) = sgl::against(&setup, call, &lists) {
-            return status;
-        }
-        let Some(slot) = requests.free.last().copied() else { return CPA_STATUS_RETRY };
-        // Writing the lists comes last, as in libqat: a request that is refused leaves no trace
-        // there. SAFETY: `check` has walked both lists.
-        let (source, target) = match unsafe { sgl::translate(call, translation) } {
-            Ok(both) => both,
-            Err(status) => return status,
-        };
-        // SAFETY: not null, and the caller's promise.
-        let seed = unsafe { (*call.results).checksum };
-        // The state is checked again, now that an end of the epoch would have to wait for this
-        // call.
-        if let Some(status) = self.objection() {
-            return status;
-        }
-        requests.free.pop();
-        requests.sequence += 1;
-        let (sequence, epoch) = (requests.sequence, self.epoch());
-        requests.cookies[slot] = Cookie {
-            state: CookieState::InFlight,
-            epoch,
-            sequence,
-            session,
-            callback,
-            tag: call.tag,
-            results: call.results,
-        };
-        if let Some(session) = &mut requests.sessions[session] {
-            session.pending += 1;
-        }
-        let task = Task {
-            slot,
-            epoch,
-            sequence,
-            direction: call.direction,
-            source,
-            target,
-            seed,
-            params: params(&setup, call),
-            effect,
-            submitted_ns,
-        };
-        let in_flight = u64::from(self.in_flight.fetch_add(1, Ordering::Relaxed) + 1);
-        if in_flight > tally.max_in_flight.load(Ordering::Relaxed) {
-            tally.max_in_flight.store(in_flight, Ordering::Relaxed);
-        }
-        // Queued with the requests held: the queue is in the order of the sequence.
-        let mut queue = lock(&self.queue);
-        queue.push(task);
-        self.queued.store(queue.len(), Ordering::Release);
-        CPA_STATUS_SUCCESS
-    }
-
     /// Records that a thread is in a submission or a poll, until the returned value is dropped.
     /// qatlib 24.02 polls a dead instance without the ring's lock, so a thread that comes in
     /// meanwhile spoils its lists: that counts as a violation.
@@ -334,16 +248,5 @@ impl Instance {
         self.inside.fetch_add(1, Ordering::SeqCst);
         add(&tally.violations, u64::from(self.walking.load(Ordering::SeqCst)));
         Inside(&self.inside)
-    }
-}
-
-fn params(setup: &CpaDcSessionSetupData, call: &Call) -> Params {
-    Params {
-        level: setup.compLevel,
-        huffman: setup.huffType,
-        best: setup.autoSelectBestHuffmanTree,
-        checksum: setup.checksum,
-        last: call.flush == CPA_DC_FLUSH_FINAL,
-        recover: call.recover,
     }
 }

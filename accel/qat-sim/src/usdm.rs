@@ -10,24 +10,21 @@
 
 #![expect(unsafe_code, reason = "maps memory and copies to and from what callers own")]
 
+mod region;
+
+use self::region::{Region, MAX_ALIGN, PAGE, PAGES, SPAN};
 use crate::script::MemoryMode;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-const PAGE: usize = 4096;
-/// Address space for pinned memory, only reserved.
-const SPAN: usize = 16 << 30;
-const PAGES: usize = SPAN / PAGE;
 /// The first IOVA: no address of a process is near it, and with the span it is within 39 bits.
 const IOVA_BASE: u64 = 0x41_0000_0000;
 const SLAB: usize = 2 << 20;
 /// Largest allocation of the real library.
 const MAX_BYTES: usize = 64 << 20;
-/// Largest alignment of the real library.
-const MAX_ALIGN: usize = 4 << 20;
 
 const _: () = assert!(IOVA_BASE + SPAN as u64 <= 1 << 39);
 
@@ -38,23 +35,6 @@ pub struct Usdm {
     /// Locked for writing to allocate and free, for reading by each device access.
     heap: RwLock<Heap>,
 }
-
-/// The reserved range and its two tables.
-#[derive(Debug)]
-struct Region {
-    base: NonNull<u8>,
-    /// By page of the range: page of the IOVA space + 1 in the upper half, number of valid bytes in
-    /// the lower half.
-    forward: &'static [AtomicU64],
-    /// By page of the IOVA space: page of the range + 1.
-    reverse: &'static [AtomicU32],
-}
-
-// SAFETY: the base is an address that is dereferenced only after the checks of `resolve`; the
-// tables are atomics.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
 
 #[derive(Debug, Default)]
 struct Heap {
@@ -276,155 +256,5 @@ impl Heap {
     }
 }
 
-impl Region {
-    fn reserve() -> Option<Self> {
-        let range = reserve(SPAN + MAX_ALIGN, libc::PROT_NONE)?;
-        let aligned = range.as_ptr() as usize;
-        let skip = aligned.next_multiple_of(MAX_ALIGN) - aligned;
-        let forward = reserve(PAGES * size_of::<AtomicU64>(), libc::PROT_READ | libc::PROT_WRITE)?;
-        let reverse = reserve(PAGES * size_of::<AtomicU32>(), libc::PROT_READ | libc::PROT_WRITE)?;
-        // As in the real library: a forked child must not share memory that a device writes to.
-        // SAFETY: the range is ours.
-        unsafe { libc::madvise(range.as_ptr().cast(), SPAN + MAX_ALIGN, libc::MADV_DONTFORK) };
-        Some(Self {
-            // SAFETY: the reservation is larger than the span by one alignment.
-            base: unsafe { range.add(skip) },
-            // SAFETY: fresh zero pages of that size, never unmapped; zero is a valid atomic.
-            forward: unsafe { std::slice::from_raw_parts(forward.as_ptr().cast(), PAGES) },
-            // SAFETY: as above.
-            reverse: unsafe { std::slice::from_raw_parts(reverse.as_ptr().cast(), PAGES) },
-        })
-    }
-
-    fn open(&self, offset: usize, bytes: usize) -> bool {
-        // SAFETY: the run lies in the reserved range.
-        let start = unsafe { self.base.add(offset) };
-        // SAFETY: as above, and the run is in no allocation, so nothing uses it.
-        let result = unsafe {
-            libc::mprotect(start.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE)
-        };
-        result == 0
-    }
-
-    fn close(&self, offset: usize, bytes: usize) {
-        // SAFETY: the run lies in the reserved range.
-        let start = unsafe { self.base.add(offset) };
-        // Mapped anew instead of protected: the pages return to the system, and a later use starts
-        // with zeros. SAFETY: the run was this allocation's; a later access by its former user has
-        // to fault.
-        let mapped = unsafe {
-            libc::mmap(
-                start.as_ptr().cast(),
-                bytes,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                -1,
-                0,
-            )
-        };
-        assert!(mapped != libc::MAP_FAILED, "a run of the reserved range can be mapped again");
-        // SAFETY: as above; the new mapping lost the advice.
-        unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
-    }
-}
-
-fn reserve(bytes: usize, protection: i32) -> Option<NonNull<u8>> {
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-    let mapped = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            bytes,
-            protection,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    (mapped != libc::MAP_FAILED).then(|| NonNull::new(mapped.cast())).flatten()
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_device_sees_an_allocation_and_not_one_byte_more() {
-        let usdm = Usdm::default();
-        let memory = usdm.allocate(5000, 64);
-        let iova = usdm.physical(memory);
-        assert_ne!(iova, 0);
-        assert_ne!(iova, memory as u64);
-        assert!(iova < 1 << 39);
-        assert_eq!(usdm.address(iova), memory);
-        assert!(usdm.write(iova, &[7; 5000]));
-        let mut back = [0; 5000];
-        assert!(usdm.read(iova, &mut back));
-        assert_eq!(back, [7; 5000]);
-        assert!(!usdm.write(iova, &[1; 5001]));
-        assert!(!usdm.write(iova + 1, &[1; 5000]));
-        assert!(!usdm.read(iova - 1, &mut [0; 1]));
-        assert!(usdm.read(iova, &mut back));
-        assert_eq!(back, [7; 5000], "a refused write writes nothing");
-        assert_eq!(usdm.physical(memory.wrapping_byte_add(4999)), iova + 4999);
-        assert_eq!(usdm.physical(memory.wrapping_byte_add(5000)), 0);
-        assert!(usdm.free(memory));
-        assert!(!usdm.free(memory));
-        assert_eq!(usdm.physical(memory), 0);
-        assert!(!usdm.read(iova, &mut [0; 1]));
-        assert_eq!(usdm.violations(), 1);
-    }
-
-    #[test]
-    fn allocations_never_touch_each_other() {
-        let usdm = Usdm::default();
-        let mut all: Vec<(usize, usize)> = Vec::new();
-        for index in 1..200_usize {
-            let bytes = index * 977 % 20_000 + 1;
-            let align = 1 << (index % 23);
-            let memory = usdm.allocate(bytes, align) as usize;
-            assert_ne!(memory, 0);
-            assert_eq!(memory % align, 0);
-            assert!(all
-                .iter()
-                .all(|(start, size)| memory + bytes + PAGE <= start.next_multiple_of(PAGE)
-                    || start + size.next_multiple_of(PAGE) + PAGE <= memory));
-            all.push((memory, bytes));
-            if index % 3 == 0 {
-                let (start, _) = all.swap_remove(index % all.len());
-                assert!(usdm.free(start as *mut c_void));
-            }
-        }
-    }
-
-    #[test]
-    fn bounds_and_limit_of_the_real_library_hold() {
-        let usdm = Usdm::default();
-        for (bytes, align) in [(0, 64), ((64 << 20) + 1, 64), (64, 0), (64, 3), (64, 8 << 20)] {
-            assert!(usdm.allocate(bytes, align).is_null(), "{bytes} bytes at {align}");
-        }
-        usdm.configure(MemoryMode::Guard, Some(8192));
-        let memory = usdm.allocate(8192, 64);
-        assert!(!memory.is_null());
-        assert!(usdm.allocate(1, 64).is_null());
-        assert!(usdm.free(memory));
-        assert!(!usdm.allocate(1, 64).is_null());
-    }
-
-    #[test]
-    fn slabs_are_shared_and_the_device_reaches_all_of_one() {
-        let usdm = Usdm::default();
-        usdm.configure(MemoryMode::Slab, None);
-        let first = usdm.allocate(100, 64);
-        let second = usdm.allocate(100, 64);
-        assert_eq!(second as usize - first as usize, 128);
-        assert_eq!(usdm.physical(second) - usdm.physical(first), 128);
-        assert!(usdm.write(usdm.physical(first), &[1; 300]));
-        assert!(!usdm.write(usdm.physical(first), &vec![1; SLAB + 1]));
-        let large = usdm.allocate(3 << 20, 4 << 20);
-        assert_eq!(large as usize % (4 << 20), 0);
-        for memory in [first, second, large] {
-            assert!(usdm.free(memory));
-        }
-        assert_eq!(usdm.physical(first), 0);
-    }
-}
+mod tests;
