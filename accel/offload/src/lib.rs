@@ -20,8 +20,13 @@
 //! Limits: `units` in flight, each of at most `max_plain` bytes. All memory is allocated at the
 //! start.
 
+mod unit;
+
 use codec::qz;
 use qat::{Engine, Op};
+
+pub use unit::Streams;
+use unit::{Piece, Unit};
 
 /// The caller's value, returned with its unit.
 pub trait Carry {
@@ -39,60 +44,6 @@ pub enum Done<'a> {
     Plain(&'a [u8]),
     /// A member does not decode to its stated bytes.
     Bad,
-}
-
-/// The deflate streams of a unit, in order.
-#[derive(Debug)]
-pub struct Streams<'a> {
-    pieces: &'a [Piece],
-    output: &'a [u8],
-    stride: usize,
-}
-
-impl Streams<'_> {
-    /// Length in bytes of the payload that [`write`](Self::write) makes.
-    pub fn payload_len(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.done_len + qz::MEMBER_OVERHEAD).sum()
-    }
-
-    /// Writes the members to the front of `out`, and returns their length; `None` if they do not
-    /// fit.
-    pub fn write(&self, out: &mut [u8]) -> Option<usize> {
-        let mut at = 0;
-        for (number, piece) in self.pieces.iter().enumerate() {
-            let stream = &self.output[number * self.stride..][..piece.done_len];
-            let plain_len = u32::try_from(piece.plain_len).ok()?;
-            at += qz::write_member(out.get_mut(at..)?, stream, piece.crc32, plain_len)?;
-        }
-        Some(at)
-    }
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Piece {
-    /// Offset of its input.
-    at: usize,
-    input_len: usize,
-    plain_len: usize,
-    /// Offset of its output.
-    to: usize,
-    done_len: usize,
-    /// When compressing, the CRC-32 of the plain bytes; when decompressing, the one that the member
-    /// states.
-    crc32: u32,
-}
-
-#[derive(Debug)]
-struct Unit<C> {
-    carry: Option<C>,
-    decompress: bool,
-    input: Box<[u8]>,
-    output: Box<[u8]>,
-    pieces: Vec<Piece>,
-    /// Pieces submitted to the engine, and pieces that it has returned.
-    submitted: usize,
-    done: usize,
-    bad: bool,
 }
 
 /// One worker's units in flight on its engine.
@@ -294,37 +245,6 @@ impl<C: Carry> Offload<C> {
             };
             self.engine.submit(lease, piece.input_len, op, tag(number, unit.submitted));
             unit.submitted += 1;
-        }
-    }
-}
-
-impl<C> Unit<C> {
-    fn begin(&mut self, carry: C, decompress: bool) {
-        self.carry = Some(carry);
-        self.decompress = decompress;
-        (self.submitted, self.done, self.bad) = (0, 0, false);
-    }
-
-    /// Records a piece's output: its bytes and the CRC-32 of its plain bytes; `None` if it does not
-    /// decode.
-    fn take(&mut self, piece: usize, output: Option<(&[u8], u32)>) {
-        self.done += 1;
-        let piece = &mut self.pieces[piece];
-        let Some((bytes, crc32)) = output else {
-            self.bad = true;
-            return;
-        };
-        if self.decompress {
-            self.bad |= crc32 != piece.crc32 || bytes.len() != piece.plain_len;
-        }
-        // The stride is the size of the engine's buffers, and no stream is longer.
-        match self.output.get_mut(piece.to..piece.to + bytes.len()) {
-            Some(place) => place.copy_from_slice(bytes),
-            None => self.bad = true,
-        }
-        piece.done_len = bytes.len();
-        if !self.decompress {
-            piece.crc32 = crc32;
         }
     }
 }
