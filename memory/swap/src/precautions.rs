@@ -151,8 +151,9 @@ fn own_mounts() -> io::Result<()> {
 }
 
 /// Allocates and frees memory, so that this process already owns what it will need: `heap` bytes,
-/// and the stacks of `threads` threads and of threads with stacks of `small` bytes. A stand-by server does this while there is memory. When it
-/// has to start there may be none, because what would free some waits for it to start.
+/// and the stacks of `threads` threads and of threads with stacks of `small` bytes. A stand-by
+/// server does this while there is memory. When it has to start there may be none, because what
+/// would free some waits for it to start.
 ///
 /// glibc retains the heap only with `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_MAX_=0` and
 /// `MALLOC_TRIM_THRESHOLD_` above `heap` ([`KEEPING`]); it caches stacks up to 40 MiB.

@@ -182,8 +182,8 @@ impl<'a> Plan<'a> {
         BASE_HEAP + policy + requests + heap + dictionaries
     }
 
-    /// Threads of a server but the [small ones](Self::small_stacks), for which a stand-by server has
-    /// the stacks in advance.
+    /// Threads of a server but the [small ones](Self::small_stacks), for which a stand-by server
+    /// has the stacks in advance.
     pub(super) fn threads(&self, backing_table: Option<usize>) -> usize {
         let (threads, fetchers) = match backing_table {
             Some(_) => (BACKING_THREADS, FETCHERS),
