@@ -1,5 +1,8 @@
 //! Limits the messages that others can cause.
 
+use session::SessionError;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The time for which an allowance lasts.
@@ -40,6 +43,34 @@ impl Allowance {
     }
 }
 
+/// Connections that did not speak the protocol. A scanner can cause any number of them.
+#[derive(Debug)]
+pub(super) struct Strangers {
+    count: AtomicU64,
+    named: Mutex<Allowance>,
+}
+
+impl Strangers {
+    pub(super) fn new() -> Self {
+        Self { count: AtomicU64::new(0), named: Mutex::new(Allowance::new(Instant::now())) }
+    }
+
+    /// Counts one more. Returns the message about it, unless too many were printed.
+    pub(super) fn add(&self, error: &SessionError) -> Option<String> {
+        self.add_at(Instant::now(), error)
+    }
+
+    fn add_at(&self, now: Instant, error: &SessionError) -> Option<String> {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        named.take(now, &format!("turned a connection away: {error}"))
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +89,24 @@ mod tests {
         assert_eq!(said, "y (2 more before it were not named)");
         assert_eq!(allowance.take(later, "y").as_deref(), Some("y"));
         assert_eq!(allowance.take(later + 2 * MINUTE, "z").as_deref(), Some("z"));
+    }
+
+    /// Regression: after the tenth, no more were named until the server's end.
+    #[test]
+    fn strangers_are_named_again_in_a_later_minute() {
+        let (strangers, begin) = (Strangers::new(), Instant::now());
+        let add = |now| {
+            strangers.add_at(
+                now,
+                &SessionError::Resource {
+                    what: "x".into(),
+                    source: std::io::ErrorKind::Other.into(),
+                },
+            )
+        };
+        assert_eq!((0..12).filter_map(|_| add(begin)).count(), 10);
+        let said = add(begin + 2 * MINUTE).unwrap();
+        assert!(said.contains("turned a connection away: ") && said.contains("(2 more"), "{said}");
+        assert_eq!(strangers.count(), 13);
     }
 }

@@ -12,7 +12,7 @@
 //! A TLS connection cannot move to another process without its keys, so the connection whose hello
 //! opens a session ends there, and the source opens link 0 again.
 
-use super::allowance::Allowance;
+use super::allowance::Strangers;
 use super::greeting::{
     answer_unreadable, check_opening, limit, may_have_pass, read_pass, refuse, secure, welcome,
 };
@@ -82,9 +82,7 @@ pub struct Front {
     switchboard: Arc<dyn Switchboard>,
     waiting: Mutex<WaitingRoom>,
     admitted: AtomicU64,
-    strangers: AtomicU64,
-    /// A scanner can cause any number of strangers.
-    named: Mutex<Allowance>,
+    strangers: Strangers,
     shortage: Shortage,
 }
 
@@ -102,8 +100,7 @@ impl Front {
             switchboard,
             waiting: Mutex::default(),
             admitted: AtomicU64::new(0),
-            strangers: AtomicU64::new(0),
-            named: Mutex::new(Allowance::new(Instant::now())),
+            strangers: Strangers::new(),
             shortage: Shortage::default(),
         })
     }
@@ -143,7 +140,7 @@ impl Front {
 
     /// Connections that were turned away.
     pub fn strangers(&self) -> u64 {
-        self.strangers.load(Ordering::Relaxed)
+        self.strangers.count()
     }
 
     fn lock_waiting(&self) -> MutexGuard<'_, WaitingRoom> {
@@ -158,24 +155,15 @@ impl Front {
         let front = self.clone();
         let started = spawn("hello", move || {
             if let Err(error) = front.hello(&socket, &peer, number) {
-                front.strangers.fetch_add(1, Ordering::Relaxed);
-                front.name(&format!("turned a connection away: {error}"));
+                if let Some(text) = front.strangers.add(&error) {
+                    front.switchboard.notice(&text);
+                }
             }
             front.lock_waiting().remove(number);
         });
         if let Err(error) = started {
             self.lock_waiting().remove(number);
             self.shortage.report(&error, |text| self.switchboard.notice(text));
-        }
-    }
-
-    /// Reports a stranger, unless too many were reported.
-    fn name(&self, text: &str) {
-        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = named.take(Instant::now(), text);
-        drop(named);
-        if let Some(text) = text {
-            self.switchboard.notice(&text);
         }
     }
 

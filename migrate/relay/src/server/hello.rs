@@ -35,10 +35,8 @@ impl Server {
                 Ok(Some((target, session, active))) => server.serve(&target, &session, &active),
                 Ok(None) => {}
                 Err(error) => {
-                    // A scanner can cause any number of these: only the first ten are reported.
-                    let count = server.strangers.fetch_add(1, Ordering::Relaxed);
-                    if count < 10 {
-                        server.host.notice(&format!("turned a connection away: {error}"));
+                    if let Some(text) = server.strangers.add(&error) {
+                        server.host.notice(&text);
                     }
                 }
             }

@@ -1,5 +1,6 @@
 //! Accepts links until the receiver is ordered to end.
 
+use super::allowance::Strangers;
 use super::config::{Host, ServerConfig};
 use super::shortage::{is_shortage, Shortage};
 use super::state::{Active, Promise, Server};
@@ -66,7 +67,7 @@ impl Server {
             freed: Condvar::new(),
             waiting: Mutex::default(),
             admitted: AtomicU64::new(0),
-            strangers: AtomicU64::new(0),
+            strangers: Strangers::new(),
             shortage: Shortage::default(),
             served: AtomicU64::new(0),
             stops: AtomicU64::new(0),
@@ -245,6 +246,6 @@ impl Server {
 
     /// Connections refused because they did not speak the protocol.
     pub fn strangers(&self) -> u64 {
-        self.strangers.load(Ordering::Relaxed)
+        self.strangers.count()
     }
 }

@@ -1,5 +1,6 @@
 //! The state of a receiver: its sessions, ended sessions, and connections before their hello.
 
+use super::allowance::Strangers;
 use super::answer::ANSWERED;
 use super::config::{Host, ServerConfig};
 use super::shortage::Shortage;
@@ -156,7 +157,7 @@ pub struct Server {
     pub(super) waiting: Mutex<WaitingRoom>,
     pub(super) admitted: AtomicU64,
     /// Connections that did not speak the protocol.
-    pub(super) strangers: AtomicU64,
+    pub(super) strangers: Strangers,
     pub(super) shortage: Shortage,
     /// Sessions that have ended.
     pub(super) served: AtomicU64,
