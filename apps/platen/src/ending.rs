@@ -6,7 +6,7 @@ use crate::settings::Before;
 use anyhow::Context;
 use converge::{Action, Controller, Decision, Limits, Phase, Sample, Switchover, Why};
 use qmp::{MigrationInfo, Qmp, QmpError};
-use relay::Progress;
+use relay::{Progress, SourceHandle};
 use serde_json::{json, Map, Value};
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ pub(crate) struct Ending {
     controller: Controller,
     has_bandwidth: bool,
     deadline: Option<Duration>,
-    /// Whether QEMU was asked to turn to postcopy, and has not refused.
-    asks_postcopy: bool,
+    /// Whether QEMU was asked to turn to postcopy, and has not refused, or was seen there.
+    is_postcopy: bool,
     /// Whether [`Ending::is_overdue`] has said so.
     was_overdue: bool,
     begun: Instant,
@@ -67,7 +67,7 @@ impl Ending {
             controller: Controller::new(limits, Duration::from_millis(there), has_bandwidth),
             has_bandwidth,
             deadline: limits.deadline,
-            asks_postcopy: false,
+            is_postcopy: false,
             was_overdue: false,
             begun: Instant::now(),
             explain,
@@ -103,6 +103,7 @@ impl Ending {
         note: impl Fn(&str),
     ) -> bool {
         let phase = Phase::of(info.status());
+        self.is_postcopy |= phase == Phase::Postcopy;
         // A QEMU that hands over answers nothing.
         let parameters = match phase {
             Phase::Precopy => qmp.query_parameters().unwrap_or_default(),
@@ -126,7 +127,7 @@ impl Ending {
                 }
                 Action::Throttle(percent) => settings.set_parameters(qmp, throttle(percent)),
                 Action::StartPostcopy => {
-                    self.asks_postcopy = true;
+                    self.is_postcopy = true;
                     qmp.migrate_start_postcopy().map_err(Into::into)
                 }
                 Action::Cancel => {
@@ -138,7 +139,7 @@ impl Ending {
                 let is_refused =
                     matches!(error.downcast_ref::<QmpError>(), Some(QmpError::Refused { .. }));
                 if action == Action::StartPostcopy && is_refused {
-                    self.asks_postcopy = false;
+                    self.is_postcopy = false;
                 }
                 if is_unanswered(&error) {
                     self.controller.unanswered(action);
@@ -163,10 +164,12 @@ impl Ending {
 
     /// Whether the migration is to be cancelled although its monitor has closed, so that nobody
     /// knows its status: the deadline has passed. Says so once. The migration of a source that may
-    /// have turned to postcopy goes on: an end of its relay could leave the VM at neither host.
-    pub(crate) fn is_overdue(&mut self) -> bool {
+    /// have turned to postcopy goes on, whoever ordered that: an end of its relay could leave the VM
+    /// at neither host.
+    pub(crate) fn is_overdue(&mut self, handle: &SourceHandle) -> bool {
         let late = self.deadline.filter(|after| self.begun.elapsed() >= *after);
-        let late = late.filter(|_| !self.asks_postcopy && !self.was_overdue);
+        let may_be_postcopy = || self.is_postcopy || handle.may_turn_to_postcopy();
+        let late = late.filter(|_| !self.was_overdue && !may_be_postcopy());
         let Some(after) = late else { return false };
         self.was_overdue = true;
         self.cancelled = Some(not_over(after));

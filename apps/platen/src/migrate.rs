@@ -255,7 +255,7 @@ fn watch(
                     ending.look(qmp, settings, (info, &progress), |text| bar.note(text))
                         | is_cancelling
                 }
-                None => monitor.is_lost() && ending.is_overdue(),
+                None => monitor.is_lost() && ending.is_overdue(&handle),
             };
         if is_late {
             is_cancelling = cancel_late(qmp, &handle, ending, |text| bar.note(text));

@@ -15,7 +15,15 @@ enum Closes {
     AtCancel,
     /// At the first question after the order to turn to postcopy, which is refused, for good.
     AfterRefusal,
+    /// As soon as the migration runs, which may turn to postcopy; see [`REFUSED`].
+    Advised,
+    /// After one answer, by which the migration is in postcopy; see [`REFUSED`].
+    InPostcopy,
 }
+
+/// Connections that end at once before one is served again, by which the migration has failed. With
+/// the pauses between them they take longer than the deadline.
+const REFUSED: usize = 3;
 
 /// A made source QEMU, which keeps its stream open. `over`: when to close at the order to cancel.
 fn monitor(path: &Path, closes: Closes, over: Receiver<()>) {
@@ -28,6 +36,12 @@ fn monitor(path: &Path, closes: Closes, over: Receiver<()>) {
             let (client, _) = listener.accept().unwrap();
             serve(client, (&mut status, &mut stream), None);
         }
+        if matches!(closes, Closes::Advised | Closes::InPostcopy) {
+            (0..REFUSED).for_each(|_| drop(listener.accept().unwrap()));
+            let (client, _) = listener.accept().unwrap();
+            (status, stream) = ("failed", None);
+            serve(client, (&mut status, &mut stream), None);
+        }
         drop(listener);
         // The stream stays open until the relay has closed it.
         if let Some(stream) = &mut stream {
@@ -37,9 +51,12 @@ fn monitor(path: &Path, closes: Closes, over: Receiver<()>) {
 }
 
 /// The beginning of a stream, behind which QEMU may be silent.
-fn beginning() -> Vec<u8> {
+fn beginning(is_advised: bool) -> Vec<u8> {
     let mut main = MainStream::new(4096);
     main.file_header().configuration(&Configuration { machine: "pc", ..Configuration::default() });
+    if is_advised {
+        main.advise_postcopy(4096);
+    }
     main.section(Section::Start).block_table(&[("pc.ram", 1 << 30)]).end_of_section();
     main.section(Section::Part).page("pc.ram", 0, &[3; 4096]).end_of_section();
     main.take()
@@ -54,15 +71,18 @@ fn serve(
     let version = json!({ "qemu": { "major": 10, "minor": 0, "micro": 2 } });
     let greeting = json!({ "QMP": { "version": version, "capabilities": [] } });
     writeln!(client, "{greeting}").unwrap();
-    let mut has_refused = false;
+    let (mut has_refused, mut has_answered) = (false, false);
     for line in BufReader::new(client.try_clone().unwrap()).lines().map_while(Result::ok) {
         let command: Value = serde_json::from_str(&line).unwrap();
         let answer = match command["execute"].as_str().unwrap() {
             "migrate" => {
                 let uri = command["arguments"]["uri"].as_str().unwrap();
                 let mut relay = UnixStream::connect(uri.strip_prefix("unix:").unwrap()).unwrap();
-                relay.write_all(&beginning()).unwrap();
-                (*status, *stream) = ("active", Some(relay));
+                let closes = closes.map(|(closes, _)| closes);
+                relay.write_all(&beginning(closes == Some(Closes::Advised))).unwrap();
+                let in_postcopy = closes == Some(Closes::InPostcopy);
+                *status = if in_postcopy { "postcopy-active" } else { "active" };
+                *stream = Some(relay);
                 json!({})
             }
             "migrate_cancel" => {
@@ -80,10 +100,12 @@ fn serve(
                 continue;
             }
             "query-migrate" => {
-                let at_once = matches!(closes, Some((Closes::ForGood | Closes::Once, _)));
-                if (at_once && *status == "active") || has_refused {
+                let at_once =
+                    !matches!(closes, None | Some((Closes::AtCancel | Closes::AfterRefusal, _)));
+                if (at_once && *status == "active") || has_refused || has_answered {
                     return;
                 }
+                has_answered = closes.is_some() && *status == "postcopy-active";
                 let ram = json!({ "total": 1 << 30, "remaining": 1 << 29, "page-size": 4096 });
                 json!({ "status": *status, "total-time": 1000, "ram": ram })
             }
@@ -149,6 +171,19 @@ fn a_deadline_holds_when_the_monitor_has_closed_after_it_refused_postcopy() {
     let (status, said) = migrate.ends();
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains(CANCELLED), "{said}");
+}
+
+/// The end of its relay could leave the VM at neither host, whoever has turned the source.
+#[test]
+fn no_deadline_ends_a_migration_that_may_be_in_postcopy_when_the_monitor_has_closed() {
+    for closes in [Closes::Advised, Closes::InPostcopy] {
+        let rig = Rig::new("");
+        let (migrate, _over, _destination) = start(&rig, closes);
+        let (status, said) = migrate.ends();
+        assert_eq!(status, Some(1), "{said}");
+        assert!(said.contains("closed its monitor"), "{said}");
+        assert!(!said.contains("not over after"), "{said}");
+    }
 }
 
 /// The order may not have reached QEMU, which has stopped its VM and waits for the destination.

@@ -81,6 +81,13 @@ impl SourceHandle {
             && !shared.over.load(Ordering::Acquire)
     }
 
+    /// Whether the source QEMU can turn to postcopy, or has: its stream has announced that, or has
+    /// not come as far as that announcement, which is before the size of the RAM.
+    pub fn may_turn_to_postcopy(&self) -> bool {
+        let is_undecided = || self.0.counters.ram.load(Ordering::Relaxed) == 0;
+        self.0.postcopy.load(Ordering::Acquire) || (self.0.has_main() && is_undecided())
+    }
+
     /// Figures so far.
     pub fn progress(&self) -> Progress {
         let counters = &self.0.counters;
