@@ -12,9 +12,18 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 /// The most characters of a name that are returned.
 const MAX_NAME: usize = 255;
+/// How long the read of a command line may take.
+const READ: Duration = Duration::from_secs(1);
+/// The most command lines that are read at once: a user can keep every reader.
+const READERS: usize = 8;
+static READING: AtomicUsize = AtomicUsize::new(0);
 
 /// The name of the VM whose QEMU has made this connection, or has got it from libvirt.
 pub fn of_connection(socket: &QemuSocket) -> Option<String> {
@@ -36,8 +45,12 @@ pub fn of_path(path: &Path) -> Option<String> {
 
 /// The name of the VM of this process, if the process is a QEMU.
 pub fn of_process(pid: i32) -> Option<String> {
-    let process = Path::new("/proc").join(pid.to_string());
-    is_qemu(&process).then(|| name(&fs::read(process.join("cmdline")).ok()?))?
+    of_process_in(Path::new("/proc"), pid)
+}
+
+fn of_process_in(proc: &Path, pid: i32) -> Option<String> {
+    let process = proc.join(pid.to_string());
+    is_qemu(&process).then(|| name(&command_line(&process)?))?
 }
 
 /// The name of the VM whose QEMU listens at this address.
@@ -57,10 +70,30 @@ fn of_socket(proc: &Path, owner: Owner) -> Option<String> {
         .map(|process| process.path())
         .filter(|process| is_theirs(process))
         .filter(|process| is_qemu(process))
-        // Before the command line: the kernel reads that from the process's memory, on which its
-        // user can hold a lock for ever. The descriptors need no such lock.
+        // Before the command line, which may never be answered. The descriptors always are.
         .filter(|process| has_socket(process, &socket))
-        .find_map(|process| name(&fs::read(process.join("cmdline")).ok()?))
+        .find_map(|process| name(&command_line(&process)?))
+}
+
+/// The command line of this process. The kernel reads it from the process's memory, on which its
+/// user can hold a lock for ever. So a thread of its own reads it, and no answer in time is none.
+fn command_line(process: &Path) -> Option<Vec<u8>> {
+    if READING.fetch_add(1, Ordering::AcqRel) >= READERS {
+        READING.fetch_sub(1, Ordering::AcqRel);
+        return None;
+    }
+    let (told, command) = mpsc::channel();
+    let path = process.join("cmdline");
+    let read = move || {
+        let read = fs::read(path);
+        READING.fetch_sub(1, Ordering::AcqRel);
+        let _ = told.send(read);
+    };
+    if thread::Builder::new().name("name".into()).spawn(read).is_err() {
+        READING.fetch_sub(1, Ordering::AcqRel);
+        return None;
+    }
+    command.recv_timeout(READ).ok()?.ok()
 }
 
 fn is_qemu(process: &Path) -> bool {
@@ -91,22 +124,43 @@ fn name(command: &[u8]) -> Option<String> {
 mod tests {
     use super::*;
     use rustix::fs::{mkfifoat, CWD};
-    use std::sync::mpsc;
-    use std::time::Duration;
+    use std::path::PathBuf;
 
-    #[test]
-    fn the_command_line_of_a_process_without_the_socket_is_not_waited_for() {
+    /// A /proc with one process, 4711. A read of its command line waits for a writer.
+    fn made_proc() -> (tempfile::TempDir, PathBuf) {
         let proc = tempfile::tempdir().unwrap();
         let process = proc.path().join("4711");
         fs::create_dir(&process).unwrap();
         fs::write(process.join("comm"), "qemu\n").unwrap();
-        // A read waits for a writer.
         mkfifoat(CWD, process.join("cmdline"), 0o600.into()).unwrap();
-        let uid = fs::metadata(&process).unwrap().uid();
+        (proc, process)
+    }
+
+    /// What `look` finds, unless it waits for that writer.
+    fn found(look: impl FnOnce() -> Option<String> + Send + 'static) -> Option<String> {
         let (told, name) = mpsc::channel();
+        thread::spawn(move || told.send(look()));
+        name.recv_timeout(Duration::from_secs(60)).expect("it waits")
+    }
+
+    #[test]
+    fn the_command_line_of_a_process_without_the_socket_is_not_waited_for() {
+        let (proc, process) = made_proc();
+        let uid = fs::metadata(&process).unwrap().uid();
         let proc = proc.path().to_owned();
-        std::thread::spawn(move || told.send(of_socket(&proc, Owner { uid, inode: 1 })));
-        assert_eq!(name.recv_timeout(Duration::from_secs(60)).expect("it waits"), None);
+        assert_eq!(found(move || of_socket(&proc, Owner { uid, inode: 1 })), None);
+    }
+
+    #[test]
+    fn a_command_line_that_is_never_answered_costs_only_the_name() {
+        let (proc, _process) = made_proc();
+        let look = || {
+            let proc = proc.path().to_owned();
+            thread::spawn(move || found(move || of_process_in(&proc, 4711)))
+        };
+        let looks: Vec<_> = (0..2 * READERS).map(|_| look()).collect();
+        looks.into_iter().for_each(|name| assert_eq!(name.join().unwrap(), None));
+        assert_eq!(READING.load(Ordering::Acquire), READERS);
     }
 
     #[test]
