@@ -15,7 +15,7 @@ use crate::error::HostError;
 use crate::listener::DoorListener;
 use crate::order::Order;
 use crate::place::Place;
-use crate::record::{Phase, Record, Role, What};
+use crate::record::{Phase, Record, Role};
 use rustix::fd::AsFd;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -54,6 +54,8 @@ struct Known {
     /// `None` while the carrier cannot be reached.
     channel: Option<Arc<Channel>>,
     record: Record,
+    /// Whether it was given its door's listening socket, which it keeps to its end.
+    has_door: bool,
 }
 
 /// The carriers and doors that a starting service finds.
@@ -106,7 +108,8 @@ impl Registry {
         std::mem::take(&mut *self.lock_doors())
     }
 
-    /// Adds a carrier, and follows it until it has gone. Returns its channel, for sending orders.
+    /// Adds a carrier that begins, and follows it until it has gone. Returns its channel, for
+    /// sending orders.
     ///
     /// # Errors
     /// The system refuses a thread; the channel is closed.
@@ -115,8 +118,8 @@ impl Registry {
         channel: Channel,
         record: Record,
     ) -> Result<Arc<Channel>, HostError> {
-        let channel = Arc::new(channel);
-        self.know(Some(channel.clone()), record).map(|()| channel)
+        let (channel, has_door) = (Arc::new(channel), record.holds_port);
+        self.know(Some(channel.clone()), record, has_door).map(|()| channel)
     }
 
     /// Adds a carrier, and follows it; without a channel, it is first reached.
@@ -124,9 +127,10 @@ impl Registry {
         self: &Arc<Self>,
         channel: Option<Arc<Channel>>,
         record: Record,
+        has_door: bool,
     ) -> Result<(), HostError> {
         let id = record.id.clone();
-        let known = Known { channel: channel.clone(), record: record.clone() };
+        let known = Known { channel: channel.clone(), record: record.clone(), has_door };
         self.lock().insert(id.clone(), known);
         let (registry, followed) = (self.clone(), id.clone());
         let follow = move || {
@@ -153,6 +157,9 @@ impl Registry {
                     // time could not open the door itself.
                     if let Some(listener) = listener.map(DoorListener::from) {
                         self.lock_doors().push((door_of(&record), listener));
+                        if let Some(known) = self.lock().get_mut(id) {
+                            known.has_door = true;
+                        }
                     }
                     self.update(id, record);
                 }
@@ -188,19 +195,18 @@ impl Registry {
 
     /// The doors whose listening sockets carriers have, and at which only these accept now.
     pub fn lent(&self) -> HashSet<Door> {
-        self.doors_of(|record| record.holds_port)
+        self.doors_of(|known| known.record.holds_port)
     }
 
     /// The doors whose listening sockets carriers have at all.
     pub fn held(&self) -> HashSet<Door> {
-        self.doors_of(|record| record.what == What::Vm)
+        self.doors_of(|known| known.has_door)
     }
 
-    fn doors_of(&self, counts: impl Fn(&Record) -> bool) -> HashSet<Door> {
+    fn doors_of(&self, counts: impl Fn(&Known) -> bool) -> HashSet<Door> {
         let carriers = self.lock();
-        let records = carriers.values().map(|known| &known.record);
-        let records = records.filter(|record| record.role == Role::Source && counts(record));
-        records.map(door_of).collect()
+        let sources = carriers.values().filter(|known| known.record.role == Role::Source);
+        sources.filter(|known| counts(known)).map(|known| door_of(&known.record)).collect()
     }
 
     /// Tells the carrier of a migration that comes to `place` that another source wants the place

@@ -92,16 +92,18 @@ impl Registry {
                 // had come and gone. Its place is not free.
                 Err(_) => {
                     found.running += 1;
-                    self.know(None, record)?;
+                    let has_door = record.holds_port;
+                    self.know(None, record, has_door)?;
                     continue;
                 }
             };
-            let record = match first_word(&channel, until)? {
+            let (record, has_door) = match first_word(&channel, until)? {
                 Ok(Some((now, listener))) => {
+                    let has_door = listener.is_some();
                     if let Some(listener) = listener.map(DoorListener::from) {
                         found.doors.push((door_of(&now), listener));
                     }
-                    now
+                    (now, has_door)
                 }
                 // The carrier was stopped or does not answer in time, and is heard when it goes on.
                 // Or it is of another version.
@@ -109,7 +111,8 @@ impl Registry {
                     if [io::ErrorKind::WouldBlock, io::ErrorKind::InvalidData]
                         .contains(&error.kind()) =>
                 {
-                    record
+                    let has_door = record.holds_port;
+                    (record, has_door)
                 }
                 _ => {
                     self.bury_unless_ended(&record);
@@ -117,7 +120,7 @@ impl Registry {
                 }
             };
             found.running += 1;
-            self.add(channel, record)?;
+            self.know(Some(Arc::new(channel)), record, has_door)?;
         }
         Ok(found)
     }

@@ -1,3 +1,5 @@
+mod held;
+
 use super::found::{is_carrier, is_carrier_at, FIRST_WORD};
 use super::*;
 use crate::carrier::Carrier;
