@@ -48,7 +48,9 @@ pub(crate) fn named<T: Send + 'static>(
             (is_heard, is_slow) = (true, true);
             say(&format!(
                 "interrupted as {image} gets its name: it may have the name already, so this waits \
-                 for its disk. To end without an answer, kill this process (SIGKILL)"
+                 for its disk. SIGKILL ends this process without an answer, unless the kernel itself \
+                 waits for the disk: then another monitor of QEMU can let the VM go on (`cont`), \
+                 and the image must never be restored"
             ));
         } else if begin.elapsed() >= SLOW && !is_slow {
             is_slow = true;
@@ -76,6 +78,7 @@ mod tests {
         assert!(linked.unwrap());
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(said[0].contains("interrupted as g1.image gets its name"), "{said:?}");
+        assert!(said[0].contains("unless the kernel itself waits for the disk"), "{said:?}");
     }
 
     #[test]
