@@ -176,28 +176,36 @@ fn read_line(mut stream: &UnixStream, most: usize, until: Instant) -> io::Result
     String::from_utf8(line).map_err(invalid)
 }
 
-/// The error of a server that is there and has not answered in time.
+/// The error of a server that is there and has not answered in this time.
 #[derive(Debug)]
-pub(crate) struct Silent;
+pub(crate) struct Silent(Duration);
 
 impl fmt::Display for Silent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "it does not answer within {} s", ANSWERED.as_secs())
+        write!(f, "it does not answer within {} s", self.0.as_secs())
     }
 }
 
 impl std::error::Error for Silent {}
 
-/// Sends a request to a control socket, and waits at most 5 s for the answer. Asks again if the
+/// Sends a request to a control socket, and waits at most 5 s for the answer.
+///
+/// # Errors
+/// As for [`ask_within`].
+pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
+    ask_within(path, question, ANSWERED)
+}
+
+/// Sends a request to a control socket, and waits at most `limit` for the answer. Asks again if the
 /// server ends the connection without an answer: it does so if this process got no CPU for longer
 /// than a client has for its request.
 ///
 /// # Errors
 /// There is no answer. The message has the device as its subject: "it is not served", "it does not
 /// answer within 5 s".
-pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
+pub(crate) fn ask_within(path: &Path, question: &str, limit: Duration) -> anyhow::Result<String> {
     for _ in 0..ATTEMPTS {
-        if let Some(answer) = ask_once(path, question)? {
+        if let Some(answer) = ask_once(path, question, limit)? {
             return Ok(answer);
         }
         thread::sleep(AGAIN);
@@ -205,16 +213,16 @@ pub(crate) fn ask(path: &Path, question: &str) -> anyhow::Result<String> {
     bail!("it ended the connection and has not answered")
 }
 
-/// As [`ask`]; `None` if the server ends the connection without an answer.
-fn ask_once(path: &Path, question: &str) -> anyhow::Result<Option<String>> {
-    let (address, until) = (UnixAddress::from(path.to_owned()), Instant::now() + ANSWERED);
+/// As [`ask_within`]; `None` if the server ends the connection without an answer.
+fn ask_once(path: &Path, question: &str, limit: Duration) -> anyhow::Result<Option<String>> {
+    let (address, until) = (UnixAddress::from(path.to_owned()), Instant::now() + limit);
     let stream = loop {
         match address.connect_now() {
             Ok(stream) => break stream,
             // The listen backlog is full.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if Instant::now() >= until {
-                    bail!(Silent);
+                    bail!(Silent(limit));
                 }
                 thread::sleep(AGAIN);
             }
@@ -238,7 +246,7 @@ fn ask_once(path: &Path, question: &str) -> anyhow::Result<Option<String>> {
         Ok(answer) => Ok((!answer.is_empty()).then_some(answer)),
         Err(error) => match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(None),
-            ErrorKind::TimedOut | ErrorKind::WouldBlock => bail!(Silent),
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => bail!(Silent(limit)),
             _ => Err(anyhow::Error::from(error).context("its connection was lost")),
         },
     }

@@ -5,7 +5,7 @@
 //! status, so that it misses no event; it does not print an event again that the status contained.
 
 use super::feed::{GREETING, MAX_FOLLOWERS};
-use super::status::{self, HostStatus};
+use super::status::{self, HostStatus, ANSWERED};
 use super::{EventsArgs, ServiceArgs};
 use crate::device::endpoint::Endpoint;
 use crate::say::{printable_part, say, show};
@@ -20,8 +20,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 use time::OffsetDateTime;
 
-/// How long a service may take to send its greeting.
-const GREETED: Duration = Duration::from_secs(5);
 /// The longest line that is read.
 const MAX_LINE: u64 = 64 << 10;
 /// Pause before another attempt to reach a service.
@@ -100,13 +98,13 @@ fn follow(run_dir: &Path) -> anyhow::Result<BufReader<UnixStream>> {
         connected => connected.with_context(|| address.path().display().to_string())?,
     };
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(GREETED))?;
+    stream.set_read_timeout(Some(ANSWERED))?;
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line).map_err(|error| {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                anyhow::anyhow!("it does not answer within {} s", GREETED.as_secs())
+                anyhow::anyhow!("it does not answer within {} s", ANSWERED.as_secs())
             }
             _ => anyhow::Error::from(error).context("its connection was lost"),
         }
@@ -211,7 +209,7 @@ mod tests {
         // The kernel accepts the connection.
         let _silent = UnixListener::bind(address(folder.path()).path()).unwrap();
         let error = follow(folder.path()).unwrap_err();
-        assert_eq!(error.to_string(), "it does not answer within 5 s");
+        assert_eq!(error.to_string(), "it does not answer within 30 s");
     }
 
     #[test]

@@ -101,7 +101,8 @@ fn lead(service: &ServiceArgs, settings: &Settings, rules: &Rules) -> anyhow::Re
 
 /// Whether a service runs that has another configuration, and leads migrations by that one.
 fn is_unadopted(service: &ServiceArgs, settings: &Settings) -> bool {
-    status::ask(service, status::LIST).is_ok_and(|(_, status)| adopted(&status, settings).is_err())
+    status::ask_soon(service, status::LIST)
+        .is_ok_and(|(_, status)| adopted(&status, settings).is_err())
 }
 
 /// Refuses migrations, where `intercept_stopped` says so and no rule is in force: the unit runs
@@ -134,7 +135,7 @@ fn adopted(status: &HostStatus, settings: &Settings) -> anyhow::Result<()> {
 fn wait_for_adoption(service: &ServiceArgs, settings: &Settings) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
-        let adopted = match status::ask(service, status::LIST) {
+        let adopted = match status::ask_soon(service, status::LIST) {
             Ok((_, status)) => adopted(&status, settings),
             Err(error) if error.is::<Silent>() => Err(error),
             // Without a service there is nothing that could contradict the configuration.
@@ -153,7 +154,7 @@ fn opened(service: &ServiceArgs, settings: &Settings) -> anyhow::Result<()> {
     let doors = settings.doors().count() as u64;
     let begun = Instant::now();
     loop {
-        match status::ask(service, status::LIST) {
+        match status::ask_soon(service, status::LIST) {
             Ok((_, status)) => {
                 let adopted = adopted(&status, settings);
                 if adopted.is_ok() && status.doors == doors {

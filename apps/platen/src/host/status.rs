@@ -13,9 +13,15 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 pub(super) const STATUS: &str = "status";
 pub(super) const LIST: &str = "list";
+
+/// How long a service may take to answer: it may get little CPU.
+pub(super) const ANSWERED: Duration = Duration::from_secs(30);
+/// The same for a caller that asks again.
+const SOON: Duration = Duration::from_secs(5);
 
 /// The control socket of the service.
 pub(super) fn socket(run_dir: &Path) -> PathBuf {
@@ -82,7 +88,20 @@ pub(super) fn run_dir(args: &ServiceArgs) -> anyhow::Result<PathBuf> {
 
 /// Asks the service. Returns its answer as text and parsed.
 pub(super) fn ask(args: &ServiceArgs, question: &str) -> anyhow::Result<(String, HostStatus)> {
-    let text = control::ask(&socket(&run_dir(args)?), question)
+    ask_within(args, question, ANSWERED)
+}
+
+/// As [`ask`], for a caller that asks again, and waits for less at once.
+pub(super) fn ask_soon(args: &ServiceArgs, question: &str) -> anyhow::Result<(String, HostStatus)> {
+    ask_within(args, question, SOON)
+}
+
+fn ask_within(
+    args: &ServiceArgs,
+    question: &str,
+    limit: Duration,
+) -> anyhow::Result<(String, HostStatus)> {
+    let text = control::ask_within(&socket(&run_dir(args)?), question, limit)
         .context("the service of this host (`platen host`)")?;
     let status = serde_json::from_str(&text).context("the service's answer")?;
     Ok((text, status))

@@ -67,11 +67,11 @@ struct Shown {
 impl Shown {
     /// Asks the service again.
     fn look(&mut self, args: &ServiceArgs) {
-        let asked = status::ask(args, LIST).and_then(|(_, mut new)| {
+        let asked = status::ask_soon(args, LIST).and_then(|(_, mut new)| {
             let has_ended = |id: &String| new.running.iter().all(|one| one.id != *id);
             // The history is a file for each migration.
             new.history = if self.status.running.iter().any(|one| has_ended(&one.id)) {
-                status::ask(args, STATUS)?.1.history
+                status::ask_soon(args, STATUS)?.1.history
             } else {
                 std::mem::take(&mut self.status.history)
             };
