@@ -164,8 +164,8 @@ impl Ending {
 
     /// Whether the migration is to be cancelled although its monitor has closed, so that nobody
     /// knows its status: the deadline has passed. Says so once. The migration of a source that may
-    /// have turned to postcopy goes on, whoever ordered that: an end of its relay could leave the VM
-    /// at neither host.
+    /// have turned to postcopy goes on, whoever ordered that: an end of its relay could leave the
+    /// VM at neither host.
     pub(crate) fn is_overdue(&mut self, handle: &SourceHandle) -> bool {
         let late = self.deadline.filter(|after| self.begun.elapsed() >= *after);
         let may_be_postcopy = || self.is_postcopy || handle.may_turn_to_postcopy();

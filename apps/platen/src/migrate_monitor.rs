@@ -118,7 +118,11 @@ impl<'a> Watched<'a> {
 fn begin(address: &UnixAddress) -> Option<Receiver<Qmp>> {
     let (done, attempt) = channel();
     let address = address.clone();
-    let open = move || drop(open_monitor(&address).map(|qmp| done.send(qmp)));
+    let open = move || {
+        if let Ok(qmp) = open_monitor(&address) {
+            let _ = done.send(qmp);
+        }
+    };
     thread::Builder::new().name("monitor".into()).spawn(open).ok().map(|_| attempt)
 }
 

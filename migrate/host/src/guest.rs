@@ -136,7 +136,7 @@ mod tests {
         (proc, process)
     }
 
-    /// What `look` finds, unless it waits for that writer.
+    /// The name that `look` finds, unless it waits for that writer.
     fn found(look: impl FnOnce() -> Option<String> + Send + 'static) -> Option<String> {
         let (told, name) = mpsc::channel();
         thread::spawn(move || told.send(look()));
