@@ -79,14 +79,36 @@ fn remove_all(
     known: Option<u32>,
     owner: Owner,
 ) -> Result<Vec<u32>, ControlError> {
-    let mut gone = Vec::new();
+    let (mut gone, mut failed) = (Vec::new(), None);
     for &id in ids {
-        let owner = Owner { unmarked: owner.unmarked && known == Some(id), ..owner };
-        if remove(driver, id, |info| owner.has(info), || ())? {
-            gone.push(id);
+        let is_known = known == Some(id);
+        let owner = Owner { unmarked: owner.unmarked && is_known, ..owner };
+        let ours = |info: &Info| owner.has(info);
+        let removed = match is_there(driver, id, ours) {
+            Ok(false) => continue,
+            Ok(true) => remove(driver, id, ours, || ()),
+            Err(error) if !is_known && is_withheld(&error) => continue,
+            Err(error) => Err(error),
+        };
+        match removed {
+            Ok(true) => gone.push(id),
+            Ok(false) => {}
+            // The driver would be waited for at each further device.
+            Err(error @ ControlError::Silent { .. }) => return Err(error),
+            // Another device may be ours.
+            Err(error) => failed = failed.or(Some(error)),
         }
     }
-    Ok(gone)
+    failed.map_or(Ok(gone), Err)
+}
+
+/// Whether the driver tells nothing about a device, which is no device of ours then: about one with
+/// `UBLK_F_UNPRIVILEGED_DEV` it tells only its user.
+fn is_withheld(error: &ControlError) -> bool {
+    const EPERM: i32 = 1;
+    const EACCES: i32 = 13;
+    const EINVAL: i32 = 22;
+    error.errno().is_some_and(|errno| [EPERM, EACCES, EINVAL].contains(&errno))
 }
 
 /// Begins the recovery of a device of this owner. The driver notices a server's death only when the

@@ -109,12 +109,18 @@ fn a_device_that_has_the_number_of_ours_by_then_is_neither_stopped_nor_deleted()
     }
 }
 
-/// Three devices with these marks.
+/// Three devices with these marks. For a mark of -N there is the kernel's error N instead.
 struct Three([u64; 3], Vec<u32>);
 
 impl Removes for Three {
     fn info(&mut self, id: u32) -> Result<Info, ControlError> {
-        Ok(info(self.0[id as usize]))
+        let mark = self.0[id as usize];
+        let errno = mark.wrapping_neg();
+        if errno == 0 || errno > 4095 {
+            return Ok(info(mark));
+        }
+        let source = io::Error::from_raw_os_error(i32::try_from(errno).unwrap());
+        Err(ControlError::Refused { id: id.into(), action: "asking about it", source })
     }
     fn stop(&mut self, _: u32) -> Result<(), ControlError> {
         Ok(())
@@ -139,6 +145,27 @@ fn a_device_whose_number_is_unknown_is_found_by_its_mark() {
         let mut driver = Three(marks, Vec::new());
         let gone = remove_all(&mut driver, &[0, 1, 2], known, owner).unwrap();
         assert_eq!((&gone[..], &driver.1[..]), (expected, expected), "{marks:?}");
+    }
+}
+
+/// Regression: the first error ended the search, and our disk stayed, with its waiting users.
+#[test]
+fn an_error_about_another_device_leaves_none_of_ours_behind() {
+    const EINVAL: u64 = 22_u64.wrapping_neg();
+    const EIO: u64 = 5_u64.wrapping_neg();
+    let ours = OWNER.mark();
+    for (marks, known, errno) in [
+        // A device of another user.
+        ([EINVAL, 1, ours], None, None),
+        ([EINVAL, 1, ours], Some(2), None),
+        // It may be ours.
+        ([EINVAL, 1, ours], Some(0), Some(22)),
+        ([EIO, 1, ours], None, Some(5)),
+    ] {
+        let mut driver = Three(marks, Vec::new());
+        let done = remove_all(&mut driver, &[0, 1, 2], known, OWNER);
+        assert_eq!(driver.1, [2], "{marks:?}");
+        assert_eq!(done.err().and_then(|error| error.errno()), errno, "{marks:?}");
     }
 }
 
