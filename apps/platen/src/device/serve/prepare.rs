@@ -66,6 +66,10 @@ impl<'a> Prepared<'a> {
             say_untaken(swap::own());
         }
         let supervisor = Supervisor::new(supervised)?;
+        if args.swap && args.nbd.is_some() && supervisor.is_there() {
+            // A server that could not connect the kernel's client again must not stand by.
+            supervisor.backend()?;
+        }
         let mut ahead = None;
         if inherited.standby {
             heap.map();

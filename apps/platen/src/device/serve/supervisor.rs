@@ -32,8 +32,8 @@ pub(super) struct Supervisor {
     /// The owner of the ublk disk.
     owner: Owner,
     /// The name by which the kernel knows the NBD disk of the supervisor, which has made the
-    /// listening socket.
-    backend: String,
+    /// listening socket, if it could be read.
+    backend: Option<String>,
 }
 
 impl Supervisor {
@@ -43,9 +43,8 @@ impl Supervisor {
         let stream = there.then(|| input.try_clone_to_owned()).transpose()?;
         let owner = if there { owner::of_server() } else { owner::new() };
         let gone = Arc::new(AtomicBool::new(!there));
-        // A ublk disk needs none. Without a name the kernel takes no connection.
+        // A ublk disk needs none.
         let backend = there.then(|| swap::nbd::backend(parent_id()).ok()).flatten();
-        let backend = backend.unwrap_or_default();
         Ok(Self { stream: stream.map(UnixStream::from), gone, owner, backend })
     }
 
@@ -54,9 +53,16 @@ impl Supervisor {
         self.owner
     }
 
-    /// The name with which the kernel takes connections for the NBD disk.
-    pub(super) fn backend(&self) -> &str {
-        &self.backend
+    /// The name with which the kernel takes connections for the NBD disk. Without it the kernel
+    /// takes none.
+    ///
+    /// # Errors
+    /// It cannot be read, now as at the start.
+    pub(super) fn backend(&self) -> anyhow::Result<String> {
+        match &self.backend {
+            Some(name) => Ok(name.clone()),
+            None => swap::nbd::backend(parent_id()).context("cannot read /proc/self/ns/pid"),
+        }
     }
 
     /// Whether a supervisor has started this process.

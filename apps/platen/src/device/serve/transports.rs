@@ -122,9 +122,14 @@ fn with_client(
         let stop = || stopping.load(Ordering::Acquire);
         let connections = plan.swap_connections();
         let disk = Path::new(disk);
-        let backend = supervisor.backend();
-        let taken = swap::nbd::reconnect(|| nbd.dial(), backend, disk, connections, stop, notice);
+        let taken = supervisor.backend().map(|name| {
+            swap::nbd::reconnect(|| nbd.dial(), &name, disk, connections, stop, notice)
+        });
         nbd.admit_others();
+        let taken = taken.unwrap_or_else(|error| {
+            say(&format!("cannot connect {} again: {error:#}", disk.display()));
+            false
+        });
         if taken {
             supervisor.tell(words::CONNECTED);
         } else if !stop() {
