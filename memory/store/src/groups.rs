@@ -4,7 +4,7 @@
 //! pages behind the last group are freed again.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::inject;
 use crate::layout::RECORDS_A_PAGE;
@@ -105,9 +105,15 @@ impl Groups {
         Ok(())
     }
 
-    /// Frees the memory of records behind the last group.
+    /// Frees the memory of records behind the last group, unless another thread takes a record at
+    /// this moment: it may ask the kernel for memory meanwhile. The kernel may wait for a write to
+    /// this store, the write for the keeper, and so the keeper must not wait here.
     pub(crate) fn shrink(&self, map: &Map, regions: &Regions) -> u64 {
-        let mut free = self.lock();
+        let mut free = match self.free.try_lock() {
+            Ok(free) => free,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
         let pages = self.pages.load(Ordering::Relaxed);
         let last = self.records(map).iter().rposition(Record::is_taken);
         let needed = last.map_or(0, |last| last as u64 / RECORDS_A_PAGE as u64 + 1);
@@ -155,5 +161,28 @@ impl Groups {
             record.set(record.parts() + 1, record.stamp());
         }
         more
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::{Options, Store};
+    use std::sync::{mpsc, Arc};
+    use std::thread;
+    use std::time::Duration;
+
+    /// Regression: the keeper waited for a thread that took a record. That thread waited for memory
+    /// from the kernel, the kernel for a write to this store, and the write for the keeper.
+    #[test]
+    fn the_keeper_does_not_wait_for_a_thread_that_takes_a_record() {
+        let store = Store::create(1000, Options::default()).unwrap();
+        let taking = store.heap.groups.lock();
+        let (said, heard) = mpsc::channel();
+        let kept = Arc::clone(&store);
+        let keeper = thread::spawn(move || said.send(kept.trim_records()));
+        // Only a hang takes longer.
+        assert_eq!(heard.recv_timeout(Duration::from_secs(300)), Ok(0));
+        drop(taking);
+        keeper.join().unwrap().unwrap();
     }
 }
