@@ -196,6 +196,30 @@ impl<'a> Kernel<'a> {
     }
 }
 
+/// Whether the disk is attached and has a name: see [`backend()`].
+///
+/// # Errors
+///
+/// The kernel does not tell.
+pub fn is_named(disk: &Path) -> io::Result<bool> {
+    let name = disk.file_name().unwrap_or_default();
+    is_named_in(&Path::new("/sys/class/block").join(name))
+}
+
+/// As [`is_named`], in the disk's folder.
+fn is_named_in(folder: &Path) -> io::Result<bool> {
+    let file = folder.join("backend");
+    match fs::read_to_string(&file) {
+        // A disk that was attached without a name has an empty line there.
+        Ok(text) => Ok(!text.trim().is_empty()),
+        // The disk is not attached, or the kernel is of a version before 5.14 and knows no names.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => {
+            Err(io::Error::new(error.kind(), format!("cannot read {}: {error}", file.display())))
+        }
+    }
+}
+
 /// Detaches a disk. The kernel may not answer, and this then does not return: call it in a process
 /// for which nobody waits without a limit.
 ///

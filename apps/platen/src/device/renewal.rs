@@ -5,6 +5,7 @@
 //! server has shown that it can take over and has its memory. So there is one supervisor at any
 //! time, and servers remain its children. The new server also locks the new program in memory.
 
+mod names;
 mod size;
 
 use super::adopt::Adopt;
@@ -202,6 +203,13 @@ impl Serving {
     /// Switches to the new server's settings, or executes its program, before "go" is sent.
     pub(super) fn hand_over_to(&mut self, state: &HandOver<'_>) -> io::Result<()> {
         let Some(mut renewal) = self.renewal.take() else { return Ok(()) };
+        if let Some(program) = &renewal.program {
+            let disk = self.disk.as_deref();
+            if let Err(error) = names::check(disk, state.names_disk, program, swap::nbd::is_named) {
+                self.renewal = Some(renewal);
+                return Err(error);
+            }
+        }
         // The new server has inherited its own copies.
         renewal.held = None;
         if let Some(settings) = &mut renewal.settings {

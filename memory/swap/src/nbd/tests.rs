@@ -251,6 +251,22 @@ fn a_disk_s_number_is_in_its_name() {
 }
 
 #[test]
+fn a_disk_has_the_name_that_its_backend_file_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("backend");
+    assert!(!is_named_in(folder.path()).unwrap());
+    for (text, is_named) in [("\n", false), ("platen 1 pid:[4026531836]\n", true)] {
+        fs::write(&file, text).unwrap();
+        assert_eq!(is_named_in(folder.path()).unwrap(), is_named, "{text}");
+    }
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    let error = is_named_in(folder.path()).unwrap_err();
+    assert!(error.to_string().contains(&format!("cannot read {}", file.display())), "{error}");
+    assert!(!is_named(Path::new("/dev/nbd_of_nobody")).unwrap());
+}
+
+#[test]
 fn the_process_that_has_attached_a_disk_is_that_of_its_pid_file() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(attacher(folder.path()), None);

@@ -27,6 +27,8 @@ pub(super) struct Server {
     pub(super) ready: Option<Instant>,
     /// Whether requests reach the server, once it has reported the client's connections.
     pub(super) connected: Option<bool>,
+    /// Whether a successor has sent [`words::NAMES_DISK`](super::words::NAMES_DISK).
+    pub(super) names_disk: bool,
     /// Deadline for the server to be ready, or to exit.
     pub(super) deadline: Option<Instant>,
     /// Whether the server missed that deadline and was killed.
@@ -92,6 +94,7 @@ impl Server {
             sent: None,
             ready: None,
             connected: None,
+            names_disk: false,
             deadline: None,
             killed: false,
         };

@@ -23,6 +23,8 @@ pub struct HandOver<'a> {
     pub server: Handed<'a>,
     /// The server that stands by to take its place.
     pub successor: Handed<'a>,
+    /// Whether the successor has sent [`words::NAMES_DISK`](super::words::NAMES_DISK).
+    pub names_disk: bool,
     /// Other children, to be killed and reaped.
     pub dismissed: Vec<u32>,
 }

@@ -59,6 +59,8 @@ struct Shell {
     is_connected_later: bool,
     /// The error of `hand_over`.
     no_hand_over: Option<&'static str>,
+    /// `hand_over` refuses a successor that does not announce that it names its disk.
+    is_named: bool,
     log: RefCell<Vec<String>>,
     folder: tempfile::TempDir,
 }
@@ -82,6 +84,7 @@ impl Shell {
             successor: String::new(),
             is_connected_later: false,
             no_hand_over: None,
+            is_named: false,
             log,
             folder,
         }
@@ -196,6 +199,9 @@ impl Service for Shell {
     }
     fn hand_over(&mut self, state: &HandOver<'_>) -> io::Result<()> {
         assert_ne!(state.server.pid, state.successor.pid);
+        if self.is_named && !state.names_disk {
+            return Err(io::Error::other("it names no disk"));
+        }
         self.no_hand_over.map_or(Ok(()), |why| Err(io::Error::other(why)))
     }
     fn renewed(&mut self, outcome: Result<(), String>) {

@@ -20,6 +20,11 @@ pub const ENOUGH: &str = "enough";
 /// From a server that is to replace another one: it has its memory and waits for [`GO`].
 pub const STANDS_BY: &str = "stands by";
 
+/// From such a server, before [`STANDS_BY`]: it gives the kernel's NBD client connections by the
+/// disk's name, without which the kernel takes none for a disk that has a name. Earlier versions do
+/// not send this line, and ignore it.
+pub const NAMES_DISK: &str = "names its disk";
+
 /// From the supervisor, to a stand-by server: start serving. The result of
 /// [`Service::go`](super::Service::go) follows on the same line.
 pub const GO: &str = "go ";

@@ -12,7 +12,7 @@ use rustix::event::{poll, PollFd, PollFlags};
 use rustix::process::{pidfd_send_signal, Signal};
 use std::os::fd::{AsFd, OwnedFd};
 use store::{Ahead, FileDisk};
-use swap::supervisor::{step, words};
+use swap::supervisor::step;
 
 #[derive(Debug)]
 pub(super) struct Succession {
@@ -78,7 +78,7 @@ impl Succession {
     pub(super) fn stand_by(&self, supervisor: &Supervisor) -> anyhow::Result<()> {
         say_to(self.log.as_fd()).context("cannot write to the log")?;
         step("successor stands by");
-        supervisor.tell(words::STANDS_BY);
+        supervisor.tell_stands_by();
         Ok(())
     }
 

@@ -131,6 +131,13 @@ impl Supervisor {
         }
     }
 
+    /// Reports that this server can replace the present one.
+    pub(super) fn tell_stands_by(&self) {
+        // First, because the supervisor hands over, or refuses to, when it reads the second line.
+        self.tell(words::NAMES_DISK);
+        self.tell(words::STANDS_BY);
+    }
+
     /// Ends this process at once with its error, if the supervisor then starts another server. That
     /// one waits for the end of this process, which would otherwise wait for all of its requests to
     /// a disk that may not answer. The device's users wait meanwhile.
@@ -219,6 +226,19 @@ pub(super) fn swapped_to(disk: &str) -> bool {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_successor_announces_that_it_names_its_disk_before_it_stands_by() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let gone = Arc::new(AtomicBool::new(false));
+        let supervisor =
+            Supervisor { stream: Some(theirs), gone, owner: owner::new(), backend: None };
+        supervisor.tell_stands_by();
+        drop(supervisor);
+        // Supervisors of other versions wait for these words.
+        let told = std::io::read_to_string(ours).unwrap();
+        assert_eq!(told, "names its disk\nstands by\n");
+    }
 
     /// Set where the test below runs this program.
     const GIVES_UP: &str = "gives_up_while_a_thread_waits_for_a_disk";

@@ -68,6 +68,7 @@ impl Supervisor<'_> {
     pub(super) fn hear_successor(&mut self) {
         let Some(successor) = &mut self.successor else { return };
         let lines = successor.lines();
+        successor.names_disk |= lines.iter().any(|line| line == words::NAMES_DISK);
         if lines.iter().any(|line| line == words::STANDS_BY) {
             return self.hand_over();
         }
@@ -139,6 +140,7 @@ impl Supervisor<'_> {
         let state = HandOver {
             server: handed(server),
             successor: handed(successor),
+            names_disk: successor.names_disk,
             // Helpers, such as a trainer, belong to the present server.
             dismissed: (self.dismissed.iter())
                 .chain(self.helpers.iter().map(|helper| &helper.child))

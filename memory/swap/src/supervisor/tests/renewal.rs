@@ -92,6 +92,36 @@ fn a_successor_that_fails_before_its_takeover_changes_nothing() {
     }
 }
 
+/// Regression: a server of an earlier version, which cannot connect the kernel's NBD client to a
+/// disk with a name, took the place of one that can.
+#[test]
+fn a_service_hears_whether_a_successor_names_its_disk_and_may_refuse_it() {
+    let present =
+        "echo ready >&0; echo up >> $NOTE; until [ -e ${NOTE%note}renewed ]; do sleep 0.01; done; \
+         echo over >> $NOTE; read line; echo $line >> $NOTE";
+    let old = "echo stands by >&0; read line; echo wrong $line >> $NOTE";
+    let mut shell = Shell::new(present);
+    (shell.successor, shell.is_named) = (old.into(), true);
+    let (noted, log) = renew(&mut shell, "over");
+    assert_eq!(noted, "up\nover\nend\n", "{log}");
+    assert!(log.contains("renewed Err(\"it names no disk\")"), "{log}");
+    // The supervisor may read the two lines at once or one by one.
+    let serves = "read line; echo ready >&0; until [ -e ${NOTE%note}renewed ]; do sleep 0.01; \
+                  done; echo serves >> $NOTE; read line";
+    for (is_named, lines) in [
+        (true, "printf 'names its disk\\nstands by\\n' >&0"),
+        (true, "echo names its disk >&0; sleep 0.1; echo stands by >&0"),
+        (false, "echo stands by >&0"),
+    ] {
+        let mut shell = Shell::new(PRESENT);
+        shell.is_named = is_named;
+        shell.successor = format!("{lines}; {serves}");
+        let (noted, log) = renew(&mut shell, "serves");
+        assert_eq!(noted, "up\nserves\n", "{log}");
+        assert!(log.contains("renewed Ok(())"), "{log}");
+    }
+}
+
 /// Either server dies at that moment: another server starts, which knows of no request.
 #[test]
 fn a_server_that_dies_during_its_replacement_is_replaced() {
