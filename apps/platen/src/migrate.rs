@@ -5,7 +5,7 @@ use crate::ending::Ending;
 use crate::ending_options::wanted_capabilities;
 use crate::interrupt;
 use crate::lost_writes::warn_of_lost_writes;
-use crate::migrate_cancel::{cancel, Cancel, Passed, Stop};
+use crate::migrate_cancel::{cancel_late, Cancel, Passed, Stop};
 use crate::migrate_monitor::Watched;
 use crate::migrate_outcome::{fill, verdict, HELD};
 use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress, refuse_tls};
@@ -19,7 +19,7 @@ use anyhow::{bail, Context};
 use converge::Postcopy;
 use nix::sys::signal::Signal;
 use qmp::{MigrationInfo, Qmp, QmpError};
-use relay::{RelayError, Source, SourceEnd, SourceHandle, UnixAddress};
+use relay::{RelayError, Source, SourceEnd, UnixAddress};
 use serde_json::json;
 use session::Setup;
 use std::process::ExitCode;
@@ -235,8 +235,12 @@ fn watch(
         }
         match stop.pass_on(qmp, &handle, |text| bar.note(text)) {
             Passed::On => {}
-            Passed::Later { has_answered } => {
-                monitor.answers = has_answered;
+            Passed::Later(wait) => {
+                monitor.answers = wait == Cancel::UnderWay;
+                if wait == Cancel::Lost {
+                    // Connects again, for the next look at the interrupt.
+                    let _ = monitor.ask(qmp, |text| bar.note(text));
+                }
                 continue;
             }
         }
@@ -269,28 +273,6 @@ fn watch(
             }
         }
         bar.show(&progress, info.as_ref());
-    }
-}
-
-/// Cancels at the deadline. Returns whether QEMU has not answered: the next look tries again.
-fn cancel_late(
-    qmp: &mut Qmp,
-    handle: &SourceHandle,
-    ending: &mut Ending,
-    note: impl Fn(&str),
-) -> bool {
-    match cancel(qmp, handle) {
-        Cancel::Told => false,
-        Cancel::Unanswered => {
-            ending.cancel_later();
-            note("the source QEMU's monitor does not answer: cancelling later");
-            true
-        }
-        Cancel::UnderWay | Cancel::TooLate => {
-            ending.cancelled = None;
-            note("too late to cancel: the VM has stopped, or the destination has it");
-            false
-        }
     }
 }
 

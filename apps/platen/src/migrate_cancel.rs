@@ -1,5 +1,6 @@
 //! Cancels the migration of `migrate`, at the user's interrupt or at the deadline.
 
+use crate::ending::Ending;
 use qmp::{MigrationInfo, Qmp, QmpError};
 use relay::SourceHandle;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,6 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const UNANSWERED: &str =
     "the source QEMU's monitor does not answer: the source may be turning to postcopy. Asking again \
      (interrupt again to end all the same)";
+
+const LOST: &str =
+    "no connection to the source QEMU's monitor: the source may be turning to postcopy. Connecting \
+     again (interrupt again to end all the same, which can leave the VM at neither host)";
 
 /// The answer of a process of `evacuate` to its first interrupt, when it is too late to cancel.
 const LEFT_TO_A_PERSON: &str =
@@ -36,8 +41,8 @@ pub(crate) struct Stop<'a> {
 pub(crate) enum Passed {
     /// None waits.
     On,
-    /// One waits for QEMU; the next look tries again.
-    Later { has_answered: bool },
+    /// One waits for QEMU, for this reason; the next look tries again.
+    Later(Cancel),
 }
 
 impl<'a> Stop<'a> {
@@ -85,13 +90,16 @@ impl<'a> Stop<'a> {
                 }
                 handle.stop();
             }
-            wait @ (Cancel::UnderWay | Cancel::Unanswered) => {
-                let has_answered = wait == Cancel::UnderWay;
-                let why = if has_answered { UNDER_WAY } else { UNANSWERED };
+            wait @ (Cancel::UnderWay | Cancel::Unanswered | Cancel::Lost) => {
+                let why = match wait {
+                    Cancel::UnderWay => UNDER_WAY,
+                    Cancel::Lost => LOST,
+                    _ => UNANSWERED,
+                };
                 if self.told_to_wait.replace(why) != Some(why) {
                     note(why);
                 }
-                return Passed::Later { has_answered };
+                return Passed::Later(wait);
             }
         }
         self.passed_on = so_far;
@@ -100,7 +108,7 @@ impl<'a> Stop<'a> {
 }
 
 /// The result of an attempt to cancel.
-#[derive(PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Cancel {
     /// QEMU cancels, or the relay ends.
     Told,
@@ -110,48 +118,85 @@ pub(crate) enum Cancel {
     /// QEMU does not answer, as while it writes the packaged state of postcopy to a slow link. It
     /// may be in postcopy, and no order to cancel can reach it now.
     Unanswered,
+    /// The connection to QEMU's monitor has ended. The source can turn to postcopy, so it may be
+    /// there, and a relay that ended now could leave the VM at neither end.
+    Lost,
     /// The destination may be starting the VM, or has it; the relay decides (W23).
     TooLate,
 }
 
 /// Makes QEMU cancel and close its socket, unless that would resume the source beside the
 /// destination.
-pub(crate) fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> Cancel {
-    match is_postcopy(&qmp.query_migrate()) {
-        Some(true) => {
+fn cancel(qmp: &mut Qmp, handle: &SourceHandle) -> Cancel {
+    // Where the destination may have the VM, the relay decides.
+    let may_turn = || handle.may_turn_to_postcopy() && !handle.in_doubt();
+    match is_postcopy(&qmp.query_migrate(), may_turn) {
+        Ok(true) => {
             // An order to cancel that was not answered in time has come too late.
             handle.allow_commit();
             return if handle.in_doubt() { Cancel::TooLate } else { Cancel::UnderWay };
         }
-        Some(false) => {}
-        None => return Cancel::Unanswered,
+        Ok(false) => {}
+        Err(unknown) => return unknown,
     }
     if !handle.forbid_commit() {
         return Cancel::TooLate;
     }
-    match qmp.migrate_cancel() {
-        Ok(()) => {}
-        // QEMU has turned to postcopy since the query of its status.
-        Err(QmpError::Refused { .. }) if is_postcopy(&qmp.query_migrate()) != Some(false) => {
-            handle.allow_commit();
-            return Cancel::UnderWay;
-        }
-        // QEMU may have turned to postcopy since, and the next answer shows that. Until then no
-        // bytes go out that start the destination's VM.
-        Err(QmpError::TimedOut { .. }) => return Cancel::Unanswered,
-        // No bytes that start the destination's VM go out any more, so the migration cannot go on.
-        Err(_) => handle.stop(),
+    let Err(error) = qmp.migrate_cancel() else { return Cancel::Told };
+    // QEMU has turned to postcopy since the query of its status.
+    if error.is_refusal() && is_postcopy(&qmp.query_migrate(), may_turn) != Ok(false) {
+        handle.allow_commit();
+        return Cancel::UnderWay;
     }
+    // QEMU may have turned to postcopy since, and the next answer shows that. Until then no bytes
+    // go out that start the destination's VM.
+    if let Some(unknown) = unknown(&error, may_turn) {
+        return unknown;
+    }
+    // No bytes that start the destination's VM go out any more, so the migration cannot go on.
+    handle.stop();
     Cancel::Told
 }
 
-/// Whether the source is in postcopy, or turns to it; `None` if QEMU has not said so in time. A
-/// monitor that has ended can refuse nothing: then the relay ends.
-fn is_postcopy(answer: &Result<MigrationInfo, QmpError>) -> Option<bool> {
+/// Cancels at the deadline. Returns whether QEMU has not answered: the next look tries again.
+pub(crate) fn cancel_late(
+    qmp: &mut Qmp,
+    handle: &SourceHandle,
+    ending: &mut Ending,
+    note: impl Fn(&str),
+) -> bool {
+    match cancel(qmp, handle) {
+        Cancel::Told => false,
+        Cancel::Unanswered | Cancel::Lost => {
+            ending.cancel_later();
+            note("the source QEMU's monitor does not answer: cancelling later");
+            true
+        }
+        Cancel::UnderWay | Cancel::TooLate => {
+            ending.cancelled = None;
+            note("too late to cancel: the VM has stopped, or the destination has it");
+            false
+        }
+    }
+}
+
+/// Whether the source is in postcopy, or turns to it. The error: nobody knows that.
+fn is_postcopy(
+    answer: &Result<MigrationInfo, QmpError>,
+    may_turn: impl Fn() -> bool,
+) -> Result<bool, Cancel> {
     match answer {
-        Ok(info) => Some(info.status().starts_with("postcopy")),
-        Err(QmpError::TimedOut { .. }) => None,
-        Err(_) => Some(false),
+        Ok(info) => Ok(info.status().starts_with("postcopy")),
+        Err(error) => unknown(error, may_turn).map_or(Ok(false), Err),
+    }
+}
+
+/// Why nobody knows whether the source is in postcopy, after this error of its monitor. `None` if
+/// the source is not there: it cannot turn to postcopy, or QEMU has answered.
+fn unknown(error: &QmpError, may_turn: impl Fn() -> bool) -> Option<Cancel> {
+    match error {
+        QmpError::TimedOut { .. } => Some(Cancel::Unanswered),
+        error => (!error.is_refusal() && may_turn()).then_some(Cancel::Lost),
     }
 }
 
@@ -160,7 +205,8 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// A QEMU that writes the packaged state of postcopy to a slow link answers nothing.
+    /// A QEMU that writes the packaged state of postcopy to a slow link answers nothing. A connection
+    /// that has ended says nothing about QEMU.
     #[test]
     fn a_source_that_does_not_answer_may_be_in_postcopy() {
         let (ours, qemu) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -171,15 +217,16 @@ mod tests {
         )
         .unwrap();
         let mut qmp = Qmp::over(ours, Duration::from_millis(300)).unwrap();
-        assert_eq!(is_postcopy(&qmp.query_migrate()), None);
+        assert_eq!(is_postcopy(&qmp.query_migrate(), || false), Err(Cancel::Unanswered));
         let says = |status: &str| {
             Ok(MigrationInfo { status: Some(status.into()), ..MigrationInfo::default() })
         };
-        assert_eq!(is_postcopy(&says("active")), Some(false));
+        assert_eq!(is_postcopy(&says("active"), || true), Ok(false));
         for status in ["postcopy-active", "postcopy-device", "postcopy-paused"] {
-            assert_eq!(is_postcopy(&says(status)), Some(true), "{status}");
+            assert_eq!(is_postcopy(&says(status), || false), Ok(true), "{status}");
         }
         drop(qemu);
-        assert_eq!(is_postcopy(&qmp.query_migrate()), Some(false), "it has ended");
+        assert_eq!(is_postcopy(&qmp.query_migrate(), || true), Err(Cancel::Lost));
+        assert_eq!(is_postcopy(&qmp.query_migrate(), || false), Ok(false), "it cannot turn");
     }
 }

@@ -19,13 +19,25 @@ enum Closes {
     Advised,
     /// After one answer, by which the migration is in postcopy; see [`REFUSED`].
     InPostcopy,
+    /// As `Advised`, and a connection is served again once the test says so.
+    Long,
+    /// As `Long`, but at the order to cancel, which is not answered.
+    LongAtCancel,
+}
+
+impl Closes {
+    /// Whether the stream announces that it may turn to postcopy.
+    fn is_advised(self) -> bool {
+        matches!(self, Self::Advised | Self::Long | Self::LongAtCancel)
+    }
 }
 
 /// Connections that end at once before one is served again, by which the migration has failed. With
 /// the pauses between them they take longer than the deadline.
 const REFUSED: usize = 3;
 
-/// A made source QEMU, which keeps its stream open. `over`: when to close at the order to cancel.
+/// A made source QEMU, which keeps its stream open. `over`: when to close at the order to cancel, or
+/// to serve a connection again.
 fn monitor(path: &Path, closes: Closes, over: Receiver<()>) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
@@ -40,6 +52,13 @@ fn monitor(path: &Path, closes: Closes, over: Receiver<()>) {
             (0..REFUSED).for_each(|_| drop(listener.accept().unwrap()));
             let (client, _) = listener.accept().unwrap();
             (status, stream) = ("failed", None);
+            serve(client, (&mut status, &mut stream), None);
+        }
+        if matches!(closes, Closes::Long | Closes::LongAtCancel) {
+            while over.try_recv().is_err() {
+                drop(listener.accept().unwrap());
+            }
+            let (client, _) = listener.accept().unwrap();
             serve(client, (&mut status, &mut stream), None);
         }
         drop(listener);
@@ -79,16 +98,21 @@ fn serve(
                 let uri = command["arguments"]["uri"].as_str().unwrap();
                 let mut relay = UnixStream::connect(uri.strip_prefix("unix:").unwrap()).unwrap();
                 let closes = closes.map(|(closes, _)| closes);
-                relay.write_all(&beginning(closes == Some(Closes::Advised))).unwrap();
+                let is_advised = closes.is_some_and(Closes::is_advised);
+                relay.write_all(&beginning(is_advised)).unwrap();
                 let in_postcopy = closes == Some(Closes::InPostcopy);
                 *status = if in_postcopy { "postcopy-active" } else { "active" };
                 *stream = Some(relay);
                 json!({})
             }
             "migrate_cancel" => {
-                if let Some((Closes::AtCancel, over)) = closes {
-                    let _ = over.recv_timeout(WATCHDOG);
-                    return;
+                match closes {
+                    Some((Closes::AtCancel, over)) => {
+                        let _ = over.recv_timeout(WATCHDOG);
+                        return;
+                    }
+                    Some((Closes::LongAtCancel, _)) => return,
+                    _ => {}
                 }
                 (*status, *stream) = ("cancelled", None);
                 json!({})
@@ -100,8 +124,13 @@ fn serve(
                 continue;
             }
             "query-migrate" => {
-                let at_once =
-                    !matches!(closes, None | Some((Closes::AtCancel | Closes::AfterRefusal, _)));
+                let at_once = !matches!(
+                    closes,
+                    None | Some((
+                        Closes::AtCancel | Closes::AfterRefusal | Closes::LongAtCancel,
+                        _
+                    ))
+                );
                 if (at_once && *status == "active") || has_refused || has_answered {
                     return;
                 }
@@ -123,15 +152,18 @@ fn serve(
     }
 }
 
-/// Starts a `migrate` with a deadline of 1 s at such a QEMU. Returns it, the sender that closes the
-/// monitor, and the destination QEMU's socket.
+/// Starts a `migrate` at such a QEMU, with a deadline of 1 s if the test does not interrupt. Returns
+/// it, the sender that closes the monitor or opens it again, and the destination QEMU's socket.
 fn start(rig: &Rig, closes: Closes) -> (Platen, mpsc::Sender<()>, UnixListener) {
     let destination = UnixListener::bind(rig.at("dst")).unwrap();
     let (sender, over) = mpsc::channel();
     monitor(&rig.at("qmp"), closes, over);
     let qmp = unix(&rig.at("qmp"));
     let args = ["migrate", "--insecure", "--peer", &rig.address, "--qmp", &qmp];
-    let mut args = [&args[..], &["--codec", "none", "--deadline", "1"]].concat();
+    let mut args = [&args[..], &["--codec", "none"]].concat();
+    if !matches!(closes, Closes::Long | Closes::LongAtCancel) {
+        args.extend(["--deadline", "1"]);
+    }
     if closes == Closes::AfterRefusal {
         args.extend(["--postcopy", "after", "0"]);
     }
@@ -196,4 +228,29 @@ fn a_cancel_that_was_not_answered_is_made_good_when_the_monitor_closes() {
     let (status, said) = migrate.ends();
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains(CANCELLED), "{said}");
+}
+
+/// Regression: an interrupt ended the relay of a source that may have been in postcopy, because its
+/// monitor had closed: the VM could be left at neither host. And no look at an interrupt that waits
+/// connected to the monitor again, so the interrupt waited for ever.
+#[test]
+fn an_interrupt_without_a_monitor_waits_for_one_if_the_source_may_be_in_postcopy() {
+    for closes in [Closes::Long, Closes::LongAtCancel] {
+        let rig = Rig::new("");
+        let (mut migrate, again, destination) = start(&rig, closes);
+        // The relay has read that the source can turn.
+        let (mut destination, _) = destination.accept().unwrap();
+        destination.read_exact(&mut [0]).unwrap();
+        if closes == Closes::Long {
+            migrate.says("closed its monitor");
+        }
+        kill_process(Pid::from_child(&migrate.child), Signal::INT).unwrap();
+        migrate.says("no connection to the source QEMU's monitor");
+        again.send(()).unwrap();
+        let (status, said) = migrate.ends();
+        assert_eq!(status, Some(1), "{said}");
+        assert_eq!(said.matches("closed its monitor").count(), 1, "{said}");
+        assert_eq!(said.matches("cancelling (interrupt again to force)").count(), 1, "{said}");
+        assert!(said.contains("cancelled; the source QEMU's VM is 'running'"), "{said}");
+    }
 }
