@@ -26,7 +26,7 @@ pub struct PoolConfig {
 
 impl Default for PoolConfig {
     fn default() -> Self {
-        Self { threads: 1, ring_capacity: 4, name: "lane" }
+        Self { threads: 1, ring_capacity: 4, name: "worker" }
     }
 }
 

@@ -14,7 +14,7 @@ use store::MAX_AGE;
 /// with at most 25 %. It writes nothing to a disk unless `backing_dev` names one, and then only
 /// under memory pressure, because a read from the disk costs a hundred times a read from memory and
 /// because flash wears. Incompressible pages are written first, other pages after half an hour (3.5
-/// minutes under pressure). The daily limit of 512 MiB is 180 GiB a year; disks endure a hundred
+/// minutes under pressure). The daily limit of 512 MiB is 182.5 GiB a year; disks endure a hundred
 /// TB. Disks reach their full speed with writes of 256 KiB.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]

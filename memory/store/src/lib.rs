@@ -129,7 +129,7 @@
 //! interleaving, and again with each ordering weakened. `src/crash_tests.rs`: killed at every step;
 //! `tests/kill.rs`: killed under load. `tests/writeback`: real, full, failing and foreign backing
 //! devices. `tests/attach.rs`: refusals and damage; `tests/grow.rs`: stores that grow; fuzz targets
-//! `store_ops`,
+//! `store_ops`, `store_attach` and `backing_header`.
 #![cfg_attr(loom, expect(dead_code, unreachable_pub, reason = "the models use a part"))]
 
 #[cfg(not(loom))]

@@ -57,11 +57,11 @@
 //!   outcome of each chunk. A separate thread checks every 5 ms whether bytes wait for a link
 //!   (TCP_INFO: unsent, or a round trip longer than the shortest), and every 25 ms reads bytes, CPU
 //!   time and waits for credit. Crate `controller` computes the optimum from these figures.
-//! * **Only the main stream has deltas.** `intake` looks up each page's address, with the RAM
-//!   blocks concatenated; `deliver` follows the table beside the chunk and knows no addresses.
-//!   Packing, codecs, devices, links and unacknowledged frames treat such a chunk like any other.
-//!   Multifd channels have no common order that both ends know before SYNC, so their pages are sent
-//!   whole, unless the destination has them in its seed (W29b), which needs no order.
+//! * **Deltas need an order that both ends know.** `intake` looks up each page's address, with the
+//!   RAM blocks concatenated; `deliver` follows the table beside the chunk and knows no addresses.
+//!   Packing, codecs, devices, links and unacknowledged frames treat such a chunk like any other. A
+//!   main stream has one order. Multifd channels have none before SYNC, so the SYNC packets order
+//!   their tables (W29c). A page that the destination has in its seed (W29b) needs no order.
 
 mod auto;
 mod counters;

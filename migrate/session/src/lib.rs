@@ -18,9 +18,10 @@
 //!
 //! | | |
 //! |---|---|
-//! | `frame_type`, `error`, `frame`, `hash` | the wire format |
-//! | `cap` | the limit on bytes per second |
-//! | `transport`, `preamble`, `hello`, `dial`, `redial` | opening and reopening a link |
+//! | `sync` | a lock that stays usable after a panic |
+//! | `frame_type`, `verdict`, `error`, `frame`, `hash` | the wire format |
+//! | `tcp_info`, `overhead` | the kernel's figures of a link, and a frame's bytes on the network |
+//! | `history`, `transport`, `preamble`, `hello`, `pass`, `dial`, `redial` | opening and reopening a link |
 //! | `pacing`, `credit` | the limit on bytes in flight |
 //! | `outgoing`, `unacked`, `links`, `outbound` | the sending half |
 //! | `sink`, `arrivals`, `inbound` | the receiving half |

@@ -3,12 +3,12 @@
 //!
 //! ```text
 //! connect ─► run ─► decision ─► doubt ────┐     encode (codec threads) ─► history
-//!    └─► admission ─► intake ─► chunk ───┼─► shared ─► keeper
+//!    └─► admission ─► intake ─► chunk ───┼─► shared ─► keeper ═► keeping
 //!            └──────► hand_back ─────────┘     sink (calls of the session)
 //! ```
 //!
-//! `last_events` has the events behind the end of a session. `hung` watches the library of the
-//! codec threads' accelerator.
+//! `keeping` is the work of another process, `platen keep`. `last_events` has the events behind the
+//! end of a session. `hung` watches the library of the codec threads' accelerator.
 //!
 //! `disk` takes the place of `run` and all of the second line in a session of an NBD connection.
 
