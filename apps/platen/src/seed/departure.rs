@@ -11,6 +11,7 @@ use super::spool::{Spool, Spooled};
 use crate::interrupt;
 use crate::say::{printable, say};
 use crate::size::Size;
+use crate::store_command::open_store;
 use anyhow::{ensure, Context};
 use clap::Args;
 use image::{
@@ -65,12 +66,7 @@ pub(crate) struct Departure {
 impl Departure {
     /// Checks the store, and begins to copy pages.
     pub(crate) fn begin(folder: &Path, limit: u64, page_size: u32) -> anyhow::Result<Self> {
-        let store = Store::open(folder)?.with_context(|| {
-            format!(
-                "{} is no store: a store is a folder that platen image init has made",
-                folder.display()
-            )
-        })?;
+        let store = open_store(folder)?;
         let page_size = page_size as usize;
         let spool = Spool::start(folder, page_size)?;
         Ok(Self { store, limit, page_size, spool })
