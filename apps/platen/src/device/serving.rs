@@ -170,7 +170,7 @@ impl Serving {
 }
 
 /// This program, even if its file has been replaced. It sets its own name: see `device::run`.
-fn myself() -> Command {
+pub(super) fn myself() -> Command {
     program(OWN)
 }
 

@@ -2,6 +2,7 @@
 //! killed.
 
 use super::args::{SwapHelperArgs, SwapTask};
+use super::detach::{detach, detach_at_end};
 use crate::say::say;
 use anyhow::{bail, ensure, Context};
 use std::io::ErrorKind;
@@ -24,8 +25,8 @@ pub(crate) fn run(args: &SwapHelperArgs) -> anyhow::Result<ExitCode> {
         }
         SwapTask::Off => off(args, disk).map(|()| ExitCode::SUCCESS),
         SwapTask::Detach => {
-            // The disk may not be attached.
-            let _ = swap::nbd::detach(disk);
+            let detached = swap::nbd::detach(disk);
+            detached.with_context(|| format!("cannot detach {}", disk.display()))?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -47,8 +48,9 @@ fn on(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<ExitCode> {
     let begun = area::begin(disk, args.priority)
         .with_context(|| format!("cannot swap to {}", disk.display()));
     if begun.is_err() && args.socket.is_some() {
-        // The first error is more useful than an error of the detach.
-        let _ = swap::nbd::detach(disk);
+        if let Err(error) = detach(disk) {
+            say(&error.to_string());
+        }
     }
     let areas = begun?;
     let used = area::in_use(disk)?;
@@ -114,10 +116,10 @@ fn off(args: &SwapHelperArgs, disk: &Path) -> anyhow::Result<()> {
         bail!("{} is still swapped to", disk.display());
     }
     if args.socket.is_some() {
-        let detached = swap::nbd::detach(disk);
+        let detached = detach_at_end(disk);
         // After a failed start there may be nothing to detach.
         if before.is_some() {
-            detached.with_context(|| format!("cannot detach {}", disk.display()))?;
+            detached?;
         }
     }
     Ok(())

@@ -126,7 +126,10 @@ pub(super) enum Task {
 pub(super) struct Helper {
     pub(super) child: Process,
     pub(super) task: Task,
+    /// Deadline for the helper to end, or after its kill to be gone.
     pub(super) deadline: Option<Instant>,
+    /// Whether the helper missed its deadline and was killed.
+    pub(super) killed: bool,
 }
 
 impl Helper {
@@ -134,6 +137,14 @@ impl Helper {
     pub(super) fn dismiss(&mut self) {
         self.deadline = None;
         self.child.kill();
+    }
+
+    /// Kills the process, which is late.
+    pub(super) fn kill(&mut self, gone: Duration) {
+        self.killed = true;
+        self.dismiss();
+        // Nothing waits for a trainer's end.
+        self.deadline = (self.task != Task::Train).then(|| Instant::now() + gone);
     }
 }
 

@@ -43,6 +43,10 @@ impl Process {
 
     /// Kills the process without waiting for its end.
     pub(super) fn kill(&self) {
+        #[cfg(test)]
+        if tests::SPARES.get() {
+            return;
+        }
         // A process that has exited needs no signal.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
@@ -62,8 +66,15 @@ impl Process {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    thread_local! {
+        /// Whether no process that this thread kills gets the signal, as one that hangs in a call of
+        /// the kernel.
+        pub(in crate::supervisor) static SPARES: std::cell::Cell<bool> =
+            const { std::cell::Cell::new(false) };
+    }
 
     fn status_of(script: &str) -> ExitStatus {
         let process = Process::spawn(Command::new("sh").args(["-c", script])).unwrap();

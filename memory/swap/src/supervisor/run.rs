@@ -34,7 +34,7 @@ const DOWN_AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from
 /// take as long without a message.
 const EXTENSION: Duration = Duration::from_secs(120);
 
-/// How long the supervisor waits for a server that was killed at the end.
+/// How long the supervisor waits for a server that was killed at the end, and for a killed helper.
 const GONE: Duration = Duration::from_secs(10);
 
 pub(super) struct Supervisor<'a> {

@@ -1,5 +1,6 @@
 mod deaths;
 mod helpers;
+mod hung_helpers;
 mod renewal;
 mod trainers;
 
@@ -48,6 +49,7 @@ struct Shell {
     up: Option<String>,
     down: Option<String>,
     train: Option<(String, Duration)>,
+    down_limit: Duration,
     ready_limit: Duration,
     end_limit: Duration,
     pulse: Option<(Pulse, OwnedFd)>,
@@ -75,6 +77,7 @@ impl Shell {
             up: None,
             down: None,
             train: None,
+            down_limit: LONG,
             ready_limit: LONG,
             end_limit: LONG,
             pulse: None,
@@ -157,7 +160,7 @@ impl Service for Shell {
         Some(command)
     }
     fn down_limit(&self) -> Duration {
-        LONG
+        self.down_limit
     }
     fn ready_limit(&self) -> Duration {
         self.ready_limit

@@ -1,7 +1,7 @@
 //! The calls of the supervisor to the service of a device.
 
 use super::super::args::SwapTask;
-use super::super::detach::detach;
+use super::super::detach::{self, detach};
 use super::super::inherited::Go;
 use super::{myself, Serving};
 use crate::say::say;
@@ -16,8 +16,9 @@ use swap::supervisor::{HandOver, Service};
 /// Time limit of a trainer; the server waits for less.
 const TRAINING: Duration = Duration::from_secs(630);
 
-/// How long a helper may take to end after swapoff has run into its timeout.
-const HELPER_ENDS: Duration = Duration::from_secs(10);
+/// How long a helper may take to end after swapoff has run into its timeout, or has ended just
+/// before and the disk is to be detached.
+const HELPER_ENDS: Duration = Duration::from_secs(10 + detach::LIMIT.as_secs());
 
 impl Service for Serving {
     fn server(&mut self, replaces: bool) -> Command {
@@ -143,8 +144,7 @@ impl Service for Serving {
         let ours =
             |disk: &_| self.attacher.is_none_or(|helper| swap::nbd::is_attached_by(disk, helper));
         if let Some(disk) = self.disk.as_ref().filter(|disk| set_up && ours(disk)) {
-            let mut helper = self.helper(SwapTask::Detach, disk.clone());
-            if let Err(error) = detach(&mut helper, disk) {
+            if let Err(error) = detach(disk) {
                 self.say(&error.to_string());
             }
         }

@@ -63,18 +63,7 @@ impl Supervisor<'_> {
     }
 
     pub(super) fn enforce_deadlines(&mut self) -> Result<(), SuperviseError> {
-        for helper in &mut self.helpers {
-            if helper.deadline.is_some_and(|at| at <= Instant::now()) {
-                // Its exit is then handled as a failure.
-                helper.dismiss();
-                if let Task::Up { .. } = helper.task {
-                    let limit = self.service.ready_limit();
-                    self.service.say(&format!(
-                        "what follows the start of a server has not ended in {limit:?}: killed"
-                    ));
-                }
-            }
-        }
+        self.enforce_helpers()?;
         self.enforce_renewal();
         let late = |server: &&mut Server| server.deadline.is_some_and(|at| at <= Instant::now());
         let Some(server) = self.server.as_mut().filter(late) else { return Ok(()) };

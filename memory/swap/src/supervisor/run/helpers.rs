@@ -1,13 +1,17 @@
 //! Helper processes: after a start, before the end, and trainers.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Supervisor, AGAIN};
+use super::{Supervisor, AGAIN, GONE};
 use crate::supervisor::child::{Helper, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
 use crate::supervisor::process::Process;
 use crate::supervisor::NOT_BEGUN;
+
+/// The status of a process that SIGKILL has ended.
+const KILLED: i32 = 9;
 
 impl Supervisor<'_> {
     /// Runs the helper that follows the current server's start, if the server is ready.
@@ -123,7 +127,7 @@ impl Supervisor<'_> {
         let child = Process::spawn(command.stdin(Stdio::null()));
         let child = child.map_err(failed("start a helper"))?;
         let deadline = limit.map(|limit| Instant::now() + limit);
-        self.helpers.push(Helper { child, task, deadline });
+        self.helpers.push(Helper { child, task, deadline, killed: false });
         Ok(())
     }
 
@@ -140,6 +144,34 @@ impl Supervisor<'_> {
                     self.helper_ended(helper.task, status)?;
                 }
                 None => nth += 1,
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills helpers that are late. Their exit is then handled as a failure, and so is that of one
+    /// that is not gone in time after its kill: it hangs in a call of the kernel.
+    pub(super) fn enforce_helpers(&mut self) -> Result<(), SuperviseError> {
+        let late = |helper: &Helper| helper.deadline.is_some_and(|at| at <= Instant::now());
+        while let Some(nth) = self.helpers.iter().position(late) {
+            let helper = &mut self.helpers[nth];
+            if helper.killed {
+                let Helper { child, task, .. } = self.helpers.swap_remove(nth);
+                self.service.say(&format!(
+                    "helper process {} is not gone {GONE:?} after its kill: it hangs in the \
+                     kernel, see the kernel's log (dmesg). It is no longer waited for",
+                    child.id()
+                ));
+                self.dismiss(child);
+                self.helper_ended(task, ExitStatus::from_raw(KILLED))?;
+                continue;
+            }
+            helper.kill(GONE);
+            if let Task::Up { .. } = helper.task {
+                let limit = self.service.ready_limit();
+                self.service.say(&format!(
+                    "what follows the start of a server has not ended in {limit:?}: killed"
+                ));
             }
         }
         Ok(())
