@@ -21,7 +21,8 @@
 //! | `sync` | a lock that stays usable after a panic |
 //! | `frame_type`, `verdict`, `error`, `frame`, `hash` | the wire format |
 //! | `tcp_info`, `overhead` | the kernel's figures of a link, and a frame's bytes on the network |
-//! | `history`, `transport`, `preamble`, `hello`, `pass`, `dial`, `redial` | opening and reopening a link |
+//! | `history`, `transport`, `preamble`, `hello`, `pass` | what the ends exchange to open a link |
+//! | `dial`, `redial` | attempts to open and to reopen a link |
 //! | `pacing`, `credit` | the limit on bytes in flight |
 //! | `outgoing`, `unacked`, `links`, `outbound` | the sending half |
 //! | `sink`, `arrivals`, `inbound` | the receiving half |
