@@ -65,7 +65,7 @@ pub use control::{Control, ControlError};
 pub use error::ServeError;
 pub use geometry::{DiskState, Geometry, Info};
 pub use options::Options;
-pub use owned::{abandon, Owner};
+pub use owned::{abandon, remains, Owner};
 pub use queue::QueueError;
 pub use server::{disk, Server};
 pub use tags::Violation;

@@ -62,6 +62,41 @@ pub fn abandon(
     remove_all(&mut Control::open(timeout)?, &ids, known, owner)
 }
 
+/// Whether one of these owners has a device. Nothing changes. `timeout` limits the wait for each
+/// answer of the driver.
+///
+/// # Errors
+///
+/// The driver's error: a device may be one of theirs.
+pub fn remains(owners: &[Owner], timeout: Duration) -> Result<bool, ControlError> {
+    let ids = if owners.is_empty() { Vec::new() } else { numbers(Path::new(DEVICES)) };
+    if ids.is_empty() {
+        // There may be no driver either.
+        return Ok(false);
+    }
+    any_remains(&mut Control::open(timeout)?, &ids, owners)
+}
+
+fn any_remains(
+    driver: &mut impl Removes,
+    ids: &[u32],
+    owners: &[Owner],
+) -> Result<bool, ControlError> {
+    let mut failed = None;
+    for &id in ids {
+        match is_there(driver, id, |info| owners.iter().any(|owner| owner.has(info))) {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(error) if is_withheld(&error) => {}
+            // The driver would be waited for at each further device.
+            Err(error @ ControlError::Silent { .. }) => return Err(error),
+            // Another device may be theirs.
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    failed.map_or(Ok(false), Err)
+}
+
 /// Where the kernel lists the driver's devices.
 const DEVICES: &str = "/sys/class/ublk-char";
 

@@ -4,21 +4,25 @@
 //! between two servers, so they cannot prevent the next server from starting; meanwhile clients
 //! connect and wait.
 
+mod files;
 mod living;
+mod lock;
 mod note;
 
+pub(super) use self::files::Left;
+use self::lock::Lock;
 use super::adopt::Adopt;
 use super::args::ServeArgs;
 use super::inherited::Inherited;
 use super::{control, requests};
 use anyhow::{bail, Context};
 use relay::Listening;
-use rustix::fs::{flock, fstat, open, stat, FlockOperation, Mode, OFlags};
-use rustix::io::{fcntl_setfd, Errno, FdFlags};
+use rustix::fs::stat;
+use rustix::io::{fcntl_setfd, FdFlags};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// All claims of a device. Dropping them releases them and removes their files.
 #[derive(Debug)]
@@ -178,110 +182,9 @@ fn place(path: &Path) -> Option<Place> {
     Some((there.st_dev, there.st_ino))
 }
 
-/// The supervisor's files. A server that outlives its supervisor removes them when it exits. A file
-/// that was removed before this server started has no place.
-#[derive(Clone, Debug)]
-pub(super) struct Left(Vec<(PathBuf, Option<Place>)>);
-
-impl Left {
-    /// Records the files of a device. Call this while the supervisor runs, or has just exited.
-    pub(super) fn of(args: &ServeArgs, supervised: bool) -> Self {
-        let Ok(folder) = control::folder(args.control.run_dir.as_deref()) else {
-            return Self(Vec::new());
-        };
-        let nbd = args.nbd.as_ref().map(|address| address.path().to_owned());
-        let control = control::address(&folder, &args.name).path().to_owned();
-        let requests = supervised.then(|| requests::address(&folder, &args.name).path().to_owned());
-        let lock = Lock::path(&folder, &args.name);
-        let paths = [Some(control), nbd, requests, Some(lock)];
-        Self(paths.into_iter().flatten().map(|path| (path.clone(), place(&path))).collect())
-    }
-
-    /// Files that have been removed or replaced.
-    pub(super) fn missing(&self) -> impl Iterator<Item = &Path> {
-        let is_there = |path: &Path, was: Option<Place>| was.is_some() && place(path) == was;
-        self.0.iter().filter(move |(path, was)| !is_there(path, *was)).map(|(path, _)| &**path)
-    }
-
-    /// Removes the files, except those that have been replaced.
-    pub(super) fn clear(self) {
-        for (path, was) in self.0 {
-            if was.is_some() && place(&path) == was {
-                // Another process may have removed it.
-                let _ = std::fs::remove_file(path);
-            }
-        }
-    }
-}
-
-/// The lock on a device's name. Its holder may replace the socket file of a server that has died;
-/// without the lock, two processes that check at the same time would both replace it.
-#[derive(Debug)]
-struct Lock {
-    fd: OwnedFd,
-    path: PathBuf,
-}
-
-impl Lock {
-    fn path(folder: &Path, name: &str) -> PathBuf {
-        folder.join(format!("{name}.lock"))
-    }
-
-    fn take(folder: &Path, name: &str) -> anyhow::Result<Self> {
-        let path = Self::path(folder, name);
-        let failed = || format!("cannot lock {}", path.display());
-        loop {
-            let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let fd = open(&path, flags, Mode::RUSR | Mode::WUSR).with_context(failed)?;
-            match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => bail!("device {name} is served already"),
-                Err(error) => return Err(error).with_context(failed),
-            }
-            let had = fstat(&fd).with_context(failed)?;
-            // The former holder may have removed the file after it was opened here.
-            if place(&path) == Some((had.st_dev, had.st_ino)) {
-                return Ok(Self { fd, path });
-            }
-        }
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        let ours =
-            fstat(&self.fd).is_ok_and(|own| place(&self.path) == Some((own.st_dev, own.st_ino)));
-        if ours {
-            // Removed while the lock is held. If this fails, the next holder locks the old file.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_belongs_to_one_device_until_it_is_released() {
-        let folder = tempfile::tempdir().unwrap();
-        let first = Lock::take(folder.path(), "one").unwrap();
-        let other = Lock::take(folder.path(), "other").unwrap();
-        let refused = Lock::take(folder.path(), "one").unwrap_err().to_string();
-        assert_eq!(refused, "device one is served already");
-        drop(first);
-        drop(Lock::take(folder.path(), "one").unwrap());
-        drop(other);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        // The file was removed, and another process has taken the name.
-        let first = Lock::take(folder.path(), "one").unwrap();
-        std::fs::remove_file(Lock::path(folder.path(), "one")).unwrap();
-        let second = Lock::take(folder.path(), "one").unwrap();
-        drop(first);
-        Lock::take(folder.path(), "one").unwrap_err();
-        drop(second);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    }
 
     /// As a cleaner of /run leaves it.
     #[test]
@@ -300,27 +203,5 @@ mod tests {
         drop(first);
         living::tests::wait_until_none_listens(control::address(folder, "one").path());
         check_that_none_lives(folder, "one").unwrap();
-    }
-
-    #[test]
-    fn sockets_that_another_process_has_bound_are_not_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let [mine, theirs] = ["mine", "theirs"].map(|name| folder.path().join(name));
-        let file = |path: &Path| std::fs::write(path, "").unwrap();
-        file(&mine);
-        file(&theirs);
-        let gone = folder.path().join("gone");
-        let left = [&mine, &theirs, &gone].map(|path| (path.clone(), place(path)));
-        // Created before the old file is removed, so that the inode differs.
-        let new = folder.path().join("new");
-        file(&new);
-        std::fs::rename(&new, &theirs).unwrap();
-        let left = Left(left.to_vec());
-        assert_eq!(left.missing().collect::<Vec<_>>(), [&*theirs, &*gone]);
-        // Another process's.
-        file(&gone);
-        assert_eq!(left.missing().collect::<Vec<_>>(), [&*theirs, &*gone]);
-        left.clear();
-        assert!(!mine.exists() && theirs.exists() && gone.exists());
     }
 }

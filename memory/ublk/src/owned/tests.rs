@@ -170,6 +170,30 @@ fn an_error_about_another_device_leaves_none_of_ours_behind() {
 }
 
 #[test]
+fn a_device_that_an_owner_has_left_is_found_and_stays() {
+    const EINVAL: u64 = 22_u64.wrapping_neg();
+    const EIO: u64 = 5_u64.wrapping_neg();
+    let (ours, other) = (OWNER.mark(), Owner { number: 4712, ..OWNER });
+    for (marks, expected) in [
+        ([1, 0, ours], Ok(true)),
+        ([other.mark(), 0, 1], Ok(true)),
+        ([1, 0, ours + 7], Ok(false)),
+        // A device of another user.
+        ([EINVAL, 1, 0], Ok(false)),
+        // It may be theirs.
+        ([EIO, 1, 0], Err(Some(5))),
+        ([EIO, 1, ours], Ok(true)),
+    ] {
+        let mut driver = Three(marks, Vec::new());
+        let left = any_remains(&mut driver, &[0, 1, 2], &[OWNER, other]);
+        assert_eq!(left.map_err(|error| error.errno()), expected, "{marks:?}");
+        assert!(driver.1.is_empty());
+    }
+    // Without an owner the driver is not asked.
+    assert!(!remains(&[], Duration::ZERO).unwrap());
+}
+
+#[test]
 fn devices_are_found_where_the_kernel_lists_them() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["ublkc0", "ublkc17", "ublkb3", "ublkc", "ublkcx"] {
@@ -197,4 +221,6 @@ fn a_driver_that_does_not_answer_is_asked_for_nothing_else() {
     }
     let done = remove(&mut Silent, 3, |_| true, || ());
     assert!(matches!(done, Err(ControlError::Silent { .. })), "{done:?}");
+    let left = any_remains(&mut Silent, &[3, 4], &[OWNER]);
+    assert!(matches!(left, Err(ControlError::Silent { .. })), "{left:?}");
 }

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::Duration;
 use ublk::{ControlError, Owner};
 
@@ -14,6 +15,9 @@ const WORD: &str = "ublk-owner ";
 
 /// The most owners that a note has: more than one if a disk could not be removed.
 const MOST: usize = 16;
+
+/// How long the driver may take to tell about a disk. A note that stays in vain does no harm.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// The length of the longest note.
 const LENGTH: usize = MOST * 24;
@@ -35,17 +39,17 @@ fn succeed_with(
 ) -> io::Result<()> {
     let file = File::from(lock.as_fd().try_clone_to_owned()?);
     let mut owners = read(&file);
-    owners.retain(|&number| match abandon(Owner { number, unmarked: false }) {
+    owners.retain(|&number| match abandon(noted(number)) {
         Ok(gone) => {
             for disk in gone.into_iter().map(ublk::disk) {
                 let disk = disk.display();
-                say(&format!("{disk}, which a killed device of this name had left, is gone"));
+                say(&format!("{disk}, which a former device of this name had left, is gone"));
             }
             false
         }
         Err(error) => {
             say(&format!(
-                "a disk of a killed device may be left: {:#}",
+                "a disk of a former device may be left: {:#}",
                 anyhow::Error::from(error)
             ));
             true
@@ -53,15 +57,50 @@ fn succeed_with(
     });
     owners.truncate(MOST - 1);
     owners.extend(owner.map(|owner| owner.number));
+    write(&file, &owners)
+}
+
+/// Whether the next device of this name needs the note in a lock's file: a noted owner has a disk,
+/// or the driver does not tell. `remains` is [`remains`], which removes no disk: the device that
+/// this process has failed to adopt may have its disk in use.
+pub(super) fn is_needed(
+    lock: impl AsFd,
+    path: &Path,
+    remains: impl FnOnce(&[Owner]) -> Result<bool, ControlError>,
+) -> bool {
+    let owners: Vec<_> = read(lock).into_iter().map(noted).collect();
+    let what = match remains(&owners) {
+        Ok(false) => return false,
+        Ok(true) => "is left".to_owned(),
+        Err(error) => format!("may be left ({:#})", anyhow::Error::from(error)),
+    };
+    say(&format!(
+        "a ublk disk of this device {what}: {} stays, so that `platen device serve` with the same \
+         name and folder removes the disk",
+        path.display()
+    ));
+    true
+}
+
+/// Whether one of these owners still has a disk.
+pub(super) fn remains(owners: &[Owner]) -> Result<bool, ControlError> {
+    ublk::remains(owners, ANSWER)
+}
+
+fn noted(number: u32) -> Owner {
+    Owner { number, unmarked: false }
+}
+
+fn write(file: &File, owners: &[u32]) -> io::Result<()> {
     let text: String = owners.iter().map(|number| format!("{WORD}{number}\n")).collect();
     file.set_len(0)?;
     file.write_all_at(text.as_bytes(), 0)
 }
 
 /// The numbers of the noted owners. A note that cannot be read has none.
-fn read(file: &File) -> Vec<u32> {
+fn read(lock: impl AsFd) -> Vec<u32> {
     let mut bytes = [0; LENGTH];
-    let got = file.read_at(&mut bytes, 0).unwrap_or(0);
+    let got = rustix::io::pread(lock, &mut bytes, 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&bytes[..got]);
     // The last line may be cut off.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
@@ -69,8 +108,13 @@ fn read(file: &File) -> Vec<u32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Writes a note of these owners.
+    pub(in super::super) fn write(lock: impl Into<File>, owners: &[u32]) {
+        super::write(&lock.into(), owners).unwrap();
+    }
 
     fn refused() -> ControlError {
         ControlError::Silent { id: 3, action: "stopping", seconds: 30 }
@@ -80,7 +124,7 @@ mod tests {
     #[test]
     fn a_device_removes_the_disk_of_its_killed_namesake_and_no_other() {
         let lock = OwnedFd::from(tempfile::tempfile().unwrap());
-        let numbers = || read(&File::from(lock.try_clone().unwrap()));
+        let numbers = || read(&lock);
         let owner = |number| Owner { number, unmarked: false };
         let with = |own: Option<u32>, fails: bool| {
             let mut asked = Vec::new();
