@@ -5,7 +5,7 @@ use crate::frame::MAX_CHUNK_BYTES;
 use crate::hello::{Hello, Welcome, HELLO_TIMEOUT};
 use crate::history::Histories;
 use crate::pass;
-use crate::preamble::{lost, read_preamble, write_preamble};
+use crate::preamble::{lost, read_preamble, write_preamble, A_MOMENT};
 use crate::transport::Link;
 use crate::verdict::Verdict;
 use std::io::Write;
@@ -25,6 +25,17 @@ pub(crate) struct Attempt {
     pub(crate) connect: Duration,
     pub(crate) handshake: Duration,
     pub(crate) welcome: Duration,
+    /// When the attempt has to end, whichever step it is at.
+    pub(crate) until: Option<Instant>,
+}
+
+impl Attempt {
+    /// How long a step of the attempt may take that begins now.
+    fn time_for(&self, step: Duration) -> Duration {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        // Zero is no time-out for `connect_timeout`.
+        left.map_or(step, |left| step.min(left.max(A_MOMENT)))
+    }
 }
 
 /// Connects one link, secures it unless `connector` is `None`, and exchanges hello and welcome.
@@ -42,6 +53,7 @@ pub fn dial(
         connect: HELLO_TIMEOUT,
         handshake: HELLO_TIMEOUT,
         welcome: WELCOME_TIMEOUT,
+        until: None,
     };
     dial_as(peer, connector, hello, attempt)
 }
@@ -70,7 +82,7 @@ pub(crate) fn dial_as(
     let mut link = None;
     for address in addresses {
         let begun = Instant::now();
-        match TcpStream::connect_timeout(&address, attempt.connect) {
+        match TcpStream::connect_timeout(&address, attempt.time_for(attempt.connect)) {
             Ok(stream) => {
                 link = Some((stream, begun));
                 break;
@@ -96,13 +108,14 @@ pub(crate) fn dial_as(
                     .map_err(|error| lost(peer, &error))?;
             }
             let channel = connector
-                .connect(&socket, peer, Instant::now() + attempt.handshake)
+                .connect(&socket, peer, Instant::now() + attempt.time_for(attempt.handshake))
                 .map_err(|error| late_here(error, begun))?;
             Link::secured(socket, channel)
         }
     };
     let written = write_preamble(&mut link, peer, hello);
-    let welcome: Welcome = match (read_preamble(&mut link, peer, attempt.welcome), written) {
+    let patience = attempt.time_for(attempt.welcome);
+    let welcome: Welcome = match (read_preamble(&mut link, peer, patience), written) {
         (Ok(welcome), _) => welcome,
         // The peer's answer may say why the hello could not be written.
         (Err(error @ SessionError::Tls(_)), _) | (Err(error), Ok(())) | (Err(_), Err(error)) => {

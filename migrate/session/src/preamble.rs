@@ -13,7 +13,7 @@ pub const VERSION: u16 = 2;
 /// still.
 const WAIT: Duration = Duration::from_millis(500);
 /// The shortest: zero would mean no time-out.
-const A_MOMENT: Duration = Duration::from_millis(1);
+pub(crate) const A_MOMENT: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 8] = *b"PLATEN\r\n";
 const MAX_JSON: usize = 8192;
 const PREAMBLE_BYTES: usize = 20;

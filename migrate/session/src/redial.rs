@@ -6,7 +6,7 @@ use crate::hello::{Hello, HELLO_TIMEOUT};
 use crate::transport::Link;
 use crate::verdict::Verdict;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tls::Connector;
 
 /// How long an attempt may take to connect: the time since the loss, within these bounds. The
@@ -30,15 +30,26 @@ impl Redial {
         Self { peer, address: first.socket().peer_addr().ok(), connector, hello }
     }
 
-    /// Opens link `number` again, `passed` after its loss.
-    pub(crate) fn link(&self, number: u16, passed: Duration) -> Result<Link, SessionError> {
-        self.attempt(&Hello { link: number, ..self.hello.clone() }, passed)
+    /// Opens link `number` again, `passed` after its loss. The attempt ends by `until`.
+    pub(crate) fn link(
+        &self,
+        number: u16,
+        passed: Duration,
+        until: Instant,
+    ) -> Result<Link, SessionError> {
+        self.attempt(&Hello { link: number, ..self.hello.clone() }, passed, Some(until))
     }
 
-    fn attempt(&self, hello: &Hello, passed: Duration) -> Result<Link, SessionError> {
+    fn attempt(
+        &self,
+        hello: &Hello,
+        passed: Duration,
+        until: Option<Instant>,
+    ) -> Result<Link, SessionError> {
         let connect = passed.clamp(CONNECT.0, CONNECT.1);
         let rest = (4 * connect).min(HELLO_TIMEOUT);
-        let attempt = Attempt { address: self.address, connect, handshake: rest, welcome: rest };
+        let (handshake, welcome) = (rest, rest);
+        let attempt = Attempt { address: self.address, connect, handshake, welcome, until };
         dial_as(&self.peer, self.connector.as_ref(), hello, attempt).map(|(link, _)| link)
     }
 
@@ -58,7 +69,7 @@ impl Redial {
     /// As for [`Redial::ask`].
     pub fn ask_after(&self, passed: Duration) -> Result<Verdict, SessionError> {
         let hello = Hello { ask: true, link: 0, ..self.hello.clone() };
-        match self.attempt(&hello, passed) {
+        match self.attempt(&hello, passed, None) {
             Err(SessionError::Over { answer, .. }) => Ok(answer),
             Err(error) => Err(error),
             Ok(_) => {

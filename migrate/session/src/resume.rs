@@ -1,6 +1,7 @@
 //! The thread that reopens lost links, and ends a session whose links all stay lost (W26).
 
 use crate::error::SessionError;
+use crate::hello::HELLO_TIMEOUT;
 use crate::links::Missing;
 use crate::redial::Redial;
 use crate::session::Session;
@@ -73,14 +74,21 @@ fn supervise(session: &Arc<Session>, redial: Option<&Redial>) {
             continue;
         }
         let link_number = u16::try_from(*number).unwrap_or(u16::MAX);
-        let link = redial.link(link_number, passed);
+        // An outage may begin during the attempt. With a short time-out it lasts longer by at most
+        // what a step takes: other links of a slow path would never open.
+        let until = deadline.unwrap_or_else(|| Instant::now() + timeout.max(HELLO_TIMEOUT));
+        let link = redial.link(link_number, passed, until);
         if is_over() {
             return;
         }
         let made = link.and_then(|link| session.add_link(link_number, link));
-        last = Some((Instant::now(), made.is_ok()));
+        let now = Instant::now();
+        last = Some((now, made.is_ok()));
         turn = number + 1;
-        tried = made.as_ref().err().map(SessionError::with_causes);
+        // An attempt without the time that it needs says less than the one before.
+        if now < until || tried.is_none() || made.is_ok() {
+            tried = made.as_ref().err().map(SessionError::with_causes);
+        }
         match made {
             Ok(()) => told_of_shortage = false,
             // The server answers, but does not have the session: further attempts cannot succeed.

@@ -8,6 +8,7 @@ use session::{
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,32 @@ fn the_end_of_an_outage_says_why_no_link_could_be_made() {
         }
     });
     assert!(error.contains("does not speak the platen protocol"), "{error}");
+}
+
+/// Regression: the deadline was looked at only between two attempts, so a peer that accepted
+/// connections and did not answer made an outage of 3 s last for 7 s. The other question of this
+/// test has no limit and lasts for 5 s: on a slow machine both last longer.
+#[test]
+fn an_attempt_ends_with_the_time_of_its_outage() {
+    let (listener, address) = listener();
+    let (lost, loss) = mpsc::channel();
+    std::thread::spawn(move || {
+        drop(answer(listener.accept().unwrap().0, &welcome()));
+        lost.send(()).unwrap();
+        let _unanswered: Vec<_> = listener.incoming().collect();
+    });
+    let one = client(address, 1, Duration::from_secs(3));
+    loss.recv_timeout(LIMIT).unwrap();
+    let first = TcpStream::connect(address).unwrap();
+    let hello = Hello { token: Some("0".repeat(32)), ..Hello::of_one_link(4096).unwrap() };
+    let redial = Redial::new(address.to_string(), &first.into(), None, hello);
+    let asking = std::thread::spawn(move || redial.ask_after(Duration::from_secs(60)));
+    let error = one.closed();
+    assert!(!asking.is_finished(), "{error}");
+    assert!(error.contains("did not come back within 3 s"), "{error}");
+    // Its last attempt was cut short; the one before shows what the peer does.
+    assert!(error.contains("only 0 of 8 bytes came in time"), "{error}");
+    asking.join().unwrap().unwrap_err();
 }
 
 /// A server that serves link 0 with `end` and refuses each other one; returns its address and how
