@@ -21,6 +21,8 @@ const STAYED: Duration = Duration::from_secs(1);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Remaining {
     pub(crate) links: usize,
+    /// Those of `links` that have other numbers: a link may be replaced before its loss is noticed.
+    pub(crate) others: usize,
     /// The loss deserves a notice: it is the first of this link, or of all links, since they last
     /// stayed up.
     pub(crate) is_news: bool,
@@ -198,9 +200,10 @@ impl Links {
                 cause: why.to_string(),
             });
         }
+        let others = table.links().filter(|there| there.number != link.number).count();
         drop(table);
         self.wake();
-        Remaining { links, is_news }
+        Remaining { links, others, is_news }
     }
 
     /// Removes a link that has ended in order; true for the last one.

@@ -27,15 +27,20 @@ impl Session {
         if !self.links.resumes_lost() {
             return self.fail(error);
         }
-        let Remaining { links: others, is_news } = self.links.lose(link, &error);
+        let Remaining { links, others, is_news } = self.links.lose(link, &error);
         if self.outbound.finish().is_some() || !is_news {
             // Either only the peer's report is missing, which may come over another link. Or the
             // link was reopened again and again and did not stay up. Neither is worth a notice.
-        } else if others == 0 {
+        } else if links == 0 {
             let seconds = self.links.timeout().as_secs();
             self.sink.notice(&format!("{error}; waiting up to {seconds} s for it to come back"));
         } else {
-            self.sink.notice(&format!("{error}; {others} others go on"));
+            self.sink.notice(&match others {
+                // The error says that a new link has replaced it.
+                0 => error.to_string(),
+                1 => format!("{error}; 1 other goes on"),
+                _ => format!("{error}; {others} others go on"),
+            });
         }
         for frame in unacked {
             self.outbound.requeue(frame);
