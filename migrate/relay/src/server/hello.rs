@@ -109,7 +109,11 @@ impl Server {
                 if let Err(error) = welcomed {
                     let reason = "its first link could not be set up".into();
                     active.destination.session().fail(SessionError::Local { reason });
-                    self.remove_session(&target, &hello.session);
+                    // Nothing was sent over it, so its source has nothing to ask.
+                    active.destination.note_asked();
+                    active.note_answered();
+                    // The host has prepared its QEMU, and undoes that.
+                    self.serve(&target, &hello.session, &active);
                     return Err(error);
                 }
                 Ok(Some((target, hello.session, active)))
@@ -237,7 +241,6 @@ impl Server {
             None => peer.to_string(),
         };
         address.check_target().map_err(|error| error.to_string())?;
-        self.host.prepare(target, hello)?;
         let (host, listener, judge) = (self.host.clone(), self.host.clone(), self.host.clone());
         let named = target.clone();
         let listen = move || listener.listen(&named);
@@ -255,6 +258,11 @@ impl Server {
         );
         let destination = Arc::new(destination.map_err(|error| error.to_string())?);
         destination.session().tolerate_silence(self.config.silence);
+        // The last step that may fail: `serve` undoes it.
+        if let Err(reason) = self.host.prepare(target, hello) {
+            destination.session().fail(SessionError::Local { reason: reason.clone() });
+            return Err(reason);
+        }
         let active = Arc::new(Active {
             token: token.to_string(),
             owner: owner.cloned(),

@@ -28,6 +28,7 @@ mod late;
 mod link_rate;
 mod lost_peer;
 mod postcopy;
+mod prepared;
 mod proxy;
 mod qpl_units;
 mod replaced;
