@@ -133,6 +133,11 @@ fn refuse(shared: &Shared, connection: &Connection, refused: Refused) {
              relay of its own; the first one goes on"
                 .to_string()
         }
+        Refused::SecondPreempt => {
+            "refused a second preempt channel on this relay's socket: a migration has one, and the \
+             first one goes on"
+                .to_string()
+        }
         Refused::Stranger if first.starts_with(&[0x16, 0x03]) => {
             "refused a connection that begins with TLS: clear tls-creds in QEMU (platen secures the \
              links between the hosts itself); this relay still waits for a migration"

@@ -55,7 +55,7 @@ pub fn keep(control: &UnixStream, mut notice: impl FnMut(&str)) -> io::Result<()
         let [kind, number @ ..] = message;
         match (kind, descriptor.take()) {
             (HOLD, Some(fd)) => held = Some((fd, Switchover::decode(u64::from_be_bytes(number)))),
-            (HOLD_TOO, fd) => preempt = fd,
+            (HOLD_TOO, fd) => preempt = preempt.or(fd),
             _ => held = None,
         }
     }

@@ -93,6 +93,8 @@ impl SourceStream {
 pub(super) enum Refused {
     /// It would start a migration while another one runs.
     Second,
+    /// The migration has a preempt channel.
+    SecondPreempt,
     /// Its first bytes are not QEMU's.
     Stranger,
     /// More streams than the protocol has numbers for.

@@ -5,6 +5,7 @@ use crate::harness::{
     Receiving, Sending, SHUT_OK, WATCHDOG,
 };
 use crate::identity::single;
+use crate::postcopy::announced;
 use relay::RelayError;
 use std::io::Write;
 use std::net::Shutdown;
@@ -117,6 +118,38 @@ fn idle_connections_of_any_number_do_not_block_a_migration() {
         noticed(&sending, "closed the oldest");
         still_carries(&receiving, sending);
         drop(idle);
+    });
+}
+
+/// Regression: any number was admitted, and the destination QEMU got a connection of each.
+#[test]
+fn a_second_preempt_channel_is_refused_and_the_first_one_goes_on() {
+    bounded(|| {
+        let receiving = Receiving::new();
+        let listener = receiving.qemu(None);
+        let sending = Sending::new(&receiving, receiving.address, Options::default());
+        let (source, preempt) = (sending.connect(), sending.connect());
+        let head = announced(1).take();
+        (&source).write_all(&head).unwrap();
+        let (destination, _) = listener.accept().unwrap();
+        assert_same(&read_exactly(&destination, head.len()), &head, "main");
+        // It carries no byte, and still it is connected.
+        let (asked, _) = listener.accept().unwrap();
+        // One is silent, and one writes what could be pages.
+        for bytes in [&[][..], &[0, 0, 0, 0, 0, 0, 0, 8, 1, 1, 1, 1]] {
+            let other = sending.connect();
+            let _ = (&other).write_all(bytes);
+            assert_eq!(read_rest(&other), b"");
+            noticed(&sending, "refused a second preempt channel");
+        }
+        let page = [&[0, 0, 0, 0, 0, 0, 0, 8][..], &[7; 4096]].concat();
+        (&preempt).write_all(&page).unwrap();
+        assert_same(&read_exactly(&asked, page.len()), &page, "a page");
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "the destination QEMU gets no third connection");
+        drop((source, preempt, destination, asked));
+        sending.result().unwrap_err();
+        receiving.result().unwrap_err();
     });
 }
 

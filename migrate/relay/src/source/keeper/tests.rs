@@ -196,6 +196,8 @@ fn a_preempt_channel_is_held_as_long_as_the_main_one_and_takes_pages() {
     });
     let parent = Keeper { control: Some(ours), child: None };
     parent.hold_too(&there).unwrap();
+    // Regression: another one took its place, and ended it.
+    parent.hold_too(&UnixStream::pair().unwrap().0).unwrap();
     parent.hold(&relay, Some(Switchover::Unanswered)).unwrap();
     drop((relay, there, parent));
     notices.recv_timeout(SOON).unwrap();

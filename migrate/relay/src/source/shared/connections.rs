@@ -131,6 +131,10 @@ impl Shared {
         if kind.is_main() && connections.streams.iter().any(|stream| stream.kind.is_main()) {
             return Err(Refused::Second);
         }
+        let is_preempt = |stream: &Arc<SourceStream>| stream.kind == Kind::Preempt;
+        if kind == Kind::Preempt && connections.streams.iter().any(is_preempt) {
+            return Err(Refused::SecondPreempt);
+        }
         if connections.streams.len() >= MAX_STREAMS {
             return Err(Refused::TooMany);
         }
