@@ -205,8 +205,8 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// A QEMU that writes the packaged state of postcopy to a slow link answers nothing. A connection
-    /// that has ended says nothing about QEMU.
+    /// A QEMU that writes the packaged state of postcopy to a slow link answers nothing. A
+    /// connection that has ended says nothing about QEMU.
     #[test]
     fn a_source_that_does_not_answer_may_be_in_postcopy() {
         let (ours, qemu) = std::os::unix::net::UnixStream::pair().unwrap();

@@ -8,6 +8,7 @@ mod files;
 mod living;
 mod lock;
 mod note;
+mod place;
 
 pub(super) use self::files::Left;
 use self::lock::Lock;
@@ -17,7 +18,6 @@ use super::inherited::Inherited;
 use super::{control, requests};
 use anyhow::{bail, Context};
 use relay::Listening;
-use rustix::fs::stat;
 use rustix::io::{fcntl_setfd, FdFlags};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -172,14 +172,6 @@ pub(super) fn left(number: i32) -> anyhow::Result<OwnedFd> {
 pub(super) fn taken(number: i32) -> anyhow::Result<OwnedFd> {
     let fd = swap::supervisor::take_descriptor(number);
     fd.with_context(|| format!("descriptor {number} is not handed over"))
-}
-
-/// Device and inode of a file.
-type Place = (u64, u64);
-
-fn place(path: &Path) -> Option<Place> {
-    let there = stat(path).ok()?;
-    Some((there.st_dev, there.st_ino))
 }
 
 #[cfg(test)]

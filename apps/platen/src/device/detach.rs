@@ -20,8 +20,8 @@ pub(super) const LIMIT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::TimedOut`]: the kernel does not answer. Any other error: the kernel refuses; the
-/// process has reported why.
+/// [`io::ErrorKind::TimedOut`]: the kernel does not answer. Any other error: the kernel refuses;
+/// the process has reported why.
 pub(super) fn detach(disk: &Path) -> io::Result<()> {
     let mut helper = myself();
     helper.args(["device", "swap-helper", SwapTask::Detach.word(), "--disk"]).arg(disk);

@@ -36,8 +36,8 @@ impl Closes {
 /// the pauses between them they take longer than the deadline.
 const REFUSED: usize = 3;
 
-/// A made source QEMU, which keeps its stream open. `over`: when to close at the order to cancel, or
-/// to serve a connection again.
+/// A made source QEMU, which keeps its stream open. `over`: when to close at the order to cancel,
+/// or to serve a connection again.
 fn monitor(path: &Path, closes: Closes, over: Receiver<()>) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
@@ -152,8 +152,9 @@ fn serve(
     }
 }
 
-/// Starts a `migrate` at such a QEMU, with a deadline of 1 s if the test does not interrupt. Returns
-/// it, the sender that closes the monitor or opens it again, and the destination QEMU's socket.
+/// Starts a `migrate` at such a QEMU, with a deadline of 1 s if the test does not interrupt.
+/// Returns it, the sender that closes the monitor or opens it again, and the destination QEMU's
+/// socket.
 fn start(rig: &Rig, closes: Closes) -> (Platen, mpsc::Sender<()>, UnixListener) {
     let destination = UnixListener::bind(rig.at("dst")).unwrap();
     let (sender, over) = mpsc::channel();

@@ -70,8 +70,8 @@ pub(super) mod tests {
     use super::*;
 
     thread_local! {
-        /// Whether no process that this thread kills gets the signal, as one that hangs in a call of
-        /// the kernel.
+        /// Whether no process that this thread kills gets the signal, as one that hangs in a call
+        /// of the kernel.
         pub(in crate::supervisor) static SPARES: std::cell::Cell<bool> =
             const { std::cell::Cell::new(false) };
     }

@@ -1,4 +1,4 @@
-//! What the application does for a session's QEMU is undone however the session fails to open.
+//! A session that fails to open leaves its QEMU as the application had found it.
 
 use crate::harness::{bounded, SILENCE, WATCHDOG};
 use crate::resume::hello;

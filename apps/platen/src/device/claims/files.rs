@@ -3,7 +3,8 @@
 use super::super::args::ServeArgs;
 use super::super::{control, requests};
 use super::lock::Lock;
-use super::{note, place, Place};
+use super::note;
+use super::place::{place, Place};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use ublk::{ControlError, Owner};
@@ -37,8 +38,8 @@ impl Left {
         all.filter(|file| !is_there(file)).map(|(path, _)| &**path)
     }
 
-    /// Removes the files, except those that have been replaced. The lock's file stays while its note
-    /// is needed: see [`note::is_needed`].
+    /// Removes the files, except those that have been replaced. The lock's file stays while its
+    /// note is needed: see [`note::is_needed`].
     pub(in crate::device) fn clear(self) {
         self.clear_unless(note::remains);
     }
@@ -85,8 +86,8 @@ mod tests {
         assert!(!mine.exists() && theirs.exists() && gone.exists());
     }
 
-    /// Regression: the last server of a device removed the note of a ublk disk that was left, and the
-    /// next device of that name did not remove the disk.
+    /// Regression: the last server of a device removed the note of a ublk disk that was left, and
+    /// the next device of that name did not remove the disk.
     #[test]
     fn the_note_of_a_disk_that_may_be_left_outlives_the_last_server() {
         let folder = tempfile::tempdir().unwrap();

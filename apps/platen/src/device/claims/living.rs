@@ -3,7 +3,7 @@
 //! A cleaner of /run may remove a device's sockets and the lock on its name. Then no file tells
 //! that the device lives, but the kernel lists its socket with the path to which it was bound.
 
-use super::{place, Place};
+use super::place::{place, Place};
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,7 @@
 //! The lock on a device's name, and its file.
 
-use super::{note, place};
+use super::note;
+use super::place::place;
 use anyhow::{bail, Context};
 use rustix::fs::{flock, fstat, open, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -82,8 +83,8 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
-    /// Regression: a device that could not remove its ublk disk removed the note of the disk's owner
-    /// at its end. The next device of its name left the disk, with everybody who waited for it.
+    /// Regression: a device that could not remove its ublk disk removed the note of the disk's
+    /// owner at its end. The next device of its name left the disk, with all who waited for it.
     #[test]
     fn the_note_of_a_disk_that_may_be_left_outlives_the_device() {
         let folder = tempfile::tempdir().unwrap();
