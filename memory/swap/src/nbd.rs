@@ -187,8 +187,7 @@ impl<'a> Kernel<'a> {
     }
 
     /// Offers the kernel a connection in the place of one that it has found dead. The answer does
-    /// not tell whether the kernel has taken the connection: see
-    /// [`is_taken`](reconnection::is_taken).
+    /// not tell whether the kernel has taken the connection: see `is_taken` in [`reconnection`].
     fn give(&mut self, connection: &UnixStream) -> io::Result<()> {
         let mut message = reconfigure(self.netlink.family, self.index, self.backend);
         message.sockets([connection]);
