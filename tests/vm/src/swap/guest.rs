@@ -230,16 +230,16 @@ impl Guest {
     /// Waits until the log of a background command has `text`.
     ///
     /// # Errors
-    /// When it ends before, or takes longer.
+    /// When it ends before, or writes nothing for `limit`.
     pub fn wait_for(&mut self, name: &str, text: &str, limit: Duration) -> Result<()> {
-        let deadline = Instant::now() + limit;
+        let mut last = (String::new(), Instant::now());
         loop {
             let log = self.log(name)?;
             if log.contains(text) {
                 return Ok(());
             }
             ensure!(!log.contains("status "), "{name} ended without {text:?}: {log}");
-            ensure!(Instant::now() < deadline, "{name} does not say {text:?} in {limit:?}: {log}");
+            is_not_still(name, log, &mut last, limit).with_context(|| format!("no {text:?}"))?;
             std::thread::sleep(POLL);
         }
     }
@@ -247,9 +247,9 @@ impl Guest {
     /// Waits for the success of a background command; returns its log.
     ///
     /// # Errors
-    /// A bad end, or none in time.
+    /// A bad end, or no end and no output for `limit`.
     pub fn finish(&mut self, name: &str, limit: Duration) -> Result<String> {
-        let deadline = Instant::now() + limit;
+        let mut last = (String::new(), Instant::now());
         loop {
             let log = self.log(name)?;
             if log.contains("status 0") {
@@ -259,7 +259,7 @@ impl Guest {
                 let served = self.log("serve")?;
                 bail!("{name} failed: {}\nserver: {}", tail(&log), tail(&served));
             }
-            ensure!(Instant::now() < deadline, "{name} is not done in {limit:?}: {}", tail(&log));
+            is_not_still(name, log, &mut last, limit)?;
             std::thread::sleep(POLL);
         }
     }
@@ -514,6 +514,21 @@ pub fn number(text: &str, key: &str) -> Option<u64> {
 /// A field of `platen device stat --json`, whose output this is.
 fn found(stats: &str, field: &str) -> Option<u64> {
     number(stats, &format!("\"{field}\":"))
+}
+
+/// Fails if the log has stayed the same for `limit`. `last` is the log before, and since when. (The
+/// length says nothing: of a long log the guest returns the end.)
+fn is_not_still(
+    name: &str,
+    log: String,
+    last: &mut (String, Instant),
+    limit: Duration,
+) -> Result<()> {
+    if log != last.0 {
+        *last = (log, Instant::now());
+    }
+    ensure!(last.1.elapsed() < limit, "{name} writes nothing for {limit:?}: {}", tail(&last.0));
+    Ok(())
 }
 
 /// The end of a log.

@@ -65,10 +65,8 @@ fn behind_another(stage: &Stage, name: &str) -> Result<(Guest, String)> {
 /// Has pages written back, as soon as the policy answers and the device is known; returns the
 /// output.
 fn write_back(guest: &mut Guest, what: &str) -> Result<String> {
-    // The policy starts a moment after the device.
-    let asked = format!(
-        "for i in $(seq 300); do platen device writeback platen0 {what} && break; sleep 0.1; done"
-    );
+    // The policy starts a moment after the device, and a new server first reads the disk's header.
+    let asked = format!("until platen device writeback platen0 {what}; do sleep 0.1; done");
     let said = guest.vm.sh(&asked, SHORT)?;
     Ok(said.lines().last().unwrap_or_default().to_owned())
 }
