@@ -48,10 +48,21 @@ fn report(outcome: &Outcome) -> Result<Value> {
     Ok(report)
 }
 
-/// Data that waits for the link is compressed better than by zstd 1. The link is so slow that even
-/// a machine with a tenth of the usual CPU time has some to spare.
+/// Data that waits for the link is compressed better than by zstd 1: over the first of these links,
+/// in Mbit/s, unless the machine is so busy that even this link does not wait for its CPUs.
 fn slow(stage: &mut Stage) -> Result<()> {
-    stage.lab.net.shape(Rate::Mbit(25))?;
+    for rate in [25, 8, 3] {
+        stage.lab.net.shape(Rate::Mbit(rate))?;
+        if compresses_better(stage)? {
+            return Ok(());
+        }
+        println!("  at {rate} Mbit/s less than half is compressed better than by zstd 1");
+    }
+    bail!("no link is slow enough for a level above 1")
+}
+
+/// Migrates a guest; returns whether most of its bytes were compressed better than by zstd 1.
+fn compresses_better(stage: &mut Stage) -> Result<bool> {
     let mut vm = stage.vm()?;
     vm.guest.dirty(1000, 20, 16)?;
     let (mut vm, outcome) = Method::platen(&["--explain"]).run(&stage.lab, vm, Patience::Helped)?;
@@ -59,14 +70,13 @@ fn slow(stage: &mut Stage) -> Result<()> {
     vm.guest.verify()?;
     let report = report(&outcome)?;
     ensure!(report["auto"]["bottleneck"] == "link", "{report}");
+    ensure!(report["auto"]["link-too-fast"] == false, "{report}");
     let parts = report["auto"]["codecs"].as_array().cloned().unwrap_or_default();
     let strong = parts.iter().filter(|part| part["level"].as_i64() > Some(1));
     let strong: u64 = strong.filter_map(|part| part["plain"].as_u64()).sum();
     let all = report["plain"].as_u64().context("no plain bytes")?;
-    ensure!(2 * strong > all, "{strong} of {all} bytes above level 1: {report}");
-    ensure!(report["auto"]["link-too-fast"] == false, "{report}");
     stage.park(vm);
-    Ok(())
+    Ok(2 * strong > all)
 }
 
 fn fast(stage: &mut Stage, flags: &[&str]) -> Result<()> {
