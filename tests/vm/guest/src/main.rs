@@ -19,6 +19,7 @@
 mod memory;
 mod pattern;
 mod swap;
+mod torn;
 
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::pattern::{apply_small, mix, Corpus, Page, State, MAX_SMALL, PAGE};
+use crate::torn::is_torn;
 
 /// The expected sum of a shard's table, in other pages of memory than the table itself.
 ///
@@ -168,8 +169,8 @@ impl Shard {
     }
 }
 
-/// Describes where a page differs, and whether it is an older state of itself (a page that was not
-/// sent again).
+/// Describes where a page differs, whether it is an older state of itself (a page that was not sent
+/// again), and whether its last update is there in part.
 fn describe(corpus: &Corpus, index: u64, state: State, got: &Page, want: &Page) -> String {
     let at = got.0.iter().zip(&want.0).position(|(a, b)| a != b).unwrap_or(0);
     let end = PAGE.min(at + 8);
@@ -186,8 +187,12 @@ fn describe(corpus: &Corpus, index: u64, state: State, got: &Page, want: &Page) 
         }
     }
     format!(
-        "page={index} offset={at} expected={:02x?} got={:02x?} bytes-differing={differ} version={} small={} stale={stale}",
-        &want.0[at..end], &got.0[at..end], state.version, state.small
+        "page={index} offset={at} expected={:02x?} got={:02x?} bytes-differing={differ} version={} small={} stale={stale} torn={}",
+        &want.0[at..end],
+        &got.0[at..end],
+        state.version,
+        state.small,
+        if is_torn(corpus, index, state, got).unwrap_or(false) { "yes" } else { "no" }
     )
 }
 

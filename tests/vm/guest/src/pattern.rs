@@ -65,8 +65,9 @@ impl Corpus {
         self.pages
     }
 
-    /// Writes the contents of page `index` right after its `version`th rewrite into `out`.
-    pub(crate) fn whole(&self, index: u64, version: u32, out: &mut Page) -> io::Result<()> {
+    /// Writes the page of the corpus from which the `version`th rewrite of page `index` is made
+    /// into `out`; returns the key.
+    pub(crate) fn source(&self, index: u64, version: u32, out: &mut Page) -> io::Result<u8> {
         let (source, key) = if version == 0 {
             (index % self.pages, round_key(index / self.pages))
         } else {
@@ -74,6 +75,12 @@ impl Corpus {
             (h % self.pages, round_key(h >> 40))
         };
         self.file.read_exact_at(&mut out.0, source * PAGE as u64)?;
+        Ok(key)
+    }
+
+    /// Writes the contents of page `index` right after its `version`th rewrite into `out`.
+    pub(crate) fn whole(&self, index: u64, version: u32, out: &mut Page) -> io::Result<()> {
+        let key = self.source(index, version, out)?;
         for byte in &mut out.0 {
             *byte ^= key;
         }
