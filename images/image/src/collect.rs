@@ -30,8 +30,8 @@ pub struct Collected {
     pub rewritten: Vec<String>,
     /// Saves that were not rewritten, because they are being restored.
     pub in_use: Vec<String>,
-    /// Saves that were not rewritten, each with the reason: damage, or an owner that this process
-    /// cannot give to a file.
+    /// Saves that were not rewritten, each with the reason: damage, an owner that this process
+    /// cannot give to a file, or another name of the same file.
     pub left: Vec<(String, String)>,
     /// Another process saves into the store, so that unused packs stay until the next collection.
     pub busy: bool,
@@ -64,6 +64,7 @@ impl Store {
             match self.rewrite(&name, &sparse, parent.as_deref(), options.clone())? {
                 Rewrite::Done => done.rewritten.push(name),
                 Rewrite::InUse => done.in_use.push(name),
+                Rewrite::Link => {}
                 Rewrite::Left(why) => {
                     // The save goes on naming its packs, so rewriting others gains nothing.
                     packs.iter().for_each(|id| {

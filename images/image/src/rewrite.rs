@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::fs::{read_dir, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use rustix::fs::{flock, FlockOperation};
 
-use crate::file::{is_at, NewFile};
+use crate::file::{is_at, parent_of, NewFile};
 use crate::pack::PACKS;
 use crate::sharing::pack_id;
 use crate::store::Store;
@@ -36,6 +37,9 @@ impl Store {
         };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
             return Ok(Rewrite::InUse);
+        }
+        if let Some(other) = self.other_name(&file, &path).map_err(io)? {
+            return Ok(other);
         }
         let image = match Image::open(&path) {
             Ok(image) => image,
@@ -71,8 +75,31 @@ impl Store {
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
             return Ok(Rewrite::InUse);
         }
+        // The copy takes long: the file may have got another name meanwhile.
+        if let Some(other) = self.other_name(&file, &path).map_err(io)? {
+            return Ok(other);
+        }
         finished.replace()?;
         Ok(Rewrite::Done)
+    }
+
+    /// The outcome for a save with several names; `None` for one with the name `path` alone. The
+    /// rewritten save would take one name, and the old one would keep the others: one VM with two
+    /// locks, which could run twice.
+    fn other_name(&self, file: &File, path: &Path) -> io::Result<Option<Rewrite>> {
+        let names = file.metadata()?.nlink();
+        if names > 1 {
+            let why = format!("its file has {names} names (hard links): remove the others");
+            return Ok(Some(Rewrite::Left(why)));
+        }
+        if !path.symlink_metadata().is_ok_and(|named| named.is_symlink()) {
+            return Ok(None);
+        }
+        if parent_of(&path.canonicalize()?) == self.folder.canonicalize()? {
+            return Ok(Some(Rewrite::Link));
+        }
+        let why = "it is a symbolic link to a file outside the store: move the file to its place";
+        Ok(Some(Rewrite::Left(why.to_owned())))
     }
 
     /// Adds to `without` the packs that users of the save may not be able to read: those with
@@ -104,6 +131,8 @@ pub(crate) enum Rewrite {
     Done,
     /// The save is being restored, or another process has replaced or removed it.
     InUse,
+    /// The name is a symbolic link to another save of the store, and leads to the rewritten one.
+    Link,
     /// The save stays as it is, for this reason.
     Left(String),
 }

@@ -1,6 +1,7 @@
-//! Names that a disk does not make durable.
+//! Names that a disk does not make durable, and saves with several names.
 
 use std::fs::File;
+use std::os::unix::fs::{symlink, MetadataExt};
 use std::sync::mpsc::channel;
 
 use rustix::fs::{flock, FlockOperation};
@@ -146,4 +147,87 @@ fn a_save_that_is_removed_while_a_collection_links_packs_stays_removed() {
     let done = done.unwrap();
     assert!(done.in_use == ["b"] && done.rewritten.is_empty(), "{done:?}");
     assert!(store.names().unwrap().is_empty() && packs(&store) == 0, "{done:?}");
+}
+
+/// Regression: the rewritten save took the place of a symbolic link to it, and a second one that of
+/// the save. Each had its own lock, so one VM could be restored twice at once.
+#[test]
+fn a_symbolic_link_to_a_save_leads_to_the_save_after_a_collection() {
+    // A link that comes before the save in the order of names, and one that comes after it.
+    for name in ["a-link", "the-link"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, ram) = sparse_store(folder.path());
+        let link = store.path(name).unwrap();
+        symlink("b", &link).unwrap();
+        let done = store.collect(options()).unwrap();
+        assert!(done.rewritten == ["b"] && done.left.is_empty(), "{name}: {done:?}");
+        assert_eq!(std::fs::read_link(&link).unwrap(), Path::new("b"), "{name}");
+        is_whole(&store, name, &ram);
+    }
+}
+
+/// Regression: as above, with a link that is made while the collection copies the save.
+#[test]
+fn a_save_that_becomes_a_symbolic_link_during_its_collection_stays_one_save() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ram) = sparse_store(folder.path());
+    let [save, moved] = ["b", "moved"].map(|name| store.path(name).unwrap());
+    let (link, packs_of) = (save.clone(), store.folder().join("packs"));
+    steps::at_names(Some(Box::new(move |kind, path| {
+        if kind == Step::Link && path.parent() == Some(&packs_of) && !moved.exists() {
+            std::fs::rename(&link, &moved).unwrap();
+            symlink("moved", &link).unwrap();
+        }
+    })));
+    let done = store.collect(options());
+    steps::at_names(None);
+    assert!(done.as_ref().unwrap().rewritten.is_empty(), "{done:?}");
+    assert_eq!(std::fs::read_link(&save).unwrap(), Path::new("moved"));
+    is_whole(&store, "b", &ram);
+}
+
+/// A save that lies elsewhere, and names packs of the store through a symbolic link.
+#[test]
+fn a_symbolic_link_to_a_save_outside_the_store_is_left_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ram) = sparse_store(folder.path());
+    let (save, outside) = (store.path("b").unwrap(), folder.path().join("outside"));
+    std::fs::rename(&save, &outside).unwrap();
+    symlink(&outside, &save).unwrap();
+    let done = store.collect(options()).unwrap();
+    assert!(done.rewritten.is_empty() && done.left.len() == 1, "{done:?}");
+    assert!(done.left[0].1.contains("symbolic link"), "{done:?}");
+    assert_eq!(std::fs::read_link(&save).unwrap(), outside);
+    is_whole(&store, "b", &ram);
+}
+
+/// Regression: each name of the file got a rewritten save with its own lock, so one VM could be
+/// restored twice at once. A name that comes while the collection copies the save counts, too.
+#[test]
+fn a_save_with_a_second_name_stays_one_file_in_a_collection() {
+    for is_late in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, ram) = sparse_store(folder.path());
+        let [save, other] = ["b", "c"].map(|name| store.path(name).unwrap());
+        let (from, to, packs_of) = (save.clone(), other.clone(), store.folder().join("packs"));
+        let link = move || std::fs::hard_link(&from, &to).unwrap();
+        if is_late {
+            steps::at_names(Some(Box::new(move |kind, path| {
+                if kind == Step::Link && path.parent() == Some(&packs_of) && !other.exists() {
+                    link();
+                }
+            })));
+        } else {
+            link();
+        }
+        let done = store.collect(options());
+        steps::at_names(None);
+        let done = done.unwrap();
+        assert!(done.rewritten.is_empty() && !done.left.is_empty(), "{done:?}");
+        assert!(done.left.iter().all(|(_, why)| why.contains("2 names")), "{done:?}");
+        let inode = |name: &str| store.path(name).unwrap().metadata().unwrap().ino();
+        assert_eq!(inode("b"), inode("c"), "{done:?}");
+        is_whole(&store, "b", &ram);
+        is_whole(&store, "c", &ram);
+    }
 }
