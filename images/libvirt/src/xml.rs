@@ -7,6 +7,10 @@ use crate::XmlError;
 /// Elements that may be open at once.
 const MOST_OPEN: usize = 256;
 
+/// Maximum length of a character's name or number, bytes: that of the largest number with four
+/// leading zeros. Without a limit each `&` would cost a search of the whole text.
+const LONGEST_NAME: usize = "#x000010ffff".len();
+
 /// An element with its attributes and children.
 #[derive(Debug)]
 pub(crate) struct Element<'a> {
@@ -111,8 +115,9 @@ fn decoded(text: &str) -> String {
     while let Some((before, after)) = rest.split_once('&') {
         out += before;
         rest = after;
-        let known = after.split_once(';').and_then(|(name, after)| Some((named(name)?, after)));
-        match known {
+        let near = &after.as_bytes()[..after.len().min(LONGEST_NAME + 1)];
+        let end = near.iter().position(|&byte| byte == b';');
+        match end.and_then(|end| Some((named(&after[..end])?, &after[end + 1..]))) {
             Some((character, after)) => {
                 out.push(character);
                 rest = after;
@@ -194,6 +199,22 @@ mod tests {
     fn unknown_characters_stay() {
         assert_eq!(decoded("a &nbsp; b & c &#xffffffff; &amp"), "a &nbsp; b & c &#xffffffff; &amp");
         assert_eq!(decoded(&encoded("a<b>&c")), "a<b>&c");
+    }
+
+    #[test]
+    fn a_number_with_leading_zeros_is_a_character() {
+        assert_eq!(decoded("&#x000010ffff;&#x41;&#065;"), "\u{10ffff}AA");
+        // The search for the end stops inside a character.
+        let text = "&".to_owned() + &"\u{e4}".repeat(20) + ";";
+        assert_eq!(decoded(&text), text);
+    }
+
+    /// Regression: each of the characters cost a search of the whole rest of the text, in all minutes.
+    #[test]
+    fn a_text_of_ampersands_is_read_in_one_pass() {
+        let text = "&".repeat(4 << 20);
+        let found = all(&format!("<a>{text}</a>")).unwrap();
+        assert!(found.len() == 1 && found[0].1 == text);
     }
 
     #[test]
