@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::fs::{self, read_dir};
+use std::fs::{self, Metadata};
 use std::io;
 use std::path::Path;
 
@@ -107,24 +107,30 @@ impl Store {
         }
         for folder in [&self.folder, &packs] {
             let read = |source| self.error(Damage::io("the folder", source));
-            for entry in read_dir(folder).map_err(read)? {
-                let entry = entry.map_err(read)?;
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            for name in disk::names(folder).map_err(read)? {
+                let path = folder.join(&name);
+                let metadata = path.symlink_metadata();
+                if metadata.as_ref().is_ok_and(Metadata::is_dir) {
                     continue;
                 }
-                let (name, path) = (entry.file_name(), entry.path());
                 let pack = pack_id(&name).filter(|_| folder == &packs);
                 let is_left = match image_name(&name.to_string_lossy()) {
                     Some(save) if folder == &self.folder => self.is_gone(save),
                     _ => is_partial(&name),
                 };
-                if is_left {
-                    disk::unlink(&path).map_err(|source| error(&path, source))?;
-                } else if pack.is_some_and(|id| !named.contains(&id)) {
-                    let len = entry.metadata().map_or(0, |metadata| metadata.len());
-                    disk::unlink(&path).map_err(|source| error(&path, source))?;
-                    done.packs += 1;
-                    done.bytes += len;
+                let is_unused = pack.is_some_and(|id| !named.contains(&id));
+                if !is_left && !is_unused {
+                    continue;
+                }
+                match disk::unlink(&path) {
+                    Ok(()) if is_unused => {
+                        done.packs += 1;
+                        done.bytes += metadata.map_or(0, |metadata| metadata.len());
+                    }
+                    Ok(()) => {}
+                    // A player has given its hot set the later name, or another host was faster.
+                    Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
+                    Err(source) => return Err(error(&path, source)),
                 }
             }
         }

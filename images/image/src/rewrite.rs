@@ -33,6 +33,8 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Ok(Rewrite::Left(format!("cannot be opened to lock it: {error}")));
             }
+            // Another process has removed the save.
+            Err(_) if self.is_gone(name) => return Ok(Rewrite::InUse),
             opened => opened.map_err(io)?,
         };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() || !is_at(&file, &path) {
@@ -43,6 +45,7 @@ impl Store {
         }
         let image = match Image::open(&path) {
             Ok(image) => image,
+            Err(_) if self.is_gone(name) => return Ok(Rewrite::InUse),
             Err(damage) => return Ok(Rewrite::Left(damage.chain())),
         };
         // The copy takes long, and needs no lock: the save names its packs.

@@ -3,6 +3,7 @@
 mod forged;
 mod hosts;
 mod links;
+mod vanished;
 mod withheld;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
