@@ -179,7 +179,8 @@ const PAUSED: &str =
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let image = open(&args.image)?;
     refuse_seed(&image).with_context(|| format!("image {}", args.image.display()))?;
-    let how = PlainOptions { threads: Options::default().threads, reader: Reader::Any };
+    let how =
+        PlainOptions { threads: Options::default().threads, reader: Reader::Any, runs: false };
     let head = match &args.libvirt {
         None => Vec::new(),
         Some(path) => {

@@ -8,7 +8,8 @@ use crate::network::private_dir;
 use crate::restore_args::Loading;
 use crate::restore_clash::{clashes, Traits};
 use crate::restore_fit::{
-    is_preallocated, machine_differs, refuse_another_image, was_paused, why_not_instant,
+    is_paused_by_its_state_alone, is_preallocated, machine_differs, refuse_another_image,
+    was_paused, why_not_instant,
 };
 use crate::restore_load::load;
 use crate::restore_players::Players;
@@ -258,7 +259,9 @@ fn start(
         let empty = reason.is_none() && !is_preallocated(qmp)?;
         let reader = if empty { Reader::EmptyQemu } else { Reader::Qemu };
         let fallback = reason.filter(|_| !args.loading.load);
-        let how = PlainOptions { threads: (args.loading.threads() / vms).max(1), reader };
+        // Unlike RUN, the end of a load obeys the run state in the device state.
+        let runs = is_paused_by_its_state_alone(image);
+        let how = PlainOptions { threads: (args.loading.threads() / vms).max(1), reader, runs };
         let source = players.source(0).context("no image")?;
         load(vm, source, qmp, &dir, how, fallback.as_deref())
     } else {

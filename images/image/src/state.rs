@@ -38,18 +38,36 @@ impl State {
     /// QEMU's name for the state of the VM at the moment of its device state, such as `running` or
     /// `paused`; `None` if no section has it, or if it cannot be told which one has it.
     pub fn run_state(&self) -> Option<&str> {
-        // Name, instance and version of the section. A length of 4 bytes and the state follow.
+        let name = self.devices.get(self.run_state_field()? + 4..)?;
+        std::str::from_utf8(name.split(|&byte| byte == 0).next()?).ok()
+    }
+
+    /// The device sections of a VM in state `paused`, with state `running` instead: a QEMU that
+    /// loads them runs the VM, unless it was started with `-S`. `None` if [`State::run_state`] is
+    /// another one.
+    pub fn devices_that_run(&self) -> Option<Vec<u8>> {
+        const PAUSED: &[u8; 12] = b"\0\0\0\x07paused\0\0";
+        const RUNNING: &[u8; 12] = b"\0\0\0\x08running\0";
+        let at = self.run_state_field()?;
+        let field = at..at + PAUSED.len();
+        (self.devices.get(field.clone())? == PAUSED).then(|| {
+            let mut devices = self.devices.clone();
+            devices[field].copy_from_slice(RUNNING);
+            devices
+        })
+    }
+
+    /// Offset of the run state in the device sections: a length of 4 bytes, and QEMU's name for the
+    /// state in 100 bytes, with zeros behind it.
+    fn run_state_field(&self) -> Option<usize> {
+        // Name, instance and version of the section.
         const HEAD: &[u8] = b"\x0bglobalstate\0\0\0\0\0\0\0\x01";
         let windows = self.devices.windows(HEAD.len()).enumerate();
         let mut places = windows.filter(|(_, window)| *window == HEAD).map(|(at, _)| at);
         let at = places.next()?;
         // Sections have no lengths, and a guest chooses bytes of its devices' sections, such as
         // its MAC filters: it must not choose whether its VM runs.
-        if places.next().is_some() {
-            return None;
-        }
-        let name = self.devices.get(at + HEAD.len() + 4..)?.split(|&byte| byte == 0).next()?;
-        std::str::from_utf8(name).ok()
+        places.next().is_none().then_some(at + HEAD.len())
     }
 
     /// Encodes the state; `None` if it exceeds the limits.
@@ -146,5 +164,27 @@ mod tests {
         let forged = b"\x0bglobalstate\0\0\0\0\0\0\0\x01\0\0\0\x08running\0";
         assert_eq!(run_state(&[&forged[..], &devices[..]].concat()), None);
         assert_eq!(run_state(&[&devices[..], &forged[..]].concat()), None);
+    }
+
+    #[test]
+    fn only_a_paused_vm_gets_another_run_state_and_no_other_byte_changes() {
+        let devices = |len: u8, name: &[u8], copies: usize| {
+            let mut one = b"\x04\0\0\0\x28\x0bglobalstate\0\0\0\0\0\0\0\x01\0\0\0".to_vec();
+            one.push(len);
+            one.extend(name);
+            one.resize(one.len() + 100 - name.len(), 0);
+            one.extend(b"\x7e\0\0\0\x28");
+            [&b"paused\0\0"[..], &one.repeat(copies)].concat()
+        };
+        let that_run = |devices| State { devices, ..State::default() }.devices_that_run();
+        let running = devices(8, b"running", 1);
+        assert_eq!(that_run(devices(7, b"paused", 1)), Some(running.clone()));
+        // A VM that sleeps would wake.
+        for other in [running, devices(10, b"suspended", 1), devices(7, b"paused", 2)] {
+            assert_eq!(that_run(other), None);
+        }
+        let mut cut = devices(7, b"paused", 1);
+        cut.truncate(8 + 5 + 20 + 11);
+        assert_eq!(that_run(cut), None);
     }
 }

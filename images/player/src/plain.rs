@@ -17,6 +17,8 @@ pub struct PlainOptions {
     pub threads: usize,
     /// The reader of the stream.
     pub reader: Reader,
+    /// Whether a VM whose device state says `paused` runs in a QEMU that loads it without `-S`.
+    pub runs: bool,
 }
 
 /// The reader of a plain stream.
@@ -100,7 +102,8 @@ pub fn plain(
         }
     }
     wire::end_of_ram(&mut buffer, state.ram_section);
-    buffer.extend_from_slice(&state.devices);
+    let devices = how.runs.then(|| state.devices_that_run()).flatten();
+    buffer.extend_from_slice(devices.as_ref().unwrap_or(&state.devices));
     wire::end_of_stream(&mut buffer, &state.description);
     out.put(&mut buffer)?;
     out.out.flush().map_err(PlayError::write)?;

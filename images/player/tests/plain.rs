@@ -15,7 +15,7 @@ mod common;
 use common::{page, saved};
 
 const PAGE: usize = 4096;
-const HOW: PlainOptions = PlainOptions { threads: 2, reader: Reader::Qemu };
+const HOW: PlainOptions = PlainOptions { threads: 2, reader: Reader::Qemu, runs: false };
 
 #[derive(Default)]
 struct Memory {

@@ -169,7 +169,7 @@ fn start(
     connection.prepare(domain, &socket, handover)?;
     let prepared = begin.elapsed();
     let source = players.source(0).context("no image")?;
-    let how = PlainOptions { threads: args.loading.threads(), reader: Reader::Qemu };
+    let how = PlainOptions { threads: args.loading.threads(), reader: Reader::Qemu, runs: false };
     let bytes = match send_whole(source, Path::new(&socket), how) {
         Ok(bytes) => bytes,
         Err(error) => {

@@ -30,6 +30,29 @@ fn a_paused_vm_is_paused_after_its_image_is_exported_imported_and_restored() {
     }
 }
 
+/// Regression: libvirt pauses a VM before it saves it, and QEMU obeyed that state after a load. The
+/// VM stayed paused, and the message blamed an `-S` that QEMU did not have.
+#[test]
+fn a_vm_that_ran_before_virsh_save_runs_after_a_load_unless_its_qemu_has_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved_paused(folder) else { return };
+    drop(source);
+    let path = |name: &str| folder.join(name).display().to_string();
+    works(folder, &["image", "export", &image, &path("stream")]);
+    let xml = "<domain><name>vm</name><uuid>00000000-0000-4000-8000-000000000001</uuid></domain>";
+    let head = recorder::head(xml.as_bytes(), true).unwrap();
+    fs::write(path("saved"), [head, fs::read(path("stream")).unwrap()].concat()).unwrap();
+    works(folder, &["image", "import", &path("saved"), &path("again")]);
+    for (name, flags, expected) in [("runs", &[][..], "running"), ("stands", &["-S"], "paused")] {
+        let flags = [&MACHINE[..], &WAITS, flags].concat();
+        let waiting = Qemu::start(folder, name, &flags).unwrap();
+        let words = ["restore", &path("again"), "--qmp", &waiting.address(), "--load"];
+        let (_, report) = works(folder, &words);
+        assert_eq!((&report["mode"], &report["vm"]), (&json!("load"), &json!(expected)));
+    }
+}
+
 /// Two VMs of one store, each with libvirt's description. A changed word is stored as a difference
 /// from the page of the same VM, whichever was imported last.
 #[test]
