@@ -57,8 +57,9 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let interrupted = interrupt::noticed()?;
     let begin = Instant::now();
     let was_running = before.running;
-    let (stopped, is_linked) = (None, false);
-    let mut saving = Saving { args, qmp: &mut qmp, interrupted, was_running, stopped, is_linked };
+    let (stopped, is_linked, patience) = (None, false, VERDICT);
+    let mut saving =
+        Saving { args, qmp: &mut qmp, interrupted, was_running, stopped, is_linked, patience };
     let result = saving.save(writer, &mut settings).with_context(monitor);
     let (stopped, is_linked) = (saving.stopped, saving.is_linked);
     let put_back = match &result {
@@ -136,6 +137,8 @@ pub(crate) struct Saving<'a> {
     pub(crate) stopped: Option<u64>,
     /// The image has its name. Another process may have made a file of that name, too.
     pub(crate) is_linked: bool,
+    /// How long QEMU may be silent until the save is given up that it was told to complete.
+    pub(crate) patience: Duration,
 }
 
 impl Saving<'_> {

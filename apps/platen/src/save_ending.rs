@@ -8,10 +8,14 @@ use crate::say::say;
 use crate::settings::Before;
 use anyhow::{bail, ensure, Context};
 use image::{Finished, State, Summary, WriteError, Writer};
+use qmp::QmpError;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+#[cfg(test)]
+mod tests;
 
 /// Time limit for QEMU to cancel a migration before its connection is closed.
 const ANSWERS: Duration = Duration::from_secs(1);
@@ -67,7 +71,7 @@ impl Saving<'_> {
             Err(error) => return Err(self.undo(intake, error)),
         };
         if let Err(error) = intake.say_loaded().and_then(|()| self.left()) {
-            if self.qmp.query_status().is_err() {
+            if self.is_gone() {
                 // This image may be all that is left of the VM.
                 let error = match self.link(finished) {
                     Ok(_) => error,
@@ -75,8 +79,8 @@ impl Saving<'_> {
                     Err(error) => return Err(error),
                 };
                 return Err(error.context(
-                    "QEMU does not answer: if it has ended, its VM is in the image; if the VM runs \
-                     there, the image is out of date, so remove it",
+                    "QEMU has closed its monitor: if it has ended, its VM is in the image; if the \
+                     VM runs there, the image is out of date, so remove it",
                 ));
             }
             return Err(self.undo(intake, error));
@@ -96,6 +100,13 @@ impl Saving<'_> {
             return Ok((summary, "gone: its QEMU has ended"));
         }
         Ok((summary, "paused"))
+    }
+
+    /// Whether QEMU has ended. One that is silent may have lost this save and let its VM run later,
+    /// or the kernel still frees its memory, and closes its monitor after that.
+    fn is_gone(&mut self) -> bool {
+        let status = self.qmp.execute_within("query-status", None, self.patience);
+        matches!(status, Err(QmpError::Closed { .. }))
     }
 
     /// Gives the image its name.

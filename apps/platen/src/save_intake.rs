@@ -226,6 +226,27 @@ fn record_snapshot(stream: UnixStream, mut writer: Writer, patience: &Patience) 
 }
 
 #[cfg(test)]
+impl Intake {
+    /// One that has recorded a stream of this connection, which waits for SHUT.
+    pub(crate) fn recorded_from(stream: UnixStream, writer: Writer) -> Self {
+        let connection = OnceLock::from(stream.try_clone().unwrap());
+        Self {
+            uri: String::new(),
+            _dir: private_dir().unwrap(),
+            stop: Arc::default(),
+            outcomes: mpsc::channel().1,
+            thread: None,
+            multifd: None,
+            keeper: None,
+            connection: Arc::new(connection),
+            is_connected: Arc::new(AtomicBool::new(true)),
+            writer: Some(writer),
+            stream: Some(stream),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use image::Options;
