@@ -46,7 +46,13 @@ impl Saving<'_> {
         state: State,
     ) -> anyhow::Result<(Summary, &'static str)> {
         // After a cancel QEMU itself starts the VM again, even if this process ends now.
-        let cancelled = self.qmp.migrate_cancel();
+        let cancelled = match self.qmp.migrate_cancel() {
+            Ok(()) => Ok(()),
+            // QEMU hears it later.
+            Err(late @ QmpError::TimedOut { .. }) => Err(late),
+            // QEMU waits for SHUT with its VM stopped, until its connection ends.
+            Err(error) => return Err(self.undo(intake, error.into())),
+        };
         let more = intake.close()?;
         let settled = cancelled.map_err(Into::into).and_then(|()| self.settle(false));
         settled?;

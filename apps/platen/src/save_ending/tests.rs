@@ -4,7 +4,7 @@ use clap::Parser;
 use image::{Options, RamBlock};
 use qmp::Qmp;
 use serde_json::{json, Value};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -91,4 +91,23 @@ fn a_qemu_that_is_silent_gets_no_image_and_one_that_has_ended_does() {
         assert_eq!(image.exists(), last.is_none(), "{error}");
         monitor.join().unwrap();
     }
+}
+
+/// Regression: the save waited two minutes for a QEMU that did not know of its end, and whose VM was
+/// stopped.
+#[test]
+fn a_monitor_that_closes_as_the_vm_is_to_go_on_ends_the_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    let (intake, mut qemu) = recorded(&image);
+    let (mut qmp, monitor) = monitor(None);
+    // QEMU ends its connection only behind the other end's.
+    let ends = thread::spawn(move || qemu.read(&mut [0]).map_err(|error| error.to_string()));
+    let args = args(&image, "continue");
+    let gone = saving(&args, &mut qmp).go_on(intake, State::default());
+    assert_eq!(ends.join().unwrap(), Ok(0), "the VM stays stopped");
+    let error = format!("{:#}", gone.unwrap_err());
+    assert!(error.contains("closed its monitor during migrate_cancel"), "{error}");
+    assert!(!image.exists());
+    monitor.join().unwrap();
 }
