@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time limit for a QEMU that reads nothing of the stream, or is silent at its end.
+/// Time limit for a QEMU that reads nothing of the stream, or does not confirm its end.
 const SILENCE: Duration = Duration::from_secs(600);
 
 /// Send buffer of the socket, bytes. Without CAP_NET_ADMIN net.core.wmem_max limits it.
@@ -59,8 +59,7 @@ pub(crate) fn send_whole(
     how: PlainOptions,
 ) -> anyhow::Result<u64> {
     let mut stream = connect(path)?;
-    let set = stream.set_write_timeout(Some(SILENCE));
-    set.and_then(|()| stream.set_read_timeout(Some(SILENCE))).context("QEMU's socket")?;
+    stream.set_write_timeout(Some(SILENCE)).context("QEMU's socket")?;
     // QEMU reads in pieces of 32 KiB: with room for many of them the two processes switch less.
     set_socket_send_buffer_size_force(&stream, SEND_BUFFER)
         .or_else(|_| set_socket_send_buffer_size(&stream, SEND_BUFFER))
@@ -78,12 +77,14 @@ pub(crate) fn send_whole(
         }
         Err(error) => return Err(error).context("nothing runs: QEMU was not given the whole VM"),
     };
-    wait_for_shut(&mut stream)?;
+    wait_for_shut(&mut stream, SILENCE)?;
     Ok(bytes)
 }
 
-/// Reads the return path up to SHUT.
-fn wait_for_shut(stream: &mut UnixStream) -> anyhow::Result<()> {
+/// Reads the return path up to SHUT, for which QEMU has `limit`, whatever else it sends.
+fn wait_for_shut(stream: &mut UnixStream, limit: Duration) -> anyhow::Result<()> {
+    let until = Instant::now() + limit;
+    let late = || PlayError::Silent { what: "its SHUT at the end", seconds: limit.as_secs() };
     let mut back = ReturnPath::default();
     let mut chunk = [0; 4096];
     loop {
@@ -94,6 +95,11 @@ fn wait_for_shut(stream: &mut UnixStream) -> anyhow::Result<()> {
                 _ => {}
             }
         }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(late().into());
+        }
+        stream.set_read_timeout(Some(left)).context("QEMU's socket")?;
         match stream.read(&mut chunk) {
             Ok(0) => bail!("{}; its log has the reason", PlayError::Closed),
             // QEMU has closed its socket before it had read everything.
@@ -103,10 +109,41 @@ fn wait_for_shut(stream: &mut UnixStream) -> anyhow::Result<()> {
             Ok(len) => back.push(&chunk[..len]),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let seconds = SILENCE.as_secs();
-                return Err(PlayError::Silent { what: "its SHUT at the end", seconds }.into());
+                return Err(late().into());
             }
             Err(error) => return Err(error).context("cannot read QEMU's return path"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    /// Regression: the limit began again at each message.
+    #[test]
+    fn messages_do_not_prolong_the_wait_for_the_end() {
+        const PONG: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 0];
+        let (mut ours, mut qemu) = UnixStream::pair().unwrap();
+        let is_over = AtomicBool::new(false);
+        let waited = thread::scope(|scope| {
+            scope.spawn(|| {
+                // Long after the limit it ends the wait itself.
+                let until = Instant::now() + Duration::from_secs(60);
+                while !is_over.load(Ordering::Acquire) && Instant::now() < until {
+                    qemu.write_all(&PONG).unwrap();
+                    thread::sleep(Duration::from_millis(1));
+                }
+                qemu.shutdown(std::net::Shutdown::Both).unwrap();
+            });
+            let waited = wait_for_shut(&mut ours, Duration::from_millis(100));
+            is_over.store(true, Ordering::Release);
+            waited
+        });
+        let error = waited.unwrap_err().to_string();
+        assert!(error.contains("has not sent its SHUT at the end"), "{error}");
     }
 }
