@@ -2,7 +2,7 @@
 //! run.
 //!
 //! ```text
-//! cargo run --release -p vm-tests --bin saved_bench [-- --rounds 5 --qemu 10 --data 700]
+//! cargo run --release -p vm-tests --bin saved_bench [-- --rounds 5 --qemu 10 --data 700 --cold]
 //! ```
 //!
 //! Each method saves one VM and restores it from the file, round after round in rotating order, so
@@ -11,10 +11,12 @@
 //! reports the VM as running, and exclude the start of QEMU. CPU time is that of QEMU without its
 //! vCPUs, plus that of all other processes of the method.
 
+use std::fs::File;
 use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
 use clap::{Parser, ValueEnum};
+use rustix::fs::{fadvise, Advice};
 use vm_tests::bench::large_vm;
 use vm_tests::saved::{Restored, Saved, Way};
 use vm_tests::table::{render, to_f64};
@@ -32,6 +34,9 @@ struct Options {
     /// Data in the guest, in MiB (at most 3000).
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3000))]
     data: u64,
+    /// Take each file out of the page cache before it is restored.
+    #[arg(long)]
+    cold: bool,
     /// Measure only these ways. Repeatable.
     #[arg(long, value_enum)]
     only: Vec<Way>,
@@ -63,6 +68,12 @@ fn bench(options: &Options) -> Result<()> {
             saves[nth].push(way.save(&lab, &mut vm, &file)?);
             let destination = lab.incoming_for(&vm)?;
             drop(std::mem::replace(&mut vm, destination));
+            if options.cold {
+                // The cache keeps pages that are not written yet.
+                let file = File::open(&file)?;
+                file.sync_all()?;
+                fadvise(&file, 0, None, Advice::DontNeed)?;
+            }
             restores[nth].push(way.restore(&lab, &mut vm, &file)?);
             vm.guest.verify().with_context(|| format!("after {}", way.name()))?;
             std::fs::remove_file(&file)?;
