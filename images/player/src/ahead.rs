@@ -199,6 +199,27 @@ mod tests {
         assert!((UNITS..=3 * UNITS).contains(&decoded), "{decoded}");
     }
 
+    /// Nice value of this process's thread with that name, from field 19 of its proc(5) `stat`.
+    fn nice_of(thread: &str) -> Option<i32> {
+        let stats = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let mut stats =
+            stats.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+        let stat = stats.find(|stat| stat.contains(&format!("({thread})")))?;
+        stat.rsplit_once(") ")?.1.split(' ').nth(16)?.parse().ok()
+    }
+
+    #[test]
+    fn threads_of_the_background_leave_the_cpus_to_the_guest() {
+        let dir = tempfile::tempdir().unwrap();
+        // No other test has so many.
+        let _cache = UnitCache::new(&made(&dir.path().join("image"), 1), 60, 0).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(300);
+        while nice_of("restore-59") != Some(10) {
+            assert!(Instant::now() < deadline, "{:?}", nice_of("restore-59"));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// As after hot pages were sent: a unit that was returned is wanted still, and the log has
     /// dropped it.
     #[test]

@@ -27,6 +27,9 @@ use self::log::{drop_oldest, Place, State};
 use crate::runs::Runs;
 use crate::PlayError;
 
+/// Nice value of the threads: beside a thread of nice 0 each gets a tenth of a CPU.
+const NICE: i32 = 10;
+
 /// Decoded units of an image, and the threads that decode them, for any number of players.
 #[derive(Debug)]
 pub struct UnitCache {
@@ -248,6 +251,9 @@ impl Inner {
 
     /// A thread: decodes the units in the queue.
     fn work(&self) {
+        // The guest needs the CPUs more: nothing waits for most of these units. (For Linux a
+        // thread is a process here.) Without the permission they are as urgent as the guest.
+        let _ = rustix::process::setpriority_process(None, NICE);
         let mut units = Units::new();
         let mut state = self.state();
         while !state.closed {

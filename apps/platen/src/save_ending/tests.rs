@@ -93,8 +93,8 @@ fn a_qemu_that_is_silent_gets_no_image_and_one_that_has_ended_does() {
     }
 }
 
-/// Regression: the save waited two minutes for a QEMU that did not know of its end, and whose VM was
-/// stopped.
+/// Regression: the save waited two minutes for a QEMU that did not know of its end, and whose VM
+/// was stopped.
 #[test]
 fn a_monitor_that_closes_as_the_vm_is_to_go_on_ends_the_connection() {
     let folder = tempfile::tempdir().unwrap();

@@ -36,7 +36,8 @@ pub(crate) fn is_torn(corpus: &Corpus, index: u64, state: State, got: &Page) -> 
     Ok(false)
 }
 
-/// Whether each byte is that of `before` or of one of the later states, and not all are of `before`.
+/// Whether each byte is that of `before` or of one of the later states, and not all are of
+/// `before`.
 fn is_between(got: &Page, before: &Page, later: &[&Page]) -> bool {
     let known =
         |at: usize| got.0[at] == before.0[at] || later.iter().any(|state| got.0[at] == state.0[at]);

@@ -8,7 +8,8 @@
 //! restore its writes are counted twice: until everything is loaded, and for some seconds after
 //! that. The ratio of the two rates is the speed that the restore leaves to the guest. The first
 //! count begins with the guest's first answer, its time with RUN: writes before that answer are not
-//! counted, so the ratio is rather too low. In the end the guest recomputes every byte of its memory.
+//! counted, so the ratio is rather too low. In the end the guest recomputes every byte of its
+//! memory.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
