@@ -209,8 +209,8 @@ mod tests {
         assert_eq!(decoded(&text), text);
     }
 
-    /// Regression: each of the characters cost a search of the whole rest of the text, in all
-    /// minutes.
+    /// Regression: each of the characters cost a search of the whole rest of the text. All of them
+    /// together took minutes.
     #[test]
     fn a_text_of_ampersands_is_read_in_one_pass() {
         let text = "&".repeat(4 << 20);

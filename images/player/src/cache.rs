@@ -251,8 +251,9 @@ impl Inner {
 
     /// A thread: decodes the units in the queue.
     fn work(&self) {
-        // The guest needs the CPUs more: nothing waits for most of these units. (For Linux a
-        // thread is a process here.) Without the permission they are as urgent as the guest.
+        // The guest needs the CPUs more: nothing waits for most of these units. On Linux the call
+        // concerns this thread alone. It fails if the process has a greater value already, and no
+        // permission to lower it: the thread then keeps that value.
         let _ = rustix::process::setpriority_process(None, NICE);
         let mut units = Units::new();
         let mut state = self.state();
