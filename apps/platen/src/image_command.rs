@@ -12,14 +12,13 @@ use crate::store_command::{self, refuse_in_store, CollectArgs, InitArgs, RemoveA
 use crate::store_list::{self, ListArgs};
 use anyhow::{anyhow, ensure, Context};
 use clap::{Args, Subcommand};
-use image::{make_private, Content, HotSet, Options};
+use image::{Content, HotSet, LinkError, NewFile, Options};
 use player::{mapped_ram, plain, PlainOptions, PlayError, Reader};
 use recorder::head;
 use serde_json::{json, Value};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -188,13 +187,13 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
             head(&xml, !was_paused(&image)).with_context(|| format!("{}", path.display()))?
         }
     };
-    let to = |file: File| -> anyhow::Result<()> {
+    let to = |file: &File| -> anyhow::Result<()> {
         if args.libvirt.is_none() && is_paused_by_its_state_alone(&image) {
             say(PAUSED);
         }
         if args.mapped_ram {
-            mapped_ram(&image, &file, how.threads).map_err(|error| unwritten(args, error))?;
-            return synced(&file);
+            mapped_ram(&image, file, how.threads).map_err(|error| unwritten(args, error))?;
+            return synced(file);
         }
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&head).map_err(|error| cannot_write(&args.stream, error))?;
@@ -208,23 +207,24 @@ fn export(args: &ExportArgs) -> anyhow::Result<()> {
         );
         let out =
             rustix::stdio::stdout().as_fd().try_clone_to_owned().context("standard output")?;
-        return to(File::from(out));
+        return to(&File::from(out));
     }
     refuse_in_store(&args.stream)?;
-    // The stream holds the guest's memory, as the image does.
-    let file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&args.stream)
-        .with_context(|| format!("cannot create {}", args.stream.display()))?;
-    make_private(&file)
-        .with_context(|| format!("cannot make {} private", args.stream.display()))
-        .and_then(|()| to(file))
-        .inspect_err(|_| {
-            // A partial stream is useless.
-            let _ = std::fs::remove_file(&args.stream);
-        })
+    // A reader cannot tell an incomplete stream from a whole one: libvirt's head, for example, says
+    // at once that the file is complete.
+    let cannot = || format!("cannot create {}", args.stream.display());
+    let new = NewFile::create(&args.stream).with_context(cannot)?;
+    to(new.file())?;
+    new.link(&args.stream).map_err(|error| {
+        let what = match error {
+            LinkError::Nameless(_) => cannot(),
+            LinkError::Stays(_) => format!(
+                "{} is complete, but it may lose its name when this host loses power: look at the disk",
+                args.stream.display()
+            ),
+        };
+        anyhow::Error::new(std::io::Error::from(error)).context(what)
+    })
 }
 
 /// Why a stream is not complete: its file, its reader or the image is at fault, and no QEMU.

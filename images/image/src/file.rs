@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{fchown, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,9 +16,11 @@ use rustix::io::Errno;
 
 use crate::disk;
 
-/// A file that is being written and has no name yet; rule I1.
+/// A file that is being written and has no name yet; rule I1. Only its owner may read and write it.
+/// A file that is dropped, and one whose process dies, is gone. On a file system without
+/// `O_TMPFILE` (NFS, FAT) it has a temporary name, which stays if the process dies.
 #[derive(Debug)]
-pub(crate) struct NewFile {
+pub struct NewFile {
     file: File,
     folder: PathBuf,
     /// Temporary name, on a file system without `O_TMPFILE`.
@@ -26,7 +29,7 @@ pub(crate) struct NewFile {
 
 /// The reason why a file has not got its name durably.
 #[derive(Debug)]
-pub(crate) enum LinkError {
+pub enum LinkError {
     /// The file has no name.
     Nameless(io::Error),
     /// The file has its name, which could not be made durable, and could not be removed either.
@@ -48,8 +51,16 @@ pub(crate) const PARTIAL: &str = ".partial-";
 static PARTIALS: AtomicU64 = AtomicU64::new(0);
 
 impl NewFile {
-    /// Creates a file that will be linked to `path`, at which nothing may exist.
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+    /// Creates a file that will be linked to `path`.
+    ///
+    /// # Errors
+    ///
+    /// Something exists at `path`, or it names no file; errors of the file system.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        // `file_name` ignores a slash at the end, which a link does not.
+        if path.as_os_str().as_bytes().ends_with(b"/") {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
         let there = path.symlink_metadata();
         if !matches!(&there, Err(error) if error.kind() == io::ErrorKind::NotFound) {
             there?;
@@ -75,6 +86,11 @@ impl NewFile {
         let new = Self { file: File::from(fd), folder: folder.to_owned(), partial };
         make_private(&new.file)?;
         Ok(new)
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     /// Appends bytes.
@@ -111,9 +127,12 @@ impl NewFile {
         self.sync()
     }
 
-    /// Gives the file, which is durable, the name `path` in its folder, durably. Fails if the name
-    /// exists.
-    pub(crate) fn link(self, path: &Path) -> Result<(), LinkError> {
+    /// Gives the file, which is durable, the name `path` in its folder, durably.
+    ///
+    /// # Errors
+    ///
+    /// The name exists; errors of the file system.
+    pub fn link(self, path: &Path) -> Result<(), LinkError> {
         let folder = self.folder.clone();
         self.name(path).map_err(LinkError::Nameless)?;
         disk::sync_folder(&folder).map_err(|source| match disk::unlink(path) {
@@ -187,7 +206,7 @@ impl NewFile {
 /// # Errors
 ///
 /// Errors of the file system. A file system without POSIX lists is no error.
-pub fn make_private(file: &File) -> io::Result<()> {
+fn make_private(file: &File) -> io::Result<()> {
     match fremovexattr(file, ACL) {
         Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => Ok(()),
         Err(errno) => Err(errno.into()),

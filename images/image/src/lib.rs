@@ -71,7 +71,7 @@ mod writer;
 pub use collect::Collected;
 pub use damage::Damage;
 pub use extents::{Content, Extent};
-pub use file::{is_at, make_private};
+pub use file::{is_at, LinkError, NewFile};
 pub use finish::Finished;
 pub use hot::{HotPage, HotSet};
 pub use image_file::{ImageFile, RemoteFile};

@@ -1,5 +1,6 @@
 //! A disk that returns EIO for parts of an image.
 
+use super::hung::with_held;
 use super::*;
 
 use seccompiler::{
@@ -153,5 +154,36 @@ fn a_disk_that_is_full_at_the_end_is_noticed_and_no_file_stays() {
         assert_eq!(report["status"], "failed", "{then}");
         assert!(!Path::new(&file).exists(), "{then}");
         comes_to(&source, &["running"]);
+    }
+}
+
+/// Regression: an export that was killed left a part of the file at its name. libvirt's head, which
+/// comes first, says that the file is complete.
+#[test]
+fn an_export_that_is_killed_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((source, image)) = saved(folder) else { return };
+    drop(source);
+    let xml = folder.join("xml");
+    fs::write(
+        &xml,
+        "<domain><name>vm</name><uuid>00000000-0000-4000-8000-000000000001</uuid></domain>",
+    )
+    .unwrap();
+    let out = folder.join("exported");
+    fs::create_dir(&out).unwrap();
+    let xml = xml.to_str().unwrap();
+    for flags in [&[][..], &["--libvirt", xml], &["--mapped-ram"]] {
+        let mut export = Command::new(env!("CARGO_BIN_EXE_platen"));
+        export.args(["image", "export", &image]).arg(out.join("file")).args(flags);
+        export.stderr(Stdio::null());
+        let calls = vec![(libc::SYS_fsync, Vec::new())];
+        let (mut export, hung) = with_held(calls, || export.spawn().unwrap());
+        assert!(hung.wait(), "{flags:?}: the file is not made durable");
+        export.kill().unwrap();
+        export.wait().unwrap();
+        drop(hung);
+        assert!(!out.join("file").exists(), "{flags:?}");
     }
 }
