@@ -29,6 +29,9 @@ pub(crate) const ASK: Duration = Duration::from_millis(100);
 pub(crate) const VERDICT: Duration = Duration::from_secs(120);
 /// Time limit for the connection of a QEMU that has ended: it may have connected just before.
 const CONNECTED: Duration = Duration::from_secs(5);
+/// The remark about a save that does not know the state of its VM.
+const HELPER: &str = "; the helper process of this save (platen keep-settings) waits until QEMU \
+                      answers, and lets a VM continue that this save has stopped";
 /// QEMU's maximum downtime-limit, milliseconds: QEMU then stops the VM at its first check.
 const STOP_NOW: u64 = 2_000_000;
 
@@ -57,17 +60,15 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let interrupted = interrupt::noticed()?;
     let begin = Instant::now();
     let was_running = before.running;
-    let (stopped, is_linked, patience) = (None, false, VERDICT);
-    let mut saving =
-        Saving { args, qmp: &mut qmp, interrupted, was_running, stopped, is_linked, patience };
+    let mut saving = Saving::new(args, &mut qmp, interrupted, was_running);
     let result = saving.save(writer, &mut settings).with_context(monitor);
-    let (stopped, is_linked) = (saving.stopped, saving.is_linked);
+    let (stopped, is_linked, is_stuck) = (saving.stopped, saving.is_linked, saving.is_stuck);
     let put_back = match &result {
         Ok(_) if args.then == Then::Quit => {
             settings.discard();
             Ok(())
         }
-        _ => settings.put_back(&mut qmp).with_context(monitor),
+        _ => put_back_unless(is_stuck, settings, &mut qmp).with_context(monitor),
     };
     let report = match &result {
         Ok((summary, vm)) => json!({
@@ -85,7 +86,8 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let (summary, vm) = result.map_err(|error| {
         let vm = qmp.query_status().map_or("unknown".into(), |vm| vm.status);
         let image = image_left(&error, is_linked, args.then);
-        error.context(format!("{image}; the VM is '{vm}'"))
+        let helper = if is_stuck { HELPER } else { "" };
+        error.context(format!("{image}; the VM is '{vm}'{helper}"))
     })?;
     say(&format!(
         "saved in {:.2} s: {} pages in {} ({} of them superseded), {} zero, {} filled; the VM is {vm}",
@@ -105,6 +107,20 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     say_shared(&summary);
     put_back?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Restores QEMU's settings at the end of a save, unless QEMU may still stop its VM for this save.
+/// Then the helper process looks at both as soon as QEMU answers, and lets the VM continue.
+pub(crate) fn put_back_unless(
+    is_stuck: bool,
+    settings: Before,
+    qmp: &mut Qmp,
+) -> anyhow::Result<()> {
+    if is_stuck {
+        drop(settings);
+        return Ok(());
+    }
+    settings.put_back(qmp)
 }
 
 /// The image of a save that has failed.
@@ -137,8 +153,23 @@ pub(crate) struct Saving<'a> {
     pub(crate) stopped: Option<u64>,
     /// The image has its name. Another process may have made a file of that name, too.
     pub(crate) is_linked: bool,
+    /// It is not known that QEMU's migration is over and its VM as it was before.
+    pub(crate) is_stuck: bool,
     /// How long QEMU may be silent until the save is given up that it was told to complete.
     pub(crate) patience: Duration,
+}
+
+impl<'a> Saving<'a> {
+    /// A save that has not begun.
+    pub(crate) fn new(
+        args: &'a SaveArgs,
+        qmp: &'a mut Qmp,
+        interrupted: Arc<AtomicBool>,
+        was_running: bool,
+    ) -> Self {
+        let (stopped, is_linked, is_stuck, patience) = (None, false, false, VERDICT);
+        Self { args, qmp, interrupted, was_running, stopped, is_linked, is_stuck, patience }
+    }
 }
 
 impl Saving<'_> {

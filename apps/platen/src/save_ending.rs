@@ -206,6 +206,12 @@ impl Saving<'_> {
     /// Waits until the migration is over and the VM is as it was. With `failed` this cancels the
     /// migration first.
     fn settle(&mut self, failed: bool) -> anyhow::Result<()> {
+        let settled = self.wait_until_settled(failed);
+        self.is_stuck = settled.is_err();
+        settled
+    }
+
+    fn wait_until_settled(&mut self, failed: bool) -> anyhow::Result<()> {
         if failed {
             // A migration that is over accepts a cancel without effect.
             let _ = self.qmp.migrate_cancel();

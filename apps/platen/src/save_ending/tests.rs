@@ -1,4 +1,5 @@
 use super::*;
+use crate::save::put_back_unless;
 use crate::save_args::SaveArgs;
 use clap::Parser;
 use image::{Options, RamBlock};
@@ -62,15 +63,7 @@ fn args(image: &Path, then: &str) -> SaveArgs {
 }
 
 fn saving<'a>(args: &'a SaveArgs, qmp: &'a mut Qmp) -> Saving<'a> {
-    Saving {
-        args,
-        qmp,
-        interrupted: Arc::default(),
-        was_running: false,
-        stopped: None,
-        is_linked: false,
-        patience: SHORT,
-    }
+    Saving { patience: SHORT, ..Saving::new(args, qmp, Arc::default(), false) }
 }
 
 /// Regression: the image got its name although QEMU, which was only silent, had not taken SHUT. Its
@@ -85,7 +78,10 @@ fn a_qemu_that_is_silent_gets_no_image_and_one_that_has_ended_does() {
         qemu.shutdown(Shutdown::Read).unwrap();
         let (mut qmp, monitor) = monitor(last);
         let args = args(&image, then);
-        let left = saving(&args, &mut qmp).leave(intake, State::default(), &mut Before::default());
+        let mut saving = saving(&args, &mut qmp);
+        let left = saving.leave(intake, State::default(), &mut Before::default());
+        // QEMU may take it later, and stop its VM: the keeper has to look.
+        assert_eq!(saving.is_stuck, last.is_some());
         let error = format!("{:#}", left.unwrap_err());
         assert!(error.contains("cannot answer QEMU"), "{error}");
         assert_eq!(image.exists(), last.is_none(), "{error}");
@@ -109,5 +105,21 @@ fn a_monitor_that_closes_as_the_vm_is_to_go_on_ends_the_connection() {
     let error = format!("{:#}", gone.unwrap_err());
     assert!(error.contains("closed its monitor during migrate_cancel"), "{error}");
     assert!(!image.exists());
+    monitor.join().unwrap();
+}
+
+/// Regression: a QEMU that answered again just before the settings were restored, and then stopped
+/// its VM for the save, had no helper process any more.
+#[test]
+fn a_save_that_does_not_know_its_vm_s_state_leaves_all_to_the_helper() {
+    let changed = || {
+        let mut settings = Before::default();
+        settings.note_capability("multifd", false);
+        settings
+    };
+    // It closes at the first command.
+    let (mut qmp, monitor) = monitor(None);
+    put_back_unless(true, changed(), &mut qmp).unwrap();
+    put_back_unless(false, changed(), &mut qmp).unwrap_err();
     monitor.join().unwrap();
 }
