@@ -19,6 +19,7 @@ use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(Args, Debug)]
 pub(crate) struct ImportArgs {
@@ -95,7 +96,8 @@ fn domain(begins: &Beginning) -> Option<Domain> {
 /// The facts for `image info`. `was_running` is what libvirt's file says: libvirt pauses a VM
 /// before QEMU saves it, so that the state in the stream is always `paused` there.
 fn facts(state: &State, was_running: Option<bool>, domain: Option<&Domain>) -> Value {
-    let mut facts = json!({ "platen": env!("CARGO_PKG_VERSION") });
+    let imported = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let mut facts = json!({ "platen": env!("CARGO_PKG_VERSION"), "imported": imported });
     if let Some(domain) = domain {
         (facts["name"], facts["uuid"]) = (json!(domain.name()), json!(domain.uuid()));
     }

@@ -68,6 +68,12 @@ pub(crate) fn begin_image(path: &Path, options: Options, vm: &SavedVm) -> anyhow
 
 fn writer_at(path: &Path, options: Options, vm: &SavedVm) -> anyhow::Result<Writer> {
     let Some((store, name)) = Store::of(path)? else { return Ok(Writer::create(path, options)?) };
+    let parent = newest(&store, vm)?;
+    Ok(Writer::create_in(&store, &name, parent.as_deref(), options)?)
+}
+
+/// The newest save of a VM in a store.
+fn newest(store: &Store, vm: &SavedVm) -> anyhow::Result<Option<String>> {
     let mut newest = None;
     for name in store.names()? {
         // A save that cannot be read cannot be a parent. `verify` names its defect.
@@ -76,11 +82,13 @@ fn writer_at(path: &Path, options: Options, vm: &SavedVm) -> anyhow::Result<Writ
         // A seed has pages of a VM without their addresses.
         let is_vm = facts["seed"] != true && !info.packs.is_empty();
         if is_vm && vm.is_in(&facts) {
-            newest = newest.max(Some((facts["saved"].as_u64(), info.modified, name)));
+            // The time of the file is that of the last collection. Older versions of platen wrote
+            // no other into imports.
+            let made = facts["saved"].as_u64().or(facts["imported"].as_u64());
+            newest = newest.max(Some((made, info.modified, name)));
         }
     }
-    let parent = newest.map(|(_, _, name)| name);
-    Ok(Writer::create_in(&store, &name, parent.as_deref(), options)?)
+    Ok(newest.map(|(_, _, name)| name))
 }
 
 /// Refuses a path in a store, in which every file counts as a save.
@@ -205,4 +213,40 @@ fn collect_store(store: &Store) -> anyhow::Result<()> {
     }
     say(&format!("{packs} packs removed from {folder}, {}", bytes(freed)));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::{RamBlock, State};
+
+    /// Regression: an import was never the newest save beside a `platen save`, which states when it
+    /// was made.
+    #[test]
+    fn the_newest_save_of_a_vm_may_be_an_import() {
+        const UUID: &str = "592ef32c-27a5-4f79-ba49-16196c787853";
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::create(folder.path()).unwrap();
+        let vm = SavedVm { uuid: Some(UUID.into()), name: None };
+        assert_eq!(newest(&store, &vm).unwrap(), None);
+        let saves = [
+            ("saved", json!({ "uuid": UUID, "saved": 2000 }), "saved"),
+            ("imported", json!({ "uuid": UUID, "imported": 3000 }), "imported"),
+            ("of-another", json!({ "uuid": "another", "saved": 9000 }), "imported"),
+            // Their files are newer. A collection writes files again.
+            ("imported-before", json!({ "uuid": UUID, "imported": 1000 }), "imported"),
+            ("imported-by-an-older-platen", json!({ "uuid": UUID }), "imported"),
+            ("saved-again", json!({ "uuid": UUID, "saved": 4000 }), "saved-again"),
+        ];
+        for (name, facts, expected) in saves {
+            let mut writer = Writer::create_in(&store, name, None, Options::default()).unwrap();
+            let blocks = [RamBlock { name: "pc.ram".into(), len: 4096, host_page: 0 }];
+            writer.blocks(4096, &blocks).unwrap();
+            let page: Vec<u8> = (0..512_u64).flat_map(|at| (at * at).to_le_bytes()).collect();
+            writer.page(0, 0, &page).unwrap();
+            let state = State { facts: facts.to_string().into_bytes(), ..State::default() };
+            writer.finish(&state).unwrap().link().unwrap();
+            assert_eq!(newest(&store, &vm).unwrap().as_deref(), Some(expected), "{name}");
+        }
+    }
 }
