@@ -251,10 +251,11 @@ impl Inner {
 
     /// A thread: decodes the units in the queue.
     fn work(&self) {
-        // The guest needs the CPUs more: nothing waits for most of these units. On Linux the call
-        // concerns this thread alone. It fails if the process has a greater value already, and no
-        // permission to lower it: the thread then keeps that value.
-        let _ = rustix::process::setpriority_process(None, NICE);
+        // The guest needs the CPUs more: nothing waits for most of these units. On Linux both calls
+        // concern this thread alone. A thread that has a greater value keeps it.
+        if rustix::process::getpriority_process(None).is_ok_and(|nice| nice < NICE) {
+            let _ = rustix::process::setpriority_process(None, NICE);
+        }
         let mut units = Units::new();
         let mut state = self.state();
         while !state.closed {

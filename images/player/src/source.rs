@@ -21,6 +21,11 @@ use crate::{wire, PlayError};
 const LOOK: Duration = Duration::from_micros(300);
 /// Size of the log of decoded units of a player that does not share it, bytes.
 const ALONE: usize = 4 << 20;
+/// Once the guest has begun to run, and the units of the hot set are sent, the background waits
+/// until the guest has requested nothing for this time, but not longer than [`BEGINS`]. QEMU would
+/// have to read other pages before the next one that the guest waits for.
+const CALM: Duration = Duration::from_millis(20);
+const BEGINS: Duration = Duration::from_millis(300);
 /// The message that ends the wait for the devices.
 const DEVICES: &str = "PONG 3, which follows its devices,";
 /// Longest single wait for a message while QEMU loads devices.
@@ -180,6 +185,8 @@ struct Playing {
     pushed: Option<Unit>,
     /// The time from which the next background pages may be sent.
     due: Instant,
+    /// The same, once the units of the hot set are sent.
+    calm: Instant,
     /// The time of QEMU's last message, or of the answer to it, and [`SILENCE`].
     heard: Instant,
     silence: Duration,
@@ -189,9 +196,10 @@ impl Playing {
     fn new(player: Player, socket: UnixStream) -> Result<Self, PlayError> {
         let socket = Socket::new(socket)?;
         let begin = Instant::now();
-        let (due, heard) = (begin, begin);
+        let (due, calm, heard) = (begin, begin, begin);
         let (running, pushed) = (None, None);
-        Ok(Self { player, socket, begin, running, pushed, due, heard, silence: SILENCE })
+        let silence = SILENCE;
+        Ok(Self { player, socket, begin, running, pushed, due, calm, heard, silence })
     }
 
     /// Sends the pages. `devices` is the wait for the devices, if they are not loaded yet.
@@ -212,7 +220,7 @@ impl Playing {
                 self.socket.wait(QUIET.min(self.silence))?;
                 continue;
             }
-            let wait = self.due.saturating_duration_since(Instant::now());
+            let wait = self.due_in();
             if !wait.is_zero() {
                 self.socket.wait(wait)?;
                 continue;
@@ -264,6 +272,22 @@ impl Playing {
         self.due = begin + Duration::from_secs_f64(bytes / rate.max(1) as f64);
     }
 
+    /// Holds the background back while the guest begins.
+    fn hold_back(&mut self) {
+        let Some(running) = self.running else { return };
+        let until = self.begin + running + BEGINS;
+        self.calm = until.min(Instant::now() + CALM);
+    }
+
+    /// The time until the next background pages may be sent.
+    fn due_in(&mut self) -> Duration {
+        let now = Instant::now();
+        let Player { server, ahead, .. } = &mut self.player;
+        let is_calm = self.calm <= now || ahead.leads(|unit| server.wants(unit));
+        let due = if is_calm { self.due } else { self.due.max(self.calm) };
+        due.saturating_duration_since(now)
+    }
+
     /// Handles QEMU's messages; returns whether a page was requested.
     fn messages(&mut self, on: &mut dyn FnMut(Event)) -> Result<bool, PlayError> {
         let mut asked = false;
@@ -274,10 +298,12 @@ impl Playing {
                     self.player.server.answer(&message, read, &mut self.socket)?;
                     // The image's disk, or its host, may have taken minutes: QEMU was not silent.
                     self.heard = Instant::now();
+                    self.hold_back();
                     asked = true;
                 }
                 Message::Pong(DEVICES_LOADED) if self.running.is_none() => {
                     self.running = Some(self.begin.elapsed());
+                    self.hold_back();
                     on(Event::Running);
                 }
                 Message::Shut(0) => {
