@@ -62,6 +62,30 @@ pub const MACHINE_10: &str = "pc-q35-10.0";
 /// The newest machine type of the QEMU that `scripts/fetch-qemu 11` fetches.
 pub const MACHINE_11: &str = "pc-q35-11.1";
 
+/// The kind of a VM's RAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// Anonymous memory, QEMU's default.
+    Anonymous,
+    /// A memfd that other processes can map, as for vhost-user devices.
+    Memfd,
+    /// The same, with huge pages of 2 MiB.
+    Huge,
+}
+
+impl Memory {
+    /// QEMU's arguments for `kib` KiB of it, besides `-m`.
+    pub(crate) fn arguments(self, kib: u64) -> Vec<String> {
+        let huge = match self {
+            Self::Anonymous => return Vec::new(),
+            Self::Memfd => "",
+            Self::Huge => ",hugetlb=on,hugetlbsize=2M",
+        };
+        let object = format!("memory-backend-memfd,id=pc.ram,size={kib}K,share=on{huge}");
+        ["-object", &object, "-machine", "memory-backend=pc.ram"].map(String::from).to_vec()
+    }
+}
+
 /// A VM's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSpec {
@@ -80,6 +104,8 @@ pub struct VmSpec {
     pub machine: &'static str,
     /// Whether QEMU touches all of the RAM at its start, as with huge pages or locked memory.
     pub prealloc: bool,
+    /// The kind of its RAM.
+    pub memory: Memory,
 }
 
 impl VmSpec {
@@ -93,6 +119,7 @@ impl VmSpec {
             qemu: Qemu::System,
             machine: MACHINE_7_2,
             prealloc: false,
+            memory: Memory::Anonymous,
         }
     }
 

@@ -69,7 +69,7 @@ use std::process::ExitCode;
 
 pub use certificates::Certificates;
 pub use console::{Console, Verified};
-pub use lab::{Lab, Qemu, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
+pub use lab::{Lab, Memory, Qemu, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
 pub use long_path::LongPath;
 pub use method::{Compression, Cost, DidNotEnd, Method, Outcome, Patience};
 pub use monitor::Monitor;

@@ -88,6 +88,7 @@ impl Vm {
         ]
         .map(String::from)
         .to_vec();
+        argv.extend(spec.memory.arguments(spec.memory_kib));
         if spec.prealloc {
             argv.push("-mem-prealloc".into());
         }

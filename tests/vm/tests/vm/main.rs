@@ -37,6 +37,7 @@ mod remote;
 mod resume;
 mod room;
 mod saved;
+mod saved_memory;
 mod security;
 mod seed;
 mod several;
@@ -140,6 +141,7 @@ fn run() -> anyhow::Result<u32> {
         doors::scenarios(),
         advise::scenarios(),
         saved::scenarios(),
+        saved_memory::scenarios(),
         seed::scenarios(),
         clones::scenarios(),
         remote::scenarios(),

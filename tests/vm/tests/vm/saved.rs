@@ -88,7 +88,12 @@ pub(crate) fn start_save(stage: &Stage, vm: &Vm, image: &Path, flags: &[&str]) -
 }
 
 /// Starts `platen restore` into a QEMU that waits.
-fn start_restore(stage: &Stage, to: &Vm, image: &Path, flags: &[&str]) -> Result<Platen> {
+pub(crate) fn start_restore(
+    stage: &Stage,
+    to: &Vm,
+    image: &Path,
+    flags: &[&str],
+) -> Result<Platen> {
     let qmp = format!("unix:{}", to.platen_monitor().display());
     let image = image.display().to_string();
     let words = [&["restore", "--qmp", &qmp, &image], flags].concat();
@@ -131,17 +136,17 @@ pub(crate) fn runs_whole(vm: &mut Vm) -> Result<()> {
 }
 
 /// As [`runs_whole`]; then parks the VM for the next scenario.
-fn is_whole(stage: &mut Stage, mut vm: Vm) -> Result<()> {
+pub(crate) fn is_whole(stage: &mut Stage, mut vm: Vm) -> Result<()> {
     runs_whole(&mut vm)?;
     stage.park_other(vm);
     Ok(())
 }
 
-fn mode(report: &Value) -> &str {
+pub(crate) fn mode(report: &Value) -> &str {
     report["mode"].as_str().unwrap_or("none")
 }
 
-fn runs_at_once(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+pub(crate) fn runs_at_once(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let (vm, image) = saved(stage, from)?;
     let destination = stage.lab.incoming_with(&vm, to)?;
     drop(vm);
@@ -171,7 +176,7 @@ fn hot_pages_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> 
     Ok(())
 }
 
-fn is_loaded_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+pub(crate) fn is_loaded_first(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let (vm, image) = saved(stage, from)?;
     let destination = stage.lab.incoming_with(&vm, to)?;
     drop(vm);
@@ -187,7 +192,7 @@ const GENTLE: u64 = 50;
 
 /// A guest is saved into a store, runs on, and is saved again. The first save is removed. The
 /// second one is restored at once, and loaded first.
-fn chained(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+pub(crate) fn chained(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let mut vm = stage.vm_of(from)?;
     vm.let_migrate()?;
     let store = stage.lab.scratch("store");
@@ -269,7 +274,7 @@ pub(crate) fn kill(pid: i32) -> Result<()> {
 
 /// Players are killed while the guest runs and most of its memory is missing: each time another one
 /// continues. Then the restore and its player are killed, and a second restore continues.
-fn players_die(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
+pub(crate) fn players_die(stage: &mut Stage, from: &VmSpec, to: &VmSpec) -> Result<()> {
     let (vm, image) = saved(stage, from)?;
     let mut destination = stage.lab.incoming_with(&vm, to)?;
     drop(vm);
