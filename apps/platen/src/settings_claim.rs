@@ -97,7 +97,8 @@ fn address_of(monitor: &UnixAddress) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
+    use rustix::io::Errno;
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     use std::os::unix::net::UnixStream;
     use std::process::Command;
     use std::sync::mpsc;
@@ -165,9 +166,14 @@ mod tests {
             let user = rustix::thread::Uid::from_raw(user);
             // Of this thread only.
             rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-            let socket = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+            let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+            let socket = net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
             let name = address.as_abstract_name().unwrap();
-            net::bind(&socket, &SocketAddrUnix::new_abstract_name(name).unwrap()).unwrap();
+            let name = SocketAddrUnix::new_abstract_name(name).unwrap();
+            // A process that another test starts holds the former socket until its execve.
+            while net::bind(&socket, &name) == Err(Errno::ADDRINUSE) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             if listens {
                 net::listen(&socket, 0).unwrap();
             }
