@@ -12,6 +12,7 @@ use std::time::Duration;
 use codec::{checksum, Codec, Decoder, Encoder, Settings, UnitHeader};
 use corpus::Corpus;
 use rustix::time::{clock_gettime, ClockId};
+use zstd_safe::{CCtx, CParameter};
 
 fn cpu() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a thread's time is positive")
@@ -35,12 +36,37 @@ fn main() {
             .flatten()
             .copied()
             .collect();
-        for (codec, level) in [(Codec::Zstd, 1), (Codec::Zstd, 3), (Codec::Lz4, 1)] {
+        for (level, long) in [(1, false), (1, true), (9, true)] {
+            whole(name, &pages, level, long);
+        }
+        let settings = [(Codec::Zstd, 1), (Codec::Zstd, 3), (Codec::Zstd, 9), (Codec::Lz4, 1)];
+        for (codec, level) in settings {
             for kib in [64, 128, 256, 512] {
                 measure(name, &pages, Settings::new(codec, Some(level)).expect("a level"), kib);
             }
         }
     }
+}
+
+/// All pages in one frame, as `zstd` compresses a stream: what units that are read alone cannot
+/// exceed. `long` finds matches at any distance.
+fn whole(name: &str, pages: &[u8], level: i32, long: bool) {
+    let mut context = CCtx::create();
+    context.set_parameter(CParameter::CompressionLevel(level)).expect("a level");
+    if long {
+        context.set_parameter(CParameter::WindowLog(27)).expect("128 MiB");
+        context.set_parameter(CParameter::EnableLongDistanceMatching(true)).expect("a switch");
+    }
+    let mut out = vec![0; zstd_safe::compress_bound(pages.len())];
+    let begin = cpu();
+    let len = context.compress2(&mut out[..], pages).expect("room for any bytes");
+    let encoding = cpu() - begin;
+    println!(
+        "| {name} | zstd {level}{} | all | {:.3} | {:.2} | | |",
+        if long { " --long=27" } else { "" },
+        pages.len() as f64 / len as f64,
+        encoding.as_secs_f64() * (1_u64 << 30) as f64 / pages.len() as f64,
+    );
 }
 
 fn measure(name: &str, pages: &[u8], settings: Settings, kib: usize) {
