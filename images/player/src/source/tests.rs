@@ -1,6 +1,6 @@
 use super::*;
 use image::{Options, RamBlock, State, Writer};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 /// A player of an image with three units, each with pages of its own, and QEMU's end.
@@ -62,6 +62,29 @@ fn the_background_waits_while_the_guest_begins_unless_it_is_hot() {
     (playing.begin, playing.running) = (Instant::now() - BEGINS, Some(Duration::ZERO));
     playing.hold_back();
     assert_eq!(playing.due_in(), Duration::ZERO);
+}
+
+/// Pages that QEMU has not requested arrive once the wait is over, and not before.
+#[test]
+fn nothing_is_sent_in_the_background_before_its_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut playing, mut qemu) = playing(folder.path());
+    playing.running = Some(Duration::ZERO);
+    playing.calm = Instant::now() + Duration::from_secs(3600);
+    let wait = Wait::begin(DEVICES);
+    let player = std::thread::spawn(move || playing.run(&wait, &mut |_| {}).map(drop));
+    // Long enough for a background that does not wait.
+    qemu.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let early = qemu.read(&mut [0]).map_err(|error| error.kind());
+    assert_eq!(early, Err(std::io::ErrorKind::WouldBlock));
+    // After a request the wait is that of a guest which has long begun.
+    qemu.set_read_timeout(Some(Duration::from_secs(600))).unwrap();
+    std::thread::sleep(BEGINS);
+    qemu.write_all(&request(3)).unwrap();
+    let mut pages = vec![0; 96 * 4096];
+    qemu.read_exact(&mut pages).unwrap();
+    drop(qemu);
+    assert!(player.join().unwrap().is_err(), "QEMU has not confirmed the end");
 }
 
 #[test]
