@@ -30,8 +30,9 @@ pub(crate) const VERDICT: Duration = Duration::from_secs(120);
 /// Time limit for the connection of a QEMU that has ended: it may have connected just before.
 const CONNECTED: Duration = Duration::from_secs(5);
 /// The remark about a save that does not know the state of its VM.
-const HELPER: &str = "; the helper process of this save (platen keep-settings) waits until QEMU \
-                      answers, and lets a VM continue that this save has stopped";
+const HELPER: &str =
+    "; if QEMU still runs, the helper process of this save (platen keep-settings) \
+                      waits for its answer, and lets a VM continue that this save has stopped";
 /// QEMU's maximum downtime-limit, milliseconds: QEMU then stops the VM at its first check.
 const STOP_NOW: u64 = 2_000_000;
 
