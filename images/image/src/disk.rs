@@ -8,6 +8,8 @@ use std::path::Path;
 
 use rustix::fs::{linkat, statx, AtFlags, StatxFlags, CWD};
 
+use crate::apart;
+
 /// A kind of step, for the tests' model of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -32,7 +34,7 @@ pub(crate) fn write(mut file: &File, bytes: &[u8]) -> io::Result<()> {
 
 pub(crate) fn sync(file: &File) -> io::Result<()> {
     step(Step::Sync, || file.metadata(), None)?;
-    file.sync_all()
+    apart::sync(file)
 }
 
 /// Links the open file `from`, which `open` names, to `to`.
@@ -54,7 +56,7 @@ pub(crate) fn unlink(path: &Path) -> io::Result<()> {
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = File::open(path)?;
     step(Step::SyncFolder, || folder.metadata(), Some(path))?;
-    folder.sync_all()
+    apart::sync(&folder)
 }
 
 /// Makes this host forget what is out of date of a folder that hosts share. An NFS client may go

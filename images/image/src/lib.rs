@@ -39,6 +39,7 @@
 //! hashes (`docs/image.md`, "Memory of a writer"); an open image holds its index and state.
 
 mod adapt;
+mod apart;
 mod collect;
 mod compress;
 mod damage;
@@ -66,6 +67,7 @@ mod store;
 mod unit_file;
 mod units;
 mod verify;
+mod writeback;
 mod writer;
 
 pub use collect::Collected;

@@ -15,6 +15,7 @@ use crate::adapt::Adapt;
 use crate::compress::{room, Context, Encode, Encoded};
 use crate::file::NewFile;
 use crate::layout::{header, Form, Part, Trailer, TRAILER_LEN};
+use crate::writeback::Writeback;
 use crate::{Options, Shape, UnitEntry, WriteError};
 
 /// Units that may be filled at once.
@@ -203,18 +204,22 @@ pub(crate) struct Sealing {
     path: PathBuf,
     hash: Hasher,
     at: u64,
+    writeback: Writeback,
 }
 
 impl Sealing {
     /// Begins a file; `path` is for errors.
     pub(crate) fn new(new: NewFile, path: &Path) -> Self {
-        Self { new, path: path.to_owned(), hash: Hasher::new(), at: 0 }
+        let (hash, writeback) = (Hasher::new(), Writeback::default());
+        Self { new, path: path.to_owned(), hash, at: 0, writeback }
     }
 
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.hash.write(bytes);
         self.at += bytes.len() as u64;
-        self.new.write(bytes).map_err(|source| self.io(source))
+        self.new.write(bytes).map_err(|source| self.io(source))?;
+        self.writeback.grown(self.new.file(), self.at);
+        Ok(())
     }
 
     /// Appends both parts and the trailer, and makes the file durable.

@@ -150,19 +150,7 @@ fn an_interrupt_ends_a_switchover_that_waits_for_the_disk() {
     for how in [&["--stop"][..], &["--stop", "--channels", "2"]] {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path();
-        // Bytes that do not compress, for most of the RAM.
-        let mut state = 1_u64;
-        let bytes: Vec<u8> = std::iter::repeat_with(|| {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-            (state >> 56) as u8
-        })
-        .take(12 << 20)
-        .collect();
-        let filler = folder.join("filler");
-        fs::write(&filler, bytes).unwrap();
-        let loads = format!("loader,file={},addr=0x200000,force-raw=on", filler.display());
-        let machine = [&MACHINE[..], &["-device", &loads]].concat();
-        let Some(source) = Qemu::start(folder, "source", &machine) else { return };
+        let Some(source) = filled(folder) else { return };
         let image = folder.join("image");
         let mut save = Command::new(env!("CARGO_BIN_EXE_platen"));
         save.arg("save").arg(&image).args(["--qmp", &source.address()]).args(how);
@@ -185,5 +173,77 @@ fn an_interrupt_ends_a_switchover_that_waits_for_the_disk() {
         // The command has seen the VM go on before it ended, and its sockets with it.
         assert!(said.contains("the VM is 'running'"), "{how:?}: {said}");
         assert!(!ended.status.success() && !image.exists(), "{how:?}: {said}");
+    }
+}
+
+/// Starts a VM with bytes that do not compress in most of its RAM.
+fn filled(folder: &Path) -> Option<Qemu> {
+    let mut state = 1_u64;
+    let bytes: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (state >> 56) as u8
+    })
+    .take(12 << 20)
+    .collect();
+    let filler = folder.join("filler");
+    fs::write(&filler, bytes).unwrap();
+    let loads = format!("loader,file={},addr=0x200000,force-raw=on", filler.display());
+    Qemu::start(folder, "source", &[&MACHINE[..], &["-device", &loads]].concat())
+}
+
+/// A disk that takes no requests, but answers fsync: the call to write back never returns.
+#[test]
+fn a_save_does_not_wait_for_the_thread_that_writes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = filled(folder) else { return };
+    let image = folder.join("image").display().to_string();
+    let mut save = Command::new(env!("CARGO_BIN_EXE_platen"));
+    save.args(["save", &image, "--qmp", &source.address()]).stderr(Stdio::null());
+    let calls = vec![(libc::SYS_sync_file_range, Vec::new())];
+    let (mut save, hung) = with_held(calls, || save.spawn().unwrap());
+    assert!(hung.wait(), "the image is not written back while it grows");
+    assert!(save.wait().unwrap().success());
+    // Only now: nothing has answered the call.
+    drop(hung);
+    works(folder, &["image", "verify", &image]);
+}
+
+/// A thread that waits for a disk survives SIGKILL. With the descriptors of its process it would
+/// hold the connections to QEMU and to the helper process open: a stopped VM would stay stopped.
+#[test]
+fn threads_that_wait_for_the_disk_hold_the_image_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some(source) = filled(folder) else { return };
+    let image = folder.join("image").display().to_string();
+    let mut save = Command::new(env!("CARGO_BIN_EXE_platen"));
+    save.args(["save", &image, "--qmp", &source.address(), "--stop", "--then", "quit"]);
+    save.stderr(Stdio::null());
+    for call in [libc::SYS_sync_file_range, libc::SYS_fsync] {
+        let (mut save, hung) = with_held(vec![(call, Vec::new())], || save.spawn().unwrap());
+        assert!(hung.wait(), "the image is not written");
+        let held: Vec<(String, usize)> = fs::read_dir(format!("/proc/{}/task", save.id()))
+            .unwrap()
+            .map(|task| {
+                let task = task.unwrap().path();
+                let name = fs::read_to_string(task.join("comm")).unwrap();
+                (name.trim_end().to_owned(), fs::read_dir(task.join("fd")).unwrap().count())
+            })
+            .filter(|(name, _)| name == "writeback" || name == "fsync")
+            .collect();
+        assert!(!held.is_empty() && held.iter().all(|(_, fds)| *fds == 1), "{held:?}");
+        save.kill().unwrap();
+        save.wait().unwrap();
+        drop(hung);
+        let mut monitor = Qmp::connect(&second_monitor(&source.socket), LONG).unwrap();
+        let deadline = Instant::now() + LONG;
+        while !monitor.query_status().unwrap().running
+            || !monitor.query_migrate().unwrap().is_over()
+        {
+            assert!(Instant::now() < deadline, "the VM does not go on");
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!Path::new(&image).exists());
     }
 }
