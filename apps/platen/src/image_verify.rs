@@ -69,20 +69,27 @@ fn tell(path: &Path, report: &Report) -> anyhow::Result<ExitCode> {
         bail!("image {}: {}", path.display(), report.findings[0]);
     }
     say_findings(path, report);
-    if report.findings.is_empty() {
-        show(&format!(
-            "{}: sound; {} in {} units\n",
-            path.display(),
-            bytes(report.bytes),
-            report.units
-        ))?;
-        return Ok(ExitCode::SUCCESS);
+    let (name, places) =
+        (path.display(), report.findings.iter().filter(|found| found.is_used).count());
+    if !report.is_sound() {
+        let places = counted(places, "place");
+        bail!("image {name} is damaged in {places}: use another copy of it")
     }
-    bail!(
-        "image {} is damaged in {} places: use another copy of it",
-        path.display(),
-        report.findings.len()
-    )
+    let mut text = format!("{name}: sound; {} in {} units", bytes(report.bytes), report.units);
+    if !report.findings.is_empty() {
+        let parts = counted(report.findings.len(), "damaged part");
+        text += &format!("; its packs have {parts} that it does not use");
+    }
+    show(&format!("{text}\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A number of things, for messages.
+fn counted(number: usize, thing: &str) -> String {
+    match number {
+        1 => format!("1 {thing}"),
+        _ => format!("{number} {thing}s"),
+    }
 }
 
 fn say_findings(path: &Path, report: &Report) {

@@ -80,6 +80,7 @@ mod save_intake;
 mod save_leave;
 mod save_limit;
 mod save_name;
+mod save_watch;
 mod saved_vm;
 mod say;
 mod seed;

@@ -8,7 +8,6 @@ use crate::report_text::summary as summary_of;
 use crate::save_args::{SaveArgs, Then};
 use crate::save_check;
 use crate::save_intake::{Intake, Kind};
-use crate::save_limit::LiveLimit;
 use crate::saved_vm::{bytes, write_json, SavedVm};
 use crate::say::say;
 use crate::settings::Before;
@@ -16,10 +15,9 @@ use crate::store_command::{begin_image, say_shared};
 use anyhow::{ensure, Context};
 use image::{State, Summary, WriteError, Writer};
 use qmp::{Qmp, QmpError};
-use recorder::Recorded;
 use serde_json::json;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -27,14 +25,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(crate) const ASK: Duration = Duration::from_millis(100);
 /// Time limit for QEMU to end a migration whose stream is complete.
 pub(crate) const VERDICT: Duration = Duration::from_secs(120);
-/// Time limit for the connection of a QEMU that has ended: it may have connected just before.
-const CONNECTED: Duration = Duration::from_secs(5);
 /// The remark about a save that does not know the state of its VM.
 const HELPER: &str =
     "; if QEMU still runs, the helper process of this save (platen keep-settings) \
                       waits for its answer, and lets a VM continue that this save has stopped";
 /// QEMU's maximum downtime-limit, milliseconds: QEMU then stops the VM at its first check.
-const STOP_NOW: u64 = 2_000_000;
+pub(crate) const STOP_NOW: u64 = 2_000_000;
 
 pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let options = args.compression.options()?;
@@ -245,50 +241,6 @@ impl Saving<'_> {
             "saved": saved,
             "running": self.was_running,
         }))
-    }
-
-    /// Waits until the whole stream is recorded.
-    fn watch(&mut self, intake: &mut Intake, settings: &mut Before) -> anyhow::Result<Recorded> {
-        let is_limited = !self.args.stop && !self.args.snapshot;
-        let at = Instant::now() + Duration::from_secs(self.args.live_limit);
-        let mut limit = LiveLimit::new(is_limited.then_some(at));
-        loop {
-            if let Some(recorded) = intake.recorded(ASK)? {
-                return Ok(recorded);
-            }
-            ensure!(!self.interrupted.load(Ordering::Acquire), "interrupted");
-            let stop = || settings.set_parameter(self.qmp, "downtime-limit", json!(STOP_NOW));
-            if limit.look(Instant::now(), stop)? {
-                say(&format!(
-                    "the VM writes faster than it is saved: stopped after {} s",
-                    self.args.live_limit
-                ));
-            }
-            let info = self.qmp.query_migrate();
-            limit.heard(info.is_ok());
-            // QEMU ended the migration: a device cannot migrate, or somebody called migrate_cancel.
-            match info {
-                // The bytes of a QEMU that has ended may still have to be recorded.
-                Err(gone @ QmpError::Closed { .. }) if !intake.is_connected() => {
-                    if let Some(recorded) = intake.recorded(CONNECTED)? {
-                        return Ok(recorded);
-                    }
-                    if !intake.is_connected() {
-                        return Err(gone.into());
-                    }
-                }
-                Err(_) => {}
-                Ok(info) if !info.is_over() => {}
-                Ok(info) => {
-                    let why = info.error_desc.clone().unwrap_or_default();
-                    let ended = format!("QEMU ended the migration ({}) {why}", info.status());
-                    // The cause may lie here, such as a full disk: the intake closes its socket
-                    // before its outcome arrives. QEMU has closed its own, so the intake ends.
-                    let recorded = intake.recorded(VERDICT).context(ended.clone())?;
-                    return recorded.context(ended);
-                }
-            }
-        }
     }
 }
 

@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
-/// Time limit for QEMU to cancel a migration before its connection is closed.
-const ANSWERS: Duration = Duration::from_secs(1);
+/// Time limit for QEMU to answer a question, and to cancel a migration before its connection is
+/// closed. During the switchover QEMU answers nothing.
+pub(crate) const ANSWERS: Duration = Duration::from_secs(1);
 
 impl Saving<'_> {
     /// Finishes the image of a snapshot, whose VM runs.

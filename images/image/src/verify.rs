@@ -37,6 +37,16 @@ pub struct Finding {
     pub damage: Damage,
     /// Runs of affected pages: block, first page, number of pages.
     pub pages: Vec<(String, u64, u64)>,
+    /// Whether the image lacks bytes by the defect. A save has all of its bytes if only other saves
+    /// use the damaged unit of its pack.
+    pub is_used: bool,
+}
+
+impl Finding {
+    /// A defect outside of the units.
+    fn of(damage: Damage) -> Self {
+        Self { damage, pages: Vec::new(), is_used: true }
+    }
 }
 
 impl std::fmt::Display for Finding {
@@ -45,6 +55,9 @@ impl std::fmt::Display for Finding {
         for (at, (name, first, pages)) in self.pages.iter().enumerate() {
             let before = if at == 0 { "; it holds" } else { "," };
             write!(f, "{before} pages {first} to {} of {name}", first + pages - 1)?;
+        }
+        if !self.is_used {
+            f.write_str("; this save does not use it")?;
         }
         Ok(())
     }
@@ -63,13 +76,14 @@ pub fn verify_but(path: &Path, sound: &mut HashSet<u128>) -> Report {
         Ok(image) => image,
         Err(damage) => {
             let bytes = path.metadata().map_or(0, |metadata| metadata.len());
-            let findings = vec![Finding { damage, pages: Vec::new() }];
+            let findings = vec![Finding::of(damage)];
             return Report { bytes, units: 0, findings };
         }
     };
     let mut report = Report { bytes: image.file_len(), ..Report::default() };
     let packs = &image.packs().packs;
     let key = if packs.is_empty() { None } else { report.note(key_of(path)) };
+    let used: HashSet<u64> = used_units(&image).into_iter().collect();
     let mut units = Units::new();
     let mut plain = vec![0; image.shape().unit_bytes()];
     let in_one_file = image.index().units.len() as u64;
@@ -100,7 +114,8 @@ pub fn verify_but(path: &Path, sound: &mut HashSet<u128>) -> Report {
             };
             if let Err(damage) = read {
                 if report.findings.len() < Report::MOST {
-                    report.findings.push(Finding { damage, pages: pages_of(&image, unit) });
+                    let (pages, is_used) = (pages_of(&image, unit), used.contains(&unit));
+                    report.findings.push(Finding { damage, pages, is_used });
                 }
             }
         }
@@ -118,9 +133,14 @@ pub fn verify_but(path: &Path, sound: &mut HashSet<u128>) -> Report {
 }
 
 impl Report {
+    /// Whether the image has all of its bytes.
+    pub fn is_sound(&self) -> bool {
+        self.findings.iter().all(|finding| !finding.is_used)
+    }
+
     /// Adds the defect, if there is one.
     fn note<T>(&mut self, result: Result<T, Damage>) -> Option<T> {
-        let note = |damage| self.findings.push(Finding { damage, pages: Vec::new() });
+        let note = |damage| self.findings.push(Finding::of(damage));
         result.map_err(note).ok()
     }
 
@@ -132,7 +152,7 @@ impl Report {
                 damage => damage,
             };
             if self.findings.is_empty() || !matches!(inner, Damage::Hash { .. }) {
-                self.findings.push(Finding { damage, pages: Vec::new() });
+                self.findings.push(Finding::of(damage));
             }
         }
     }

@@ -327,7 +327,13 @@ fn what_the_disk_has_lost_is_stored_again() {
     second[40][2] ^= 1;
     let two = save(&store, "two", Some("one"), &second);
     assert_eq!((two.slots, two.shared, two.differences, two.damaged), (17, 47, 1, 1));
-    assert!(pages(&store.path("two").unwrap()).unwrap() == second);
+    let (one, path) = (store.path("one").unwrap(), store.path("two").unwrap());
+    assert!(pages(&path).unwrap() == second);
+    // The damaged unit is in a pack of both, and the first save alone needs it.
+    let (of_one, of_two) = (verify(&one), verify(&path));
+    assert!(!of_one.is_sound() && of_two.is_sound(), "{of_one:?} {of_two:?}");
+    assert_eq!((of_one.findings.len(), of_two.findings.len()), (1, 1));
+    assert!(of_two.findings[0].to_string().ends_with("; this save does not use it"));
     // The pack is damaged still, and `two` has nothing in the damaged unit.
     let findings = verify(&store.path("two").unwrap()).findings;
     assert!(findings.iter().all(|finding| finding.pages.is_empty()), "{findings:?}");

@@ -131,8 +131,17 @@ impl Qmp {
     ///
     /// As for [`Qmp::execute`].
     pub fn query_migrate(&mut self) -> Result<MigrationInfo, QmpError> {
+        self.query_migrate_within(self.timeout)
+    }
+
+    /// As [`Qmp::query_migrate`], with its own timeout: during the switchover QEMU answers late.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Qmp::execute`].
+    pub fn query_migrate_within(&mut self, timeout: Duration) -> Result<MigrationInfo, QmpError> {
         const QUERY: &str = "query-migrate";
-        read(QUERY, self.execute(QUERY, None)?)
+        read(QUERY, self.execute_within(QUERY, None, timeout)?)
     }
 
     /// Starts the outgoing migration to `uri`, such as `unix:/run/platen.sock`. Returns when QEMU

@@ -23,17 +23,27 @@ struct Words {
     args: SaveArgs,
 }
 
+/// A monitor that has answered the first command, the requests that it gets, and a client of it.
+fn greeted() -> (Qmp, UnixStream, impl FnMut() -> Value) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_read_timeout(Some(WATCHDOG)).unwrap();
+    let mut monitor = theirs.try_clone().unwrap();
+    let mut lines = BufReader::new(theirs.try_clone().unwrap()).lines();
+    let mut next =
+        move || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
+    let client = thread::spawn(|| Qmp::over(ours, WATCHDOG).unwrap());
+    let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
+    let greeting = json!({ "QMP": { "version": version, "capabilities": [] } });
+    writeln!(monitor, "{greeting}").unwrap();
+    writeln!(monitor, "{}", json!({ "return": {}, "id": next()["id"] })).unwrap();
+    (client.join().unwrap(), theirs, next)
+}
+
 /// A monitor that answers nothing up to the command `last`, and closes at the next one.
 fn monitor(last: Option<&'static str>) -> (Qmp, JoinHandle<()>) {
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (qmp, theirs, mut next) = greeted();
     let monitor = thread::spawn(move || {
-        let version = json!({ "qemu": { "major": 7, "minor": 2, "micro": 0 } });
-        let greeting = json!({ "QMP": { "version": version, "capabilities": [] } });
-        writeln!(theirs, "{greeting}").unwrap();
-        let mut lines = BufReader::new(theirs.try_clone().unwrap()).lines();
-        let mut next =
-            || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
-        writeln!(theirs, "{}", json!({ "return": {}, "id": next()["id"] })).unwrap();
+        let _open = theirs;
         let mut is_over = last.is_none();
         loop {
             let command = next();
@@ -43,7 +53,7 @@ fn monitor(last: Option<&'static str>) -> (Qmp, JoinHandle<()>) {
             is_over = command["execute"].as_str() == last;
         }
     });
-    (Qmp::over(ours, WATCHDOG).unwrap(), monitor)
+    (qmp, monitor)
 }
 
 /// A recorded save into `image`, and QEMU's end of its stream.
@@ -122,4 +132,39 @@ fn a_save_that_does_not_know_its_vm_s_state_leaves_all_to_the_helper() {
     put_back_unless(true, changed(), &mut qmp).unwrap();
     put_back_unless(false, changed(), &mut qmp).unwrap_err();
     monitor.join().unwrap();
+}
+
+/// Regression: a save heard an interrupt up to 10 s late, and the VM was stopped as long: during
+/// the switchover QEMU answers nothing.
+#[test]
+fn a_silent_qemu_is_asked_once_and_has_a_second_to_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = args(&folder.path().join("image"), "continue");
+    let (mut qmp, mut theirs, mut next) = greeted();
+    let mut saving = saving(&args, &mut qmp);
+    let silent = |saving: &mut Saving| match saving.migration() {
+        Err(QmpError::TimedOut { seconds, .. }) => assert_eq!(seconds, ANSWERS.as_secs_f64()),
+        other => panic!("{other:?}"),
+    };
+    silent(&mut saving);
+    for _ in 0..3 {
+        assert!(saving.migration().unwrap().is_none());
+    }
+    let first = next();
+    assert_eq!(first["execute"], "query-migrate");
+    theirs.set_nonblocking(true).unwrap();
+    assert!(theirs.read(&mut [0]).is_err(), "it is asked a second time");
+    theirs.set_nonblocking(false).unwrap();
+    let status = json!({ "status": "active" });
+    writeln!(theirs, "{}", json!({ "return": status, "id": first["id"] })).unwrap();
+    let mut answers = theirs.try_clone().unwrap();
+    let second = thread::spawn(move || {
+        writeln!(answers, "{}", json!({ "return": status, "id": next()["id"] })).unwrap();
+    });
+    assert_eq!(saving.migration().unwrap().unwrap().status(), "active");
+    second.join().unwrap();
+    // A monitor that closes is noticed without a question.
+    silent(&mut saving);
+    theirs.shutdown(Shutdown::Both).unwrap();
+    assert!(matches!(saving.migration(), Err(QmpError::Closed { .. })));
 }
