@@ -18,10 +18,24 @@ const IN_PROGRESS: [&str; 8] =
 /// Refuses a QEMU that has a migration in progress. `which`: "the source QEMU".
 pub(crate) fn refuse_in_progress(qmp: &mut Qmp, which: &str) -> anyhow::Result<()> {
     let status = qmp.query_migrate()?.status.unwrap_or_default();
-    if IN_PROGRESS.contains(&status.as_str()) || status.starts_with("postcopy") {
-        bail!("{which} has a migration in progress ('{status}'): wait for it or cancel it (migrate_cancel)");
+    let Some(remedy) = remedy(&status) else { return Ok(()) };
+    bail!("{which} has a migration in progress ('{status}'): {remedy}")
+}
+
+/// The way to the end of a migration with this status; `None` if none is in progress.
+fn remedy(status: &str) -> Option<&'static str> {
+    if IN_PROGRESS.contains(&status) {
+        return Some("wait for it or cancel it (migrate_cancel)");
     }
-    Ok(())
+    match status {
+        "postcopy-paused" => Some(
+            "its VM waits for pages, so do not end this QEMU; recover the migration \
+             (`platen restore --recover` if it is a restore)",
+        ),
+        // In postcopy migrate_cancel succeeds and has no effect.
+        _ if status.starts_with("postcopy") => Some("wait for it"),
+        _ => None,
+    }
 }
 
 /// Refuses TLS of QEMU's own: a source's stream cannot be compressed, and a destination waits for a
@@ -65,6 +79,16 @@ pub(crate) fn open_monitor(address: &UnixAddress) -> anyhow::Result<Qmp> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_migration_in_progress_has_a_remedy() {
+        for status in ["none", "completed", "failed", "cancelled"] {
+            assert_eq!(remedy(status), None, "{status}");
+        }
+        assert!(remedy("active").unwrap().contains("migrate_cancel"));
+        assert_eq!(remedy("postcopy-active"), Some("wait for it"));
+        assert!(remedy("postcopy-paused").unwrap().contains("--recover"));
+    }
 
     #[test]
     fn a_qemu_with_colo_is_refused() {

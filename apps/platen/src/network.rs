@@ -19,9 +19,9 @@ fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
 }
 
 /// Begins the error if there is no certificate. For a broken certificate it would hide the defect.
-const WITHOUT: &str = "relays authenticate each other (--insecure does without: guest memory then \
+const WITHOUT: &str = "both hosts show certificates (--insecure does without: guest memory then \
                        crosses the network in the clear, and whoever reaches the port can deliver a \
-                       VM)";
+                       VM, or read the images that it serves)";
 
 /// Reads this host's certificate. If there is none, the error says what to do.
 fn credentials(options: &TlsOptions) -> anyhow::Result<Credentials> {

@@ -26,7 +26,7 @@ pub(crate) struct TlsOptions {
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
     /// Turn TLS off. Guest memory then crosses the network unencrypted, and any program that can
-    /// connect to the receiver can deliver a VM
+    /// connect to the port can deliver a VM, or read the images that are served there
     #[arg(long, conflicts_with_all = ["tls_dir", "tls_ca", "tls_cert", "tls_key", "peer_name"])]
     pub(crate) insecure: bool,
 }

@@ -176,11 +176,15 @@ fn check(args: &RestoreArgs, vm: &Vm, image: &Image) -> anyhow::Result<Waiting> 
         return Ok(Waiting { qmp, traits: Traits::default() });
     }
     let state = qmp.query_status()?.status;
+    if state == "inmigrate" && qmp.query_migrate()?.status() == "setup" {
+        bail!("this QEMU listens for a migration already: start it with -incoming defer");
+    }
+    // A VM that waits for pages of its restore is not to be started anew.
+    refuse_in_progress(&mut qmp, "this QEMU")?;
     ensure!(
         state == "inmigrate",
         "the VM is '{state}', and a saved VM needs a QEMU that waits for one: start it with -incoming defer"
     );
-    refuse_in_progress(&mut qmp, "this QEMU")?;
     if let Some(other) = machine_differs(&mut qmp, image)? {
         bail!(
             "the VM was saved from machine type {}, and this QEMU has {other}: start it with -machine {}",
