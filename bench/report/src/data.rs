@@ -17,7 +17,7 @@ use crate::record::{self, Record, State, StepRecord};
 /// Files that are read.
 const FILES: usize = 64;
 /// Bytes of a file that are read, and of all files.
-pub(crate) const FILE_BYTES: u64 = 16 << 20;
+const FILE_BYTES: u64 = 16 << 20;
 const ALL_BYTES: u64 = 64 << 20;
 /// Elements of an array that are looked at.
 const ELEMENTS: usize = 20_000;

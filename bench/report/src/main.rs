@@ -21,7 +21,7 @@ struct Options {
     /// Do not measure: make the page from the JSON files in this folder
     #[arg(long, value_name = "DIR", conflicts_with_all = ["quick", "only", "minutes"])]
     from: Option<PathBuf>,
-    /// The folder of index.html
+    /// The folder of index.html. A run first removes the JSON files in its folder data
     #[arg(long, value_name = "DIR", default_value = "target/report")]
     out: PathBuf,
     /// End after this time [default: 60, with --quick 10]

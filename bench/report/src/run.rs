@@ -1,7 +1,7 @@
 //! Runs the steps, one after the other, and writes the page after each.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -22,7 +22,8 @@ const TO_END: Duration = Duration::from_secs(60);
 /// Where things are.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// The folder of the page; its folder `data` has the samples.
+    /// The folder of the page; its folder `data` has the samples. A run begins by removing the JSON
+    /// files in `data`.
     pub out: PathBuf,
     /// The folder of the benchmarks.
     pub programs: PathBuf,
@@ -68,10 +69,7 @@ pub fn all(
 ) -> Result<Record> {
     let samples = places.out.join("data");
     fs::create_dir_all(&samples).with_context(|| format!("cannot create {}", samples.display()))?;
-    clear(&samples, steps)?;
-    if steps.iter().all(|step| step.name != "advise") {
-        adopt(&places.target.join("bench/advise.json"), &samples.join("advise.json"))?;
-    }
+    clear(&samples)?;
     let begin = Instant::now();
     let mut pace = Pace::default();
     for (nth, step) in steps.iter().enumerate() {
@@ -103,35 +101,20 @@ pub fn all(
     Ok(record)
 }
 
-/// Removes what an earlier run left: its samples are of another machine or commit.
-fn clear(samples: &Path, steps: &[Step]) -> Result<()> {
-    let names = steps.iter().map(|step| format!("{}.json", step.name));
-    for name in names.chain([record::FILE.to_owned()]) {
-        let path = samples.join(name);
-        if path.exists() {
+/// Removes what an earlier run left, also of steps that this run has not: its samples are of another
+/// machine or commit, and the page would show them as this run's.
+fn clear(samples: &Path) -> Result<()> {
+    let listed = fs::read_dir(samples)
+        .with_context(|| format!("cannot read the folder {}", samples.display()))?;
+    for entry in listed {
+        let path = entry.with_context(|| format!("cannot read {}", samples.display()))?.path();
+        let kind = path.extension();
+        // A killed run leaves the file that its program was writing.
+        if kind.is_some_and(|kind| kind == "json" || kind == "part") {
             fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }
     Ok(())
-}
-
-/// Takes over what the benchmark of `platen advise` has left, if it was run.
-fn adopt(from: &Path, to: &Path) -> Result<()> {
-    if to.exists() {
-        fs::remove_file(to).with_context(|| format!("cannot remove {}", to.display()))?;
-    }
-    match File::open(from) {
-        Ok(file) => {
-            let mut bytes = Vec::new();
-            // More is not read of it later.
-            file.take(crate::data::FILE_BYTES + 1)
-                .read_to_end(&mut bytes)
-                .with_context(|| format!("cannot read {}", from.display()))?;
-            write_whole(to, &bytes)
-        }
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", from.display())),
-    }
 }
 
 fn save(places: &Places, samples: &Path, record: &Record) -> Result<()> {

@@ -123,8 +123,8 @@ pub(crate) fn section(data: &Data) -> Section {
     match data.samples("advise") {
         Ok(samples) => here(&mut section, samples),
         Err(why) => section.missing(format!(
-            "No predictions were compared: {why}. A whole `make report` runs that benchmark; \
-             otherwise advise_bench writes the file."
+            "No predictions were compared: {why}. A whole `make report` runs that benchmark, a quick \
+             one does not."
         )),
     }
     section
