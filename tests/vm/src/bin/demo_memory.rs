@@ -239,6 +239,7 @@ fn run(stage: &Stage, name: &str, way: Way, of_memory: u64) -> Result<Run> {
     ];
     // The client's own times: those of this process have the pauses between two looks in them.
     let ms = |said: &str| number(said, "ms=");
+    let footprint = (way == Way::On(SwapOn::Platen)).then(|| footprint(&mut guest)).transpose()?;
     let figures = json!({
         "name": name,
         "simulated": way == Way::Qat,
@@ -249,10 +250,11 @@ fn run(stage: &Stage, name: &str, way: Way, of_memory: u64) -> Result<Run> {
         "cpu_seconds": cpu,
         "major_faults": faults,
         "ended": ended,
+        "locked_mib": footprint.as_ref().map(|(mib, _)| mib),
         "stored_by_ms": stored_by,
         "read_by_ms": read_by,
     });
-    let footprint = (way == Way::On(SwapOn::Platen)).then(|| footprint(&mut guest)).transpose()?;
+    let footprint = footprint.map(|(_, parts)| parts);
     Ok(Run { stored, whole: back, row, figures, footprint })
 }
 
@@ -266,8 +268,8 @@ fn qat(guest: &mut Guest) -> Result<()> {
     guest.wait_for("serve", "page-cluster", SHORT)
 }
 
-/// `footprint` of `platen device stat`.
-fn footprint(guest: &mut Guest) -> Result<String> {
+/// `footprint` of `platen device stat`: MiB in all, and the parts in words.
+fn footprint(guest: &mut Guest) -> Result<(f64, String)> {
     let mut parts = Vec::new();
     for (part, name) in [
         ("text", "program and libraries"),
@@ -281,7 +283,7 @@ fn footprint(guest: &mut Guest) -> Result<String> {
     }
     let sum: f64 = parts.iter().map(|(_, mib)| mib).sum();
     let parts: Vec<_> = parts.iter().map(|(name, mib)| format!("{name} {mib:.1}")).collect();
-    Ok(format!("{} = {sum:.1}", parts.join(", ")))
+    Ok((sum, format!("{} = {sum:.1}", parts.join(", "))))
 }
 
 /// The last line of the client's output, and for each second the values done and the milliseconds.
