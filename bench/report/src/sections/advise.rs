@@ -28,6 +28,8 @@ struct Point {
     predicted: Option<f64>,
     /// Seconds; `None` where it did not end within the limit.
     measured: Option<f64>,
+    /// Seconds after which the benchmark waited no longer; `None` in a file without it.
+    limit: Option<f64>,
     /// CPUs that a migration would get, at the time of the prediction.
     free: Option<f64>,
     /// Megabytes on the network and CPU seconds of both ends, predicted and measured.
@@ -36,7 +38,7 @@ struct Point {
 }
 
 impl Point {
-    fn read(point: &Value) -> Option<Self> {
+    fn read(point: &Value, limit: Option<f64>) -> Option<Self> {
         let method = text(point, "/method");
         let rate = number(point, "/load/rate")?;
         let guest = match rate {
@@ -63,6 +65,7 @@ impl Point {
             verdict,
             predicted: seconds("/predicted/total-time"),
             measured: seconds("/measured/total-time"),
+            limit,
             free: number(point, "/advice/free-cores"),
             bytes: ["predicted", "measured"].map(bytes),
             cpu: ["predicted", "measured"].map(cpu),
@@ -74,22 +77,36 @@ impl Point {
         Some(self.predicted? / self.measured?)
     }
 
+    /// Whether the benchmark waited too briefly to tell: the predicted time, with its error, is
+    /// beyond the limit.
+    fn is_cut(&self) -> bool {
+        self.measured.is_none()
+            && self
+                .predicted
+                .zip(self.limit)
+                .is_some_and(|(predicted, limit)| predicted >= limit * (1.0 - WITHIN))
+    }
+
     fn said(&self) -> &'static str {
         match (self.verdict, self.measured.is_some()) {
             (Verdict::Converges, true) => "yes, as predicted",
-            (Verdict::Never, false) => "no, as predicted",
+            (Verdict::Never, false) => "not within the limit, as predicted",
             (Verdict::Uncertain, true) => "yes; predicted: perhaps",
-            (Verdict::Uncertain, false) => "no; predicted: perhaps",
+            (Verdict::Uncertain, false) => "not within the limit; predicted: perhaps",
+            (Verdict::Converges, false) if self.is_cut() => {
+                "not within the limit; predicted: beyond it"
+            }
             (Verdict::Converges, false) => "NO, PREDICTED WRONGLY",
             (Verdict::Never, true) => "YES, PREDICTED WRONGLY",
         }
     }
 
     fn is_wrong(&self) -> bool {
-        matches!(
-            (self.verdict, self.measured),
-            (Verdict::Converges, None) | (Verdict::Never, Some(_))
-        )
+        match (self.verdict, self.measured) {
+            (Verdict::Converges, None) => !self.is_cut(),
+            (Verdict::Never, Some(_)) => true,
+            _ => false,
+        }
     }
 
     fn cells(&self) -> Vec<String> {
@@ -131,7 +148,9 @@ pub(crate) fn section(data: &Data) -> Section {
 }
 
 fn here(section: &mut Section, samples: &Value) {
-    let points: Vec<Point> = each(samples, "/points").iter().filter_map(Point::read).collect();
+    let limit = number(samples, "/limit").filter(|limit| *limit > 0.0);
+    let read = |point| Point::read(point, limit);
+    let points: Vec<Point> = each(samples, "/points").iter().filter_map(read).collect();
     if points.is_empty() {
         section.missing("The file has no points.");
         return;
@@ -162,6 +181,13 @@ fn here(section: &mut Section, samples: &Value) {
     section.figures([scatter(&caption, ["measured s", "predicted s"], WITHIN, &dots)]);
     section.table(table);
     section.findings(findings(&points));
+    if let Some(limit) = limit {
+        section.text(format!(
+            "The benchmark waits {limit:.0} s for a migration. One that has not ended by then may \
+             still converge later: the limit agrees with \"does not converge\", and does not prove \
+             it. It proves no verdict wrong where the predicted time is near the limit or beyond."
+        ));
+    }
     section.text(
         "A prediction is made while the guest already writes, and the migration comes some \
          seconds later. Where others use the machine, they may take more or less of it then: the \
@@ -187,7 +213,13 @@ fn findings(points: &[Point]) -> Vec<Finding> {
     }
     let wrong = points.iter().filter(|point| point.is_wrong()).count();
     let perhaps = points.iter().filter(|point| point.verdict == Verdict::Uncertain).count();
-    let found = format!("{wrong} of {} verdicts are wrong; {perhaps} leave it open.", points.len());
+    let cut = points.iter().filter(|point| point.is_cut()).count();
+    let mut found =
+        format!("{wrong} of {} verdicts are wrong; {perhaps} leave it open", points.len());
+    if cut > 0 {
+        found.push_str(&format!("; the benchmark's limit hides how {cut} ended"));
+    }
+    found.push('.');
     findings.push(Finding::of("\"Does not converge\" is never wrong.", found, wrong == 0));
     findings
 }
@@ -197,15 +229,19 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn point(verdict: &str, predicted: f64, measured: Option<f64>) -> Point {
+    fn within(limit: f64, verdict: &str, predicted: f64, measured: Option<f64>) -> Point {
         let measured = measured.map(|ms| {
             json!({"total-time": ms, "transferred": 1e6,
             "cpu-source": 1.0, "cpu-destination": 0.5})
         });
-        Point::read(&json!({"method": "platen", "link": 200, "pages": "guest",
+        let point = json!({"method": "platen", "link": 200, "pages": "guest",
             "load": {"rate": 500, "whole": 30, "mib": 32},
-            "predicted": {"verdict": verdict, "total-time": predicted}, "measured": measured}))
-        .unwrap()
+            "predicted": {"verdict": verdict, "total-time": predicted}, "measured": measured});
+        Point::read(&point, Some(limit)).unwrap()
+    }
+
+    fn point(verdict: &str, predicted: f64, measured: Option<f64>) -> Point {
+        within(60.0, verdict, predicted, measured)
     }
 
     #[test]
@@ -221,5 +257,27 @@ mod tests {
         let found = findings(&[right, wrong, open, unended]);
         assert!(found[0].found.starts_with("2 of 2 are"), "{}", found[0].found);
         assert!(found[1].found.starts_with("2 of 4 verdicts are wrong; 1"), "{}", found[1].found);
+    }
+
+    /// Regression: a migration that was predicted to end after the benchmark's limit, and had not
+    /// ended by then, counted as predicted wrongly; and the page did not say that there is a limit.
+    #[test]
+    fn what_the_limit_alone_decides_is_no_wrong_verdict() {
+        let [beyond, near, wrong] = [
+            within(60.0, "converges", 90_000.0, None),
+            within(60.0, "converges", 55_000.0, None),
+            within(60.0, "converges", 20_000.0, None),
+        ];
+        assert!(!beyond.is_wrong() && !near.is_wrong() && wrong.is_wrong());
+        assert!(beyond.said().contains("beyond it") && wrong.said().contains("WRONGLY"));
+        let found = &findings(&[beyond, near, wrong])[0];
+        assert!(found.found.starts_with("1 of 3 verdicts are wrong; 0"), "{}", found.found);
+        assert!(found.found.contains("limit hides how 2 ended"), "{}", found.found);
+        let points = json!([{"method": "platen", "link": 200, "pages": "guest",
+            "load": {"rate": 1}, "predicted": {"verdict": "never"}, "measured": null}]);
+        let mut section = Section::new("advise", "", &[]);
+        here(&mut section, &json!({"limit": 60, "points": points}));
+        let said = format!("{:?}", section.blocks);
+        assert!(said.contains("waits 60 s") && said.contains("not within the limit"), "{said}");
     }
 }
