@@ -37,6 +37,7 @@ mod scatter;
 mod section;
 mod sections;
 mod spread;
+mod summary;
 
 pub use data::Data;
 pub use page::page;

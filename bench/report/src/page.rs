@@ -96,7 +96,7 @@ fn whole(section: &Section, data: &Data) -> Markup {
 }
 
 /// The section's steps during which others used the machine.
-fn busy_steps<'a>(
+pub(crate) fn busy_steps<'a>(
     section: &'a Section,
     data: &'a Data,
 ) -> impl Iterator<Item = (&'a StepRecord, Load)> {
@@ -142,6 +142,7 @@ fn part(block: &Block, is_busy: bool) -> Markup {
         Block::Findings(all) => {
             html! { ul class="findings" { @for one in all { (finding(one, is_busy)) } } }
         }
+        Block::Summary(lines) => crate::summary::markup(lines),
         Block::Missing(why) => html! { div class="warning missing" role="note" {
             strong { "Not here. " } (why)
         } },

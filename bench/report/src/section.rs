@@ -1,6 +1,7 @@
 //! The parts of a page, without their look.
 
 use crate::figure::{Figure, Kind};
+use crate::summary::Line;
 
 /// A chapter of the report.
 #[derive(Debug)]
@@ -71,8 +72,13 @@ pub(crate) enum Block {
     Text(String),
     Table(Table),
     Figures(Vec<Figure>),
-    Compare { same: Vec<String>, differs: Vec<String> },
+    Compare {
+        same: Vec<String>,
+        differs: Vec<String>,
+    },
     Findings(Vec<Finding>),
+    /// The findings of all sections, in short.
+    Summary(Vec<Line>),
     Missing(String),
 }
 
@@ -85,24 +91,58 @@ pub(crate) enum Verdict {
     Open,
 }
 
+/// Whose claim it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    Document,
+    /// platen's own: that it beats what the document measured, or predicts well.
+    Platen,
+}
+
 /// A claim, what was found, and whether they agree.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) claim: String,
     pub(crate) found: String,
     pub(crate) verdict: Verdict,
+    pub(crate) whose: Whose,
+    /// The document's figure and that of here, for the summary; empty where there is none.
+    pub(crate) document: String,
+    pub(crate) here: String,
 }
 
 impl Finding {
     /// Confirmed or contradicted.
     pub(crate) fn of(claim: &str, found: String, holds: bool) -> Self {
         let verdict = if holds { Verdict::Confirmed } else { Verdict::Contradicted };
-        Self { claim: claim.to_owned(), found, verdict }
+        Self { found, verdict, ..Self::open(claim, "") }
     }
 
     /// Nothing here can tell.
     pub(crate) fn open(claim: &str, why: impl Into<String>) -> Self {
-        Self { claim: claim.to_owned(), found: why.into(), verdict: Verdict::Open }
+        Self {
+            claim: claim.to_owned(),
+            found: why.into(),
+            verdict: Verdict::Open,
+            whose: Whose::Document,
+            document: String::new(),
+            here: String::new(),
+        }
+    }
+
+    /// The document's figure.
+    pub(crate) fn document(self, figure: impl Into<String>) -> Self {
+        Self { document: figure.into(), ..self }
+    }
+
+    /// The figure of here.
+    pub(crate) fn here(self, figure: impl Into<String>) -> Self {
+        Self { here: figure.into(), ..self }
+    }
+
+    /// A claim of platen.
+    pub(crate) fn of_platen(self) -> Self {
+        Self { whose: Whose::Platen, ..self }
     }
 }
 

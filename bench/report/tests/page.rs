@@ -1,62 +1,16 @@
 //! Pages made from small samples (invented for these tests, and no measurements), and from samples
 //! that are missing, damaged or too large.
 
+mod pages;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use pages::{copy, page_of, samples, select, set, sound, text_of};
 use proptest::prelude::*;
-use report::Data;
-use scraper::{Html, Selector};
+use scraper::Selector;
 use serde_json::{json, Value};
-use tempfile::TempDir;
-
-const SECTIONS: [&str; 9] =
-    ["overview", "qatzip", "compress", "qzram", "threads", "swap", "advise", "scaling", "samples"];
-
-fn samples() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/samples")
-}
-
-/// A folder with the samples, to be damaged.
-fn copy() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(samples()).unwrap().flatten() {
-        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
-    }
-    folder
-}
-
-fn page_of(folder: &Path) -> String {
-    report::page(&Data::load(folder).unwrap())
-}
-
-fn select<'a>(page: &'a Html, what: &str) -> Vec<scraper::ElementRef<'a>> {
-    page.select(&Selector::parse(what).unwrap()).collect()
-}
-
-/// The page, parsed; it must have all sections and no error, and ask for nothing.
-fn sound(text: &str) -> Html {
-    let page = Html::parse_document(text);
-    assert!(page.errors.is_empty(), "{:?}", page.errors);
-    let ids: Vec<_> =
-        select(&page, "main > section").iter().map(|section| section.attr("id").unwrap()).collect();
-    assert_eq!(ids, SECTIONS);
-    for outside in ["http:", "https:", "//cdn", "<script", "<img", "<link", "@import"] {
-        assert!(!text.contains(outside), "the page has {outside}");
-    }
-    // `url(` only of the hatches within the page.
-    assert_eq!(text.matches("url(").count(), text.matches("url(#hatch-").count());
-    for reference in select(&page, "[href], [src]") {
-        let to = reference.attr("href").or(reference.attr("src")).unwrap();
-        assert!(to.starts_with('#'), "the page refers to {to}");
-    }
-    page
-}
-
-fn text_of(page: &Html, what: &str) -> String {
-    select(page, what).iter().flat_map(|element| element.text()).collect::<Vec<_>>().join(" ")
-}
 
 #[test]
 fn a_page_from_samples_is_one_sound_file_with_tables_and_figures() {
@@ -93,12 +47,11 @@ fn a_busy_machine_is_warned_of_where_its_figures_are() {
     assert!(text_of(&page, "#overview").contains("BUSY: 45 %"));
 
     let folder = copy();
-    let path = folder.path().join("run.json");
-    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    for step in record["steps"].as_array_mut().unwrap() {
-        step["others"] = json!([0.01, 0.0, 0.02]);
-    }
-    fs::write(&path, record.to_string()).unwrap();
+    set(folder.path(), |record| {
+        for step in record["steps"].as_array_mut().unwrap() {
+            step["others"] = json!([0.01, 0.0, 0.02]);
+        }
+    });
     assert!(select(&sound(&page_of(folder.path())), ".busy").is_empty());
 }
 

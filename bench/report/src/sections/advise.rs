@@ -139,10 +139,13 @@ pub(crate) fn section(data: &Data) -> Section {
     );
     match data.samples("advise") {
         Ok(samples) => here(&mut section, samples),
-        Err(why) => section.missing(format!(
-            "No predictions were compared: {why}. A whole `make report` runs that benchmark, a quick \
-             one does not."
-        )),
+        Err(why) => {
+            section.missing(format!(
+                "No predictions were compared: {why}. A whole `make report` runs that benchmark, a \
+                 quick one does not."
+            ));
+            section.findings(findings(&[]));
+        }
     }
     section
 }
@@ -196,32 +199,42 @@ fn here(section: &mut Section, samples: &Value) {
 }
 
 fn findings(points: &[Point]) -> Vec<Finding> {
+    vec![times(points), verdicts(points)].into_iter().map(Finding::of_platen).collect()
+}
+
+fn times(points: &[Point]) -> Finding {
+    let claim = format!("The total time is predicted within {:.0} %.", WITHIN * 100.0);
     let mut off: Vec<f64> =
         points.iter().filter_map(Point::ratio).map(|ratio| (ratio - 1.0).abs()).collect();
     off.sort_by(f64::total_cmp);
-    let mut findings = Vec::new();
-    if let (Some(middle), Some(most)) = (off.get(off.len() / 2), off.last()) {
-        let near = off.iter().filter(|off| **off <= WITHIN).count();
-        let all = off.len();
-        let claim = format!("The total time is predicted within {:.0} %.", WITHIN * 100.0);
-        let found = format!(
-            "{near} of {all} are. Half of them are within {:.0} %, all within {:.0} %.",
-            middle * 100.0,
-            most * 100.0
-        );
-        findings.push(Finding::of(&claim, found, near == all));
+    let (Some(middle), Some(most)) = (off.get(off.len() / 2), off.last()) else {
+        return Finding::open(&claim, "No total time was measured.");
+    };
+    let near = off.iter().filter(|off| **off <= WITHIN).count();
+    let all = off.len();
+    let found = format!(
+        "{near} of {all} are. Half of them are within {:.0} %, all within {:.0} %.",
+        middle * 100.0,
+        most * 100.0
+    );
+    Finding::of(&claim, found, near == all).here(format!("{near} of {all}"))
+}
+
+fn verdicts(points: &[Point]) -> Finding {
+    let claim = "\"Does not converge\" is never wrong.";
+    let all = points.len();
+    if all == 0 {
+        return Finding::open(claim, "No verdict was compared.");
     }
-    let wrong = points.iter().filter(|point| point.is_wrong()).count();
-    let perhaps = points.iter().filter(|point| point.verdict == Verdict::Uncertain).count();
-    let cut = points.iter().filter(|point| point.is_cut()).count();
-    let mut found =
-        format!("{wrong} of {} verdicts are wrong; {perhaps} leave it open", points.len());
+    let count = |which: fn(&Point) -> bool| points.iter().filter(|point| which(point)).count();
+    let perhaps = count(|point| point.verdict == Verdict::Uncertain);
+    let (wrong, cut) = (count(Point::is_wrong), count(Point::is_cut));
+    let mut found = format!("{wrong} of {all} verdicts are wrong; {perhaps} leave it open");
     if cut > 0 {
         found.push_str(&format!("; the benchmark's limit hides how {cut} ended"));
     }
     found.push('.');
-    findings.push(Finding::of("\"Does not converge\" is never wrong.", found, wrong == 0));
-    findings
+    Finding::of(claim, found, wrong == 0).here(format!("{wrong} of {all} are wrong"))
 }
 
 #[cfg(test)]
@@ -270,7 +283,7 @@ mod tests {
         ];
         assert!(!beyond.is_wrong() && !near.is_wrong() && wrong.is_wrong());
         assert!(beyond.said().contains("beyond it") && wrong.said().contains("WRONGLY"));
-        let found = &findings(&[beyond, near, wrong])[0];
+        let found = &findings(&[beyond, near, wrong])[1];
         assert!(found.found.starts_with("1 of 3 verdicts are wrong; 0"), "{}", found.found);
         assert!(found.found.contains("limit hides how 2 ended"), "{}", found.found);
         let points = json!([{"method": "platen", "link": 200, "pages": "guest",

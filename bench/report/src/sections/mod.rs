@@ -16,11 +16,11 @@ mod threads;
 
 use crate::data::Data;
 use crate::section::Section;
+use crate::{page, summary};
 
-/// All sections, in the page's order.
+/// All sections, in the page's order. The first one sums up the findings of the others.
 pub(crate) fn all(data: &Data) -> Vec<Section> {
-    vec![
-        overview::section(data),
+    let mut others = vec![
         qatzip::section(data),
         compress::section(data),
         qzram::section(data),
@@ -28,6 +28,10 @@ pub(crate) fn all(data: &Data) -> Vec<Section> {
         swap::section(data),
         advise::section(data),
         scaling::section(data),
-        overview::samples(data),
-    ]
+    ];
+    let lines = summary::lines(&others, |section| page::busy_steps(section, data).next().is_some());
+    let mut all = vec![overview::section(data, lines)];
+    all.append(&mut others);
+    all.push(overview::samples(data));
+    all
 }

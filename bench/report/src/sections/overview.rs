@@ -1,16 +1,17 @@
 //! The machine, the load and the steps; and, at the end of the page, the files.
 
 use crate::data::{short, Data};
-use crate::figure::{lines, Axes, Line};
+use crate::figure::{self, lines, Axes};
 use crate::record::{State, BUSY};
-use crate::section::{Section, Table};
+use crate::section::{Block, Section, Table};
 use crate::spread::{grouped, Spread};
+use crate::summary::Line;
 
 /// The points of the figure of the load at most.
 const POINTS: usize = 300;
 
-pub(crate) fn section(data: &Data) -> Section {
-    let mut section = Section::new("overview", "The run", &[]);
+pub(crate) fn section(data: &Data, summary: Vec<Line>) -> Section {
+    let mut section = Section::new("overview", "The verdicts, and the run", &[]);
     section.text(
         "platen came from four documents. This page repeats what they measured, on one machine, \
          and puts their figures beside its own. Medians stand first, and the least and the most \
@@ -18,6 +19,7 @@ pub(crate) fn section(data: &Data) -> Section {
          machine's load meets all of them. A hatched bar or a dashed line is of a simulated \
          device: it shows software's cost and the effect of waiting, never a device's throughput.",
     );
+    section.blocks.push(Block::Summary(summary));
     let record = data.record();
     if let Some(problem) = data.problem() {
         section.missing(format!("The machine and its load are unknown: {problem}."));
@@ -53,7 +55,7 @@ pub(crate) fn section(data: &Data) -> Section {
 }
 
 /// The load of all steps, one after the other.
-fn load(data: &Data) -> Option<crate::figure::Figure> {
+fn load(data: &Data) -> Option<figure::Figure> {
     let mut seconds = Vec::new();
     for step in &data.record().steps {
         let stolen = step.stolen.iter().copied().chain(std::iter::repeat(0.0));
@@ -69,7 +71,8 @@ fn load(data: &Data) -> Option<crate::figure::Figure> {
         })
         .collect();
     let axes = Axes { x: "minutes of measuring", y: "% of the machine", doubling: false };
-    let line = Line { label: "other processes, and the host".into(), simulated: false, points };
+    let line =
+        figure::Line { label: "other processes, and the host".into(), simulated: false, points };
     lines("CPU time that was not the benchmark's", axes, &[line])
 }
 
