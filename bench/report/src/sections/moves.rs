@@ -145,6 +145,11 @@ impl Moves {
         self.of(|run| cpu(run, "source"))
     }
 
+    /// CPU seconds of the source's relay alone.
+    pub(crate) fn sending_relay(&self) -> Option<Spread> {
+        self.of(|run| number(run, "/cpu-seconds/source-relay"))
+    }
+
     /// CPU seconds of the destination's.
     pub(crate) fn receiver(&self) -> Option<Spread> {
         self.of(|run| cpu(run, "destination"))
