@@ -76,6 +76,37 @@ fn machines_that_are_not_here_get_an_answer_each() {
     assert!(!bad.status.success() && said(&bad).contains("25g"), "{}", said(&bad));
 }
 
+/// Regression: QAT devices could be imagined, and IAA devices could not, so that no command told
+/// what the rules say of a machine with both.
+#[test]
+fn iaa_devices_that_are_not_here_count_in_the_rules() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("advice.json");
+    let machines = ["qat=1,iaa=4", "qat=4,iaa=1", "iaa=0"];
+    let machines = machines.map(|devices| format!("link=100m,ram=4G,{devices}"));
+    let mut words = vec!["--json", json.to_str().unwrap()];
+    words.extend(machines.iter().flat_map(|machine| ["--what-if", machine]));
+    let output = advise(&words);
+    assert!(output.status.success(), "{}", said(&output));
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let rule = |nth: usize, name: &str| {
+        let rules = report["advice"][nth]["rules"].as_array().unwrap();
+        let found = rules.iter().find(|rule| rule["rule"].as_str().unwrap().starts_with(name));
+        found.unwrap().clone()
+    };
+    let of_qpl = rule(0, "qpl in all other cases");
+    assert_eq!(of_qpl["applies"], true, "{of_qpl}");
+    let because = of_qpl["because"].as_str().unwrap();
+    assert!(because.contains("1 usable QAT devices and 4 usable IAA devices"), "{because}");
+    assert_eq!(rule(0, "qatzip where the network")["applies"], false);
+    assert_eq!(rule(1, "qatzip where the network")["applies"], true);
+    assert_eq!(rule(2, "qpl in all other cases")["applies"], false);
+    // Nothing is forecast of a device that platen has never run on.
+    let assumed = |nth: usize| report["advice"][nth]["assumed"].to_string();
+    assert!(assumed(0).contains("an IAA device has no forecast"), "{}", assumed(0));
+    assert!(!assumed(2).contains("IAA device has no forecast"), "{}", assumed(2));
+}
+
 /// The report is the only result of this command.
 #[test]
 fn a_report_that_cannot_be_written_is_an_error() {

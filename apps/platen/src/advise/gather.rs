@@ -49,6 +49,8 @@ impl Gathered {
 pub(super) struct Machine {
     pub(super) over: Over,
     pub(super) figures: Figures,
+    /// IAA devices of --what-if; `None`: those of this host.
+    pub(super) iaa: Option<usize>,
     /// Assumed values: those that were neither given nor measured.
     pub(super) assumed: Vec<String>,
 }
@@ -190,6 +192,11 @@ fn machine(args: &AdviseArgs, known: &Gathered, what_if: &WhatIf, over: Over) ->
             "codec qpl is libqpl {version} in software: it has found no IAA device here"
         ));
     }
+    if what_if.iaa.is_some_and(|count| count > 0) {
+        assumed.push(
+            "an IAA device has no forecast, only a rule: none was at hand to measure".to_owned(),
+        );
+    }
     let version = vm.map_or((9, 1), |vm| vm.version);
     let qemu = QemuSettings {
         version,
@@ -215,7 +222,7 @@ fn machine(args: &AdviseArgs, known: &Gathered, what_if: &WhatIf, over: Over) ->
         ),
         postcopy: true,
     };
-    Machine { over, figures, assumed }
+    Machine { over, figures, iaa: what_if.iaa, assumed }
 }
 
 /// Channels of QEMU's own multifd: those that are set, or, where they are QEMU's default, those

@@ -5,7 +5,7 @@ use super::gather::{Gathered, Machine};
 use super::AdviseArgs;
 use crate::report_file::write_result;
 use advise::vm::Vm;
-use advise::{Alternative, Answer, Host, MemoryAdvice, Origin, Rule, Verdict};
+use advise::{Accelerators, Alternative, Answer, Host, MemoryAdvice, Origin, Rule, Verdict};
 use forecast::{rounded, Candidate, Method};
 use serde::Serialize;
 use std::path::Path;
@@ -169,21 +169,11 @@ impl Choice {
 
 impl Advice {
     fn new(machine: &Machine, known: &Gathered, addresses: &Addresses) -> Self {
-        let Machine { over, figures, assumed } = machine;
+        let Machine { over, figures, assumed, .. } = machine;
         let answer = figures.answer(over.link);
         let Answer { alternatives, choice, because } = &answer;
         let chosen = choice.and_then(|at| alternatives.get(at)).map(|one| one.method);
-        let mut found = known.host.accelerators.clone();
-        let iaa = found.usable_iaa(known.usable_qpl());
-        if figures.qat != found.usable_qat() {
-            // Devices that are imagined.
-            found.qat_lacks.clear();
-            found.qat.resize_with(figures.qat, || advise::Qat {
-                address: "imagined".into(),
-                part: "4xxx".into(),
-                driver: None,
-            });
-        }
+        let (found, iaa) = accelerators(machine, known);
         let channels = rounded(figures.qemu.channels);
         Self {
             link: over.link.rate() * 8.0 / 1e6,
@@ -208,6 +198,32 @@ impl Advice {
             ),
         }
     }
+}
+
+/// The machine's accelerators, imagined ones of --what-if included, and its usable IAA devices.
+fn accelerators(machine: &Machine, known: &Gathered) -> (Accelerators, usize) {
+    let mut found = known.host.accelerators.clone();
+    if machine.figures.qat != found.usable_qat() {
+        found.qat_lacks.clear();
+        found.qat.resize_with(machine.figures.qat, || advise::Qat {
+            address: "imagined".into(),
+            part: "4xxx".into(),
+            driver: None,
+        });
+    }
+    let here = found.usable_iaa(known.usable_qpl());
+    let iaa = machine.iaa.unwrap_or(here);
+    if iaa != here {
+        // The shared virtual memory of the host's own devices tells nothing of these.
+        let imagined = advise::Iaa {
+            address: "imagined".into(),
+            driver: None,
+            enabled: Some(true),
+            shared_memory: None,
+        };
+        found.iaa = vec![imagined; iaa];
+    }
+    (found, iaa)
 }
 
 impl Report {

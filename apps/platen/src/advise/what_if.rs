@@ -32,7 +32,14 @@ pub(super) struct WhatIf {
     pub(super) dirty: Option<u64>,
     /// QAT devices.
     pub(super) qat: Option<usize>,
+    /// IAA devices.
+    pub(super) iaa: Option<usize>,
 }
+
+/// The keys, in the order of the help.
+const KEYS: &str = "link, rtt, cores, there, ram, data, dirty, qat, iaa";
+/// The most devices of a kind.
+const MOST_DEVICES: usize = 64;
 
 impl FromStr for WhatIf {
     type Err = String;
@@ -42,10 +49,7 @@ impl FromStr for WhatIf {
         let mut seen = Vec::new();
         for word in text.split(',') {
             let (key, value) = word.split_once('=').ok_or_else(|| {
-                format!(
-                    "'{word}' in '{text}' is not KEY=VALUE with a KEY of link, rtt, cores, there, ram, \
-                     data, dirty, qat"
-                )
+                format!("'{word}' in '{text}' is not KEY=VALUE with a KEY of {KEYS}")
             })?;
             if seen.contains(&key) {
                 return Err(format!(
@@ -64,16 +68,9 @@ impl FromStr for WhatIf {
                     let value = value.strip_suffix("/s").unwrap_or(value);
                     found.dirty = Some(bytes(value, 0, MOST_DIRTY)?);
                 }
-                "qat" => {
-                    let count = value.parse().ok().filter(|count| *count <= 64);
-                    let wrong = || format!("'{value}' is not a number of QAT devices, 0 to 64");
-                    found.qat = Some(count.ok_or_else(wrong)?);
-                }
-                _ => {
-                    return Err(format!(
-                    "'{key}' in '{text}' is none of link, rtt, cores, there, ram, data, dirty, qat"
-                ))
-                }
+                "qat" => found.qat = Some(devices(value, "QAT")?),
+                "iaa" => found.iaa = Some(devices(value, "IAA")?),
+                _ => return Err(format!("'{key}' in '{text}' is none of {KEYS}")),
             }
         }
         if let (Some(data), Some(ram)) = (found.data, found.ram) {
@@ -107,6 +104,11 @@ fn link(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
+fn devices(text: &str, kind: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count <= MOST_DEVICES);
+    count.ok_or_else(|| format!("'{text}' is not a number of {kind} devices, 0 to {MOST_DEVICES}"))
+}
+
 fn trip(text: &str) -> Result<Duration, String> {
     let number = text.strip_suffix("ms").unwrap_or(text);
     let ms = number.parse::<f64>().ok().filter(|ms| (0.0..=LONGEST_TRIP as f64).contains(ms));
@@ -134,12 +136,15 @@ mod tests {
     fn a_machine_is_what_is_said_and_else_as_here() {
         let found = parsed("link=25g,cores=32,ram=256G,dirty=500M/s,rtt=0.2").unwrap();
         assert_eq!(found.link, Some(3_125_000_000));
-        assert_eq!((found.cores, found.there, found.qat), (Some(32.0), None, None));
+        assert_eq!((found.cores, found.there), (Some(32.0), None));
+        assert_eq!((found.qat, found.iaa), (None, None));
         assert_eq!((found.ram, found.dirty), (Some(256 << 30), Some(500 << 20)));
         assert_eq!(found.rtt, Some(Duration::from_micros(200)));
         for (text, rate) in [("200m", 25_000_000), ("1Gbit", 125_000_000), ("2.5g", 312_500_000)] {
             assert_eq!(parsed(&format!("link={text}")).unwrap().link, Some(rate));
         }
+        let found = parsed("qat=4,iaa=2").unwrap();
+        assert_eq!((found.qat, found.iaa), (Some(4), Some(2)));
     }
 
     #[test]
@@ -160,7 +165,8 @@ mod tests {
             ("ram=1G,data=2G", "2G of data in 1G"),
             ("rtt=-1", "round trip"),
             ("rtt=inf", "round trip"),
-            ("qat=1000", "64"),
+            ("qat=1000", "QAT devices, 0 to 64"),
+            ("iaa=-1", "IAA devices, 0 to 64"),
             ("dirty=2T/s", "1024G"),
         ] {
             let error = parsed(text).unwrap_err();
