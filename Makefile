@@ -47,10 +47,12 @@ memory-matrix: setup build
 bench: setup build
 	@scripts/bench
 
-# Without the swap guests' parts the report says which sections lack them.
+# Without the swap guests' parts the report says which sections lack them; without libqpl it has no
+# rows of codec qpl.
 report: setup build
 	@scripts/fetch-qemu 10 || true
 	@scripts/fetch-linux612 || true
+	@scripts/fetch-qpl || true
 	@scripts/report
 
 manuals: build

@@ -1,10 +1,11 @@
 //! The program `report` itself, beside programs that stand for the benchmarks: Ctrl-C, and what it
-//! says of its progress.
+//! says of its progress; and what `make report` does before it.
 
 mod stage;
 
 use std::fs;
 use std::io::Read;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -118,5 +119,20 @@ fn progress_is_told_with_an_estimate_that_follows_this_machine() {
         assert_eq!(lines.next().unwrap(), format!("    done in {}", shown(taken[nth])));
         planned_so_far += expected[nth];
         taken_so_far += taken[nth];
+    }
+}
+
+/// Regression: `make report` fetched the parts of the swap guests and not libqpl, so that the report
+/// of a fresh clone had no row of codec qpl.
+#[test]
+fn make_report_fetches_what_its_steps_need() {
+    let makefile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Makefile");
+    let text = fs::read_to_string(makefile).unwrap();
+    let (_, recipe) = text.split_once("\nreport: ").unwrap();
+    let (recipe, _) = recipe.split_once("\n\n").unwrap();
+    let at = |words: &str| recipe.find(words).unwrap_or_else(|| panic!("no {words} in {recipe}"));
+    for part in ["fetch-qemu 10", "fetch-linux612", "fetch-qpl"] {
+        // Without the part the report says what it lacks.
+        assert!(at(&format!("@scripts/{part} || true\n")) < at("@scripts/report"), "{part}");
     }
 }
