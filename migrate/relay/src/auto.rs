@@ -61,8 +61,8 @@ pub(crate) struct Auto {
     waits: Mutex<Waits>,
     /// Plain bytes, and the bytes sent for them, for each candidate.
     made: Box<[(AtomicU64, AtomicU64)]>,
-    /// Bytes sent raw without a choice.
-    as_they_were: AtomicU64,
+    /// Plain bytes sent without a choice, and the bytes sent for them.
+    as_they_were: (AtomicU64, AtomicU64),
     /// When the first bytes arrived.
     started: OnceLock<Instant>,
     /// The link is the bottleneck, and CPU time is left.
@@ -119,7 +119,7 @@ impl Auto {
             controller,
             waits: Mutex::new(Waits { readers: 0, since: Instant::now(), total: Duration::ZERO }),
             made,
-            as_they_were: AtomicU64::new(0),
+            as_they_were: Default::default(),
             started: OnceLock::new(),
             wants_deltas: AtomicBool::new(false),
             seen: Mutex::new(Seen {
@@ -159,20 +159,23 @@ impl Auto {
         waits.total + if waits.readers > 0 { waits.since.elapsed() } else { Duration::ZERO }
     }
 
-    /// Counts bytes sent raw without a choice: too few to compress, or no codec thread was free.
-    pub(crate) fn as_it_was(&self, len: usize) {
-        self.as_they_were.fetch_add(len as u64, Ordering::Relaxed);
+    /// Counts bytes that no codec made smaller, and the bytes sent for them: too few to compress, or
+    /// no codec thread was free.
+    pub(crate) fn as_it_was(&self, plain: usize, sent: usize) {
+        self.as_they_were.0.fetch_add(plain as u64, Ordering::Relaxed);
+        self.as_they_were.1.fetch_add(sent as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn report(&self) -> AutoReport {
         let seen = lock(&self.seen);
         let mut parts: Vec<Part> = Vec::new();
-        let as_they_were = self.as_they_were.load(Ordering::Relaxed);
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         if let Ok(settings) = Settings::new(Codec::Raw, None) {
-            parts.push(Part { settings, plain: as_they_were, sent: as_they_were });
+            let (plain, sent) = (load(&self.as_they_were.0), load(&self.as_they_were.1));
+            parts.push(Part { settings, plain, sent });
         }
         for (settings, (plain, sent)) in self.controller.candidates().iter().zip(&self.made) {
-            let (plain, sent) = (plain.load(Ordering::Relaxed), sent.load(Ordering::Relaxed));
+            let (plain, sent) = (load(plain), load(sent));
             match parts.iter_mut().find(|part| part.settings == *settings) {
                 Some(part) => {
                     part.plain += plain;

@@ -74,7 +74,7 @@ impl Assigned {
             wall_ns: nanos(wall),
         });
         if encoded >= plain {
-            return self.auto.as_it_was(plain);
+            return self.auto.as_it_was(plain, plain);
         }
         let made = &self.auto.made[self.choice.candidate()];
         made.0.fetch_add(plain as u64, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use crate::units::raw;
 use codec::Codec;
 use pages::Slot;
 use pipeline::Submitted;
-use session::Header;
+use session::{Header, Outgoing};
 use stream::Token;
 
 /// Smaller chunks are sent raw: waking a codec thread costs more than compression saves.
@@ -23,6 +23,8 @@ pub(super) struct ReadChunk {
     pub(super) checksum: u64,
     pub(super) tokens: Vec<Token>,
     pub(super) page_size: usize,
+    /// Zeros are in place of pages that the destination has in its seed.
+    pub(super) is_seeded: bool,
     /// Compressing the chunk is not worth it.
     pub(super) as_it_is: bool,
     /// A stopped vCPU waits for the chunk.
@@ -31,17 +33,19 @@ pub(super) struct ReadChunk {
 
 /// Sends a chunk to the codec threads, or straight to the links if compression gains nothing.
 pub(super) fn send(shared: &Shared, chunk: ReadChunk) {
-    let ReadChunk { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent } = chunk;
+    let ReadChunk { is_seeded, as_it_is, urgent, .. } = chunk;
+    let ReadChunk { header, chunk, len, checksum, tokens, page_size, .. } = chunk;
     let session = &shared.session;
     if urgent {
         let _ = shared.spare.push(tokens);
         shared.counters.raw(len);
         if let Some(auto) = &shared.auto {
-            auto.as_it_was(len);
+            auto.as_it_was(len, len);
         }
         return session.send_first(raw(header, chunk, len, checksum));
     }
-    let packable = stream::worth_packing_without_codec(&tokens);
+    // The pages of a seed count as not sent, so their zeros do not cross, whatever the codec.
+    let packable = is_seeded || stream::worth_packing_without_codec(&tokens);
     let assigned = shared
         .auto
         .as_ref()
@@ -61,7 +65,7 @@ pub(super) fn send(shared: &Shared, chunk: ReadChunk) {
         let outgoing = raw(header, chunk, len, checksum);
         match (&assigned, &shared.auto) {
             (Some(assigned), _) => assigned.past(len, &outgoing),
-            (None, Some(auto)) => auto.as_it_was(len),
+            (None, Some(auto)) => auto.as_it_was(len, len),
             (None, None) => {}
         }
         return session.send(outgoing);
@@ -87,10 +91,19 @@ pub(super) fn send(shared: &Shared, chunk: ReadChunk) {
     match shared.submitter.submit(job, pages) {
         Submitted::Queued => {}
         Submitted::Busy(job) | Submitted::Closed(job) => {
+            let outgoing = if is_seeded { job.into_packed() } else { job.into_raw() };
             if let Some(auto) = &shared.auto {
-                auto.as_it_was(len);
+                auto.as_it_was(len, sent(&outgoing));
             }
-            session.send(job.into_raw());
+            session.send(outgoing);
         }
+    }
+}
+
+/// Bytes of a chunk that cross.
+fn sent(outgoing: &Outgoing) -> usize {
+    match outgoing {
+        Outgoing::Unit { unit, .. } => unit.payload_len as usize,
+        _ => 0,
     }
 }

@@ -147,10 +147,21 @@ fn read_out(shared: &Shared, stream: &SourceStream) {
         let mut tokens = shared.spare.pop().unwrap_or_default();
         tokens.clear();
         tokens.push(Token::Raw { len: header.plain_len });
-        let (page_size, as_it_is, urgent) = (shared.page_size, false, false);
+        let page_size = shared.page_size;
+        let (is_seeded, as_it_is, urgent) = (false, false, false);
         chunk::send(
             shared,
-            ReadChunk { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent },
+            ReadChunk {
+                header,
+                chunk,
+                len,
+                checksum,
+                tokens,
+                page_size,
+                is_seeded,
+                as_it_is,
+                urgent,
+            },
         );
     }
     session.send_bare(stream.id, FrameType::Eof, 0);

@@ -172,7 +172,7 @@ impl EncodeJob {
 
     /// The packed chunk without compression, for a chunk whose zero pages are removed and whose
     /// other bytes do not shrink.
-    fn into_packed(mut self) -> Outgoing {
+    pub(crate) fn into_packed(mut self) -> Outgoing {
         let chunk = &self.chunk[..self.len];
         match stream::pack(chunk, &self.tokens, self.page_size, &mut self.payload) {
             Some(len) => self.into_unit(len, Encoded { codec: Codec::Raw, len }, FLAG_PACKED),

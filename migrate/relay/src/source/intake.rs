@@ -196,11 +196,13 @@ impl<'a> Intake<'a> {
         } else if has_barrier {
             self.deltas.pass_to_channels(shared, channels, &self.tokeniser);
         }
+        let mut is_seeded = false;
         if page_size == shared.page_size {
             let stream = (&mut self.tokeniser, &tokens[..], self.epoch);
             let taken = self.deltas.take(shared, &mut header, (&mut chunk, len), stream);
             if let Some(counts) = taken {
                 shared.counters.deltas(counts);
+                is_seeded = counts.seeded > 0;
                 if counts.deltas + counts.seeded > 0 {
                     checksum = codec::checksum(&chunk[..len]);
                 }
@@ -208,7 +210,17 @@ impl<'a> Intake<'a> {
         }
         chunk::send(
             shared,
-            ReadChunk { header, chunk, len, checksum, tokens, page_size, as_it_is, urgent },
+            ReadChunk {
+                header,
+                chunk,
+                len,
+                checksum,
+                tokens,
+                page_size,
+                is_seeded,
+                as_it_is,
+                urgent,
+            },
         );
         Ok(())
     }
