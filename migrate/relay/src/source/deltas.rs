@@ -120,3 +120,6 @@ impl Deltas {
         Some(counts)
     }
 }
+
+#[cfg(test)]
+mod tests;

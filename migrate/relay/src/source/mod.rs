@@ -36,6 +36,8 @@ mod reach;
 mod run;
 mod shared;
 mod sink;
+#[cfg(test)]
+mod test_session;
 
 pub use config::{PageSink, SourceConfig, ANSWER_TIMEOUT, SETUP_TIMEOUT};
 pub use differences::{take_differences, Differences};
