@@ -67,6 +67,8 @@ pub(crate) struct Auto {
     started: OnceLock<Instant>,
     /// The link is the bottleneck, and CPU time is left.
     wants_deltas: AtomicBool,
+    /// The link is not known to be so fast that looking up pages in a seed takes longer.
+    wants_seed: AtomicBool,
     seen: Mutex<Seen>,
 }
 
@@ -82,8 +84,9 @@ struct Seen {
     /// Time in which bytes were sent, by bottleneck: codec threads, link, destination, source.
     time: [Duration; 4],
     before: Option<(Instant, u64)>,
-    /// The interval over which `link_peak` is measured: its start, and the bytes sent until then.
-    stretch: Option<(Instant, u64)>,
+    /// The interval over which `link_peak` and the rate of plain bytes are measured: its start, the
+    /// bytes sent and the plain bytes until then.
+    stretch: Option<(Instant, u64, u64)>,
     link_peak: f64,
     plain: u64,
     last: Option<Decision>,
@@ -122,6 +125,7 @@ impl Auto {
             as_they_were: Default::default(),
             started: OnceLock::new(),
             wants_deltas: AtomicBool::new(false),
+            wants_seed: AtomicBool::new(true),
             seen: Mutex::new(Seen {
                 time: [Duration::ZERO; 4],
                 before: None,
@@ -142,6 +146,11 @@ impl Auto {
     /// Whether pages that were sent before should be sent as differences.
     pub(crate) fn wants_deltas(&self) -> bool {
         self.wants_deltas.load(Ordering::Relaxed)
+    }
+
+    /// Whether pages should be looked up in the destination's seed.
+    pub(crate) fn wants_seed(&self) -> bool {
+        self.wants_seed.load(Ordering::Relaxed)
     }
 
     /// Counts a reader that is about to wait for credit.

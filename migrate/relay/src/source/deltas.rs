@@ -81,7 +81,7 @@ impl Deltas {
         (chunk, len): (&mut Slot, usize),
         (tokeniser, tokens, epoch): (&mut Tokeniser, &[Token], u64),
     ) -> Option<delta::Counts> {
-        let (wanted, seed) = (shared.wants_deltas(), shared.seed.known());
+        let (wanted, seed) = (shared.wants_deltas(), shared.known_pages());
         if !wanted && seed.is_none() {
             return None;
         }

@@ -252,4 +252,14 @@ impl Shared {
     pub(super) fn wants_deltas(&self) -> bool {
         self.auto.as_ref().is_none_or(|auto| auto.wants_deltas())
     }
+
+    /// The pages that the peer has, if looking them up is worth its CPU time now.
+    pub(super) fn known_pages(&self) -> Option<RwLockReadGuard<'_, Known>> {
+        let wanted = self.auto.as_ref().is_none_or(|auto| auto.wants_seed());
+        if wanted {
+            self.seed.known()
+        } else {
+            None
+        }
+    }
 }

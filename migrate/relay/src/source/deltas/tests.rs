@@ -1,6 +1,7 @@
 //! Which pages are stored, looked up and sent as differences.
 
 use super::*;
+use crate::auto::AutoConfig;
 use crate::source::test_session::{receiver, with_session, PAGE};
 use delta::Counts;
 use session::FrameType;
@@ -117,8 +118,12 @@ fn without_budget_only_pages_that_are_sent_again_are_stored() {
 }
 
 /// A source that knows pages 10 to 250 of the destination's seed.
-fn with_seed(kind: Kind, test: impl FnOnce(&Shared, &mut Stream)) {
-    with_session(receiver(), |config| config.seed = 1000, |source| {
+fn with_seed(auto: bool, kind: Kind, test: impl FnOnce(&Shared, &mut Stream)) {
+    let adapt = |config: &mut crate::SourceConfig| {
+        config.seed = 1000;
+        config.auto = auto.then(AutoConfig::default);
+    };
+    with_session(receiver(), adapt, |source| {
         let shared = &*source.handle().0;
         let hashes: Vec<_> =
             (10..250).map(|number| delta::page_hash(&[7; 32], &page(number, 1))).collect();
@@ -131,10 +136,42 @@ fn with_seed(kind: Kind, test: impl FnOnce(&Shared, &mut Stream)) {
 #[test]
 fn without_budget_no_page_is_looked_up_in_the_seed() {
     for kind in KINDS {
-        with_seed(kind, |shared, stream| {
+        with_seed(false, kind, |shared, stream| {
             assert!(stream.send(shared, &pages(10..20, 1)).seeded >= 9, "{kind:?}");
             shared.delta_budget.spend(Duration::MAX);
             assert_eq!(stream.send(shared, &pages(20..30, 1)), Counts::default(), "{kind:?}");
+        });
+    }
+}
+
+/// Regression: pages were looked up however fast the link is.
+#[test]
+fn auto_looks_pages_up_in_the_seed_unless_the_link_is_too_fast_for_that() {
+    // The rate of the link, if it was the bottleneck once, and that of QEMU: Mbyte/s.
+    let turns = [
+        (None, 100.0, true),
+        (None, 300.0, false),
+        // The link was not the bottleneck since then.
+        (None, 100.0, false),
+        // The look-ups have made a link of 1 Gbit/s as fast as it need be.
+        (Some(120.0), 400.0, true),
+        (Some(120.0), 2000.0, true),
+        // The rate at which look-ups stop is higher than the one at which they begin.
+        (Some(600.0), 400.0, true),
+        (Some(1250.0), 400.0, false),
+        (Some(600.0), 400.0, false),
+        (Some(300.0), 400.0, true),
+    ];
+    for kind in KINDS {
+        with_seed(true, kind, |shared, stream| {
+            let auto = shared.auto.as_ref().expect("the codec is auto");
+            assert!(stream.send(shared, &pages(10..20, 1)).seeded >= 9, "{kind:?}: at first");
+            for (turn, (link, read, found)) in (2..).zip(turns) {
+                auto.judge_seed(link.map(|rate| rate * 1e6), read * 1e6);
+                let seeded = stream.send(shared, &pages(10 * turn..10 * turn + 10, 1)).seeded;
+                assert_eq!(seeded >= 9, found, "{kind:?}, turn {turn}: {seeded}");
+                assert_eq!(seeded > 0, found, "{kind:?}, turn {turn}: {seeded}");
+            }
         });
     }
 }
