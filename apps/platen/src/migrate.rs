@@ -13,6 +13,7 @@ use crate::network::private_dir;
 use crate::progress::{Bar, Feed};
 use crate::report_file::check_file;
 use crate::say::say;
+use crate::seed::OFFERS;
 use crate::settings::Before;
 use crate::source_end::{listen, Measure, Plan, UNCONFIRMED};
 use anyhow::{bail, Context};
@@ -29,8 +30,6 @@ use std::time::{Duration, Instant};
 
 /// The interval between queries of the monitor.
 const ASK: Duration = Duration::from_millis(250);
-/// How long the migration waits for the pages that the receiver has: it reads them all first.
-const SEED: Duration = Duration::from_secs(5);
 const HELD_BY_QEMU: &str =
     "the VM is stopped: the source QEMU's capability pause-before-switchover is on, and QEMU waits \
      for {\"execute\":\"migrate-continue\",\"arguments\":{\"state\":\"pre-switchover\"}} at \
@@ -120,11 +119,11 @@ fn migrate(
     let address = UnixAddress::from(dir.path().join("migrate.sock"));
     let listening = listen(&address)?;
     let measure = Measure::begin(plan.settings);
-    let source = Arc::new(plan.connect(&listening)?);
+    let source = Arc::new(plan.connect(&listening, |_| {})?);
     let interrupts = interrupt::counted()?;
     let running = start(&source, measure)?;
     let is_interrupted = || interrupts.load(Ordering::Acquire) > 0;
-    source.await_seed(SEED, || !is_interrupted());
+    source.await_seed(OFFERS, || !is_interrupted());
     if is_interrupted() {
         source.handle().stop();
         let _ = running.iter().find(|message| matches!(message, Message::Ended(_)));

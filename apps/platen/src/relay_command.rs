@@ -4,6 +4,7 @@ use crate::args::RelayArgs;
 use crate::report::Report;
 use crate::report_file::check_file;
 use crate::say::say;
+use crate::seed::OFFERS;
 use crate::source_end::{listen, Measure, Plan, UNCONFIRMED};
 use crate::{interrupt, leave};
 use anyhow::Context;
@@ -38,8 +39,11 @@ pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<ExitCode> {
     let peer = &args.source.peer;
     let mut again = false;
     loop {
-        let source = plan.connect(&listening)?;
-        *lock(&running) = Some(source.handle());
+        let source = plan.connect(&listening, |source| {
+            *lock(&running) = Some(source.handle());
+            // QEMU may connect already: the pages that it sent before would cross.
+            source.await_seed(OFFERS, || !stopped.load(Ordering::Acquire));
+        })?;
         if again {
             say(&format!("connected to {peer} again"));
         } else {

@@ -96,12 +96,18 @@ impl Plan {
 
     /// Connects a relay that accepts QEMU's connections on `listening`. The keeper runs and the
     /// socket is bound before the peer is contacted, so a failure here costs the peer nothing.
-    pub(crate) fn connect(&self, listening: &Arc<Listening>) -> anyhow::Result<Source> {
+    /// `before` is called before QEMU's first byte is read.
+    pub(crate) fn connect(
+        &self,
+        listening: &Arc<Listening>,
+        before: impl FnOnce(&Source),
+    ) -> anyhow::Result<Source> {
         let keeper = keeper::start()?;
         let source =
             Source::connect_with(&self.config, self.accelerator.as_ref(), &mut |text| say(text))?;
         qat_command::say_problems(self.accelerator.clone());
         source.set_keeper(keeper);
+        before(&source);
         source.accept_on(listening.clone())?;
         Ok(source)
     }

@@ -5,7 +5,7 @@ use super::carriage::{Carriage, Outcome};
 use super::journal::say_of;
 use crate::keeper;
 use crate::report::process_cpu;
-use crate::seed::Departure;
+use crate::seed::{Departure, OFFERS};
 use anyhow::{anyhow, bail, Context};
 use host::{
     forward, reset, Care, DoorEntrance, DoorListener, Phase, Place, Policy, Record, Status, Target,
@@ -74,6 +74,8 @@ pub(super) fn run(
         }
     };
     source.set_keeper(keeper);
+    // Pages that QEMU sent before the offers have come would cross.
+    source.await_seed(OFFERS, || !entrance.source_has_left());
     source.accept_on(entrance.clone())?;
     carriage.carrier.update(|record| record.phase = Phase::Active);
     let handle = source.handle();

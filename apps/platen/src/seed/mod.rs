@@ -6,5 +6,10 @@ mod departure;
 mod offered;
 mod spool;
 
+use std::time::Duration;
+
+/// How long a migration waits for the pages that the receiver has: it reads them all first.
+pub(crate) const OFFERS: Duration = Duration::from_secs(5);
+
 pub(crate) use departure::{refuse_seed, Departure, WriteSeedOptions};
 pub(crate) use offered::{source_seed, StoreSeed};
