@@ -8,6 +8,7 @@
 
 mod first_samples;
 mod frugal;
+mod histories;
 mod model;
 mod pauses;
 mod scenes;

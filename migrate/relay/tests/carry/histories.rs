@@ -3,13 +3,15 @@
 use crate::bad_peers::{caught, Liar};
 use crate::cutter::{Plan, Way};
 use crate::harness::{
-    assert_same, bounded, bounded_by, destination_qemu, source_qemu, Noise, Options, Reader,
-    Receiving, Sending, Streams, HISTORY, PAGE,
+    assert_same, bounded, bounded_by, config, destination_qemu, read_exactly, source_qemu, Noise,
+    Options, Reader, Receiving, Sending, Streams, HISTORY, PAGE,
 };
 use crate::resume::{survives_with, MANY, RESUME};
 use codec::{Codec, HistoryEncoder};
+use relay::{Source, SourceConfig};
 use session::{FrameType, Grants, Histories};
-use stream::synth::{main_stream, multifd_streams, Style};
+use std::io::Write;
+use stream::synth::{main_stream, multifd_streams, Configuration, MainStream, Section, Style};
 
 /// Pages that repeat pieces of each other, with some that do not shrink.
 fn alike(count: usize) -> Vec<Vec<u8>> {
@@ -97,6 +99,44 @@ fn with_histories_differences_raw_chunks_and_the_choices_of_auto_arrive_unchange
             let auto = Options { auto: true, level: None, ..options(6, 2) };
             carried(streams, auto, SMALL);
         }
+    });
+}
+
+/// Regression: no test failed where `auto` never used the histories that were granted.
+#[test]
+fn auto_refers_to_chunks_before_over_a_slow_link() {
+    bounded(|| {
+        let receiving = Receiving::with(&[None], SMALL);
+        let listener = receiving.qemu(None);
+        let auto = Options { auto: true, level: None, ..options(6, 2) };
+        // 16 Mbit/s: the link takes much longer for a byte than any level does.
+        let slow = SourceConfig { max_bandwidth: Some(2 << 20), ..config(receiving.address, auto) };
+        let sending = Sending::running(Source::connect(&slow).unwrap(), &receiving, "src");
+        let source = sending.connect();
+        let pages = alike(200);
+        let mut main = MainStream::new(PAGE);
+        main.file_header();
+        main.configuration(&Configuration { machine: "pc-q35-7.2", ..Configuration::default() });
+        main.section(Section::Start).block_table(&[("pc.ram", (200 * PAGE) as u64)]);
+        main.end_of_section();
+        let mut destination = None;
+        // As long as it takes: a busy machine may have no CPU time for it at first.
+        while sending.parts() < 10 {
+            main.section(Section::Part);
+            for (page, number) in pages.iter().zip(0..) {
+                main.page("pc.ram", number * PAGE as u64, page);
+            }
+            main.end_of_section();
+            let bytes = main.take();
+            let (to, sent) = (source.try_clone().unwrap(), bytes.clone());
+            let writer = std::thread::spawn(move || (&to).write_all(&sent).unwrap());
+            let got = destination.get_or_insert_with(|| listener.accept().unwrap().0);
+            assert_same(&read_exactly(got, bytes.len()), &bytes, "main");
+            writer.join().unwrap();
+        }
+        drop((source, destination));
+        sending.result().unwrap_err();
+        receiving.result().unwrap_err();
     });
 }
 
