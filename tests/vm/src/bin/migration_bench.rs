@@ -107,9 +107,10 @@ const PLAIN: [&str; 9] = [
 ];
 
 /// The baselines, where they were measured.
-const BASELINES: [&str; 4] = [
+const BASELINES: [&str; 5] = [
     "qemu-multifd2-zstd",
     "qemu-multifd2-zstd-tls",
+    "qemu-multifd8-zstd",
     "qemu-compress",
     "platen-zstd-single-insecure",
 ];
