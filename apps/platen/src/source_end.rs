@@ -90,7 +90,7 @@ impl Plan {
     pub(crate) fn write_seed(&self, label: Option<&str>) {
         let departure = self.departure.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(departure) = departure {
-            departure.write(label);
+            departure.write(label, &host::new_id());
         }
     }
 

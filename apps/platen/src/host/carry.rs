@@ -7,7 +7,7 @@ use super::settings::Settings;
 use super::source;
 use crate::say::say_panics;
 use anyhow::{bail, Context};
-use host::{connection, Carrier, Channel, DoorListener, Job, Order, Phase, Status, Task};
+use host::{connection, Carrier, Channel, DoorListener, Job, Order, Phase, Record, Status, Task};
 use relay::{Promise, QemuSocket};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
@@ -50,14 +50,14 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
         Status::Failed => ExitCode::FAILURE,
         _ => ExitCode::SUCCESS,
     };
-    let vm = carrier.record().vm;
+    let Record { id, vm, .. } = carrier.record();
     carrier.end(outcome.status, outcome.cause);
     // A signal that comes later ends this process. Before, the service would take the migration for
     // a failed one.
     *stop.lock().unwrap_or_else(PoisonError::into_inner) = None;
     drop(links);
     if let Some(departure) = outcome.departure {
-        departure.write(vm.as_deref());
+        departure.write(vm.as_deref(), &id);
     }
     Ok(code)
 }

@@ -5,7 +5,9 @@
 //! ```
 //!
 //! The result is a save without device state, a *seed*: no VM can be restored from it. The oldest
-//! seeds are removed when the store has more bytes than its limit.
+//! seeds are removed when the store has more bytes than its limit. A seed takes the place of the
+//! former one of its VM. The former one of a VM whose name is unknown is not found: such a seed has
+//! the name of its migration, and there are at most [`UNNAMED`] of them.
 
 use super::spool::{Spool, Spooled};
 use crate::interrupt;
@@ -31,6 +33,10 @@ const SEED_LIMIT: u64 = 16 << 30;
 const BATCH: usize = 128;
 /// The longest part of a seed's name that comes from a VM's name.
 const LABEL: usize = 100;
+/// The most seeds of VMs without a name: as many as a host of the guide's example has doors. Each
+/// such VM leaves a seed at each migration. Their pages may be the same, and then the limit of
+/// bytes removes none.
+const UNNAMED: usize = 64;
 
 /// The seed that a source writes.
 #[derive(Args, Debug)]
@@ -79,13 +85,13 @@ impl Departure {
 
     /// Writes the seed of the VM `label`, in place of its former one, with the lowest priority. An
     /// interrupt ends this process. Says the result, and why there is none: the migration has
-    /// succeeded in any case.
-    pub(crate) fn write(self, label: Option<&str>) {
+    /// succeeded in any case. Without a label the seed has the name of `migration`, an identifier.
+    pub(crate) fn write(self, label: Option<&str>, migration: &str) {
         interrupt::end_at_once();
         // Only this thread and those that it starts.
         let _ = rustix::process::setpriority_process(None, 19);
         let folder = self.store.folder().display().to_string();
-        match self.try_write(label) {
+        match self.try_write(label, migration) {
             Ok((name, pages, summary)) => say(&format!(
                 "wrote {pages} pages to the seed {folder}/{name}, {} of them already there",
                 summary.shared
@@ -96,13 +102,17 @@ impl Departure {
         }
     }
 
-    fn try_write(self, label: Option<&str>) -> anyhow::Result<(String, u64, Summary)> {
+    fn try_write(
+        self,
+        label: Option<&str>,
+        migration: &str,
+    ) -> anyhow::Result<(String, u64, Summary)> {
         let Spooled { file, pages, left_out } = self.spool.finish()?;
         ensure!(pages > 0, "the migration had no pages ({left_out} were left out)");
         if left_out > 0 {
             say(&format!("the disk was too slow for {left_out} of {} pages", pages + left_out));
         }
-        let name = name(label);
+        let name = name(label, migration);
         self.refuse_other(&name)?;
         let mut writer = Writer::create_later(&self.store, &name, Options::default())?;
         let len = pages * self.page_size as u64;
@@ -132,7 +142,12 @@ impl Departure {
             self.store.remove(&name)?;
         }
         let summary = finished.link()?;
-        if let Err(error) = self.prune(&name, || self.store.collect(Options::default())) {
+        let pruned = match label {
+            Some(_) => Ok(()),
+            None => self.prune_unnamed(&name),
+        };
+        let collect = || self.store.collect(Options::default());
+        if let Err(error) = pruned.and_then(|()| self.prune(&name, collect)) {
             say(&format!("cannot keep the seeds below --seed-limit: {error:#}"));
         }
         Ok((name, pages, summary))
@@ -147,6 +162,21 @@ impl Departure {
         let info = self.store.info(name).with_context(|| format!("remove {name}"))?;
         ensure!(is_seed(&info), "{name} is no seed: rename it");
         Ok(true)
+    }
+
+    /// Removes the oldest seeds of VMs without a name, but [`UNNAMED`] of them and `new`.
+    fn prune_unnamed(&self, new: &str) -> anyhow::Result<()> {
+        let unnamed: Vec<_> = self.seeds()?.into_iter().filter(|seed| seed.is_unnamed).collect();
+        let count = unnamed.len().saturating_sub(UNNAMED);
+        let former = unnamed.into_iter().filter(|seed| seed.name != new);
+        for Seed { name, .. } in former.take(count) {
+            say(&format!(
+                "removed the seed {}: the store has more than {UNNAMED} of VMs without a name",
+                printable(&name)
+            ));
+            self.store.remove(&name)?;
+        }
+        Ok(())
     }
 
     /// While the packs have more bytes than the limit, removes those that no save names, by
@@ -169,15 +199,8 @@ impl Departure {
             if is_busy || self.store.pack_bytes()? <= self.limit {
                 break;
             }
-            let mut oldest = None;
-            for name in self.store.names()?.into_iter().filter(|name| name != new) {
-                let Ok(info) = self.store.info(&name) else { continue };
-                if is_seed(&info) {
-                    let saved = facts(&info.facts)["saved"].as_u64().unwrap_or(0);
-                    oldest = oldest.into_iter().chain([(saved, name)]).min();
-                }
-            }
-            let Some((_, name)) = oldest else {
+            let oldest = self.seeds()?.into_iter().find(|seed| seed.name != new);
+            let Some(Seed { name, .. }) = oldest else {
                 collected?;
                 break;
             };
@@ -189,6 +212,31 @@ impl Departure {
         }
         Ok(())
     }
+
+    /// The seeds of the store, the oldest first.
+    fn seeds(&self) -> anyhow::Result<Vec<Seed>> {
+        let mut seeds = Vec::new();
+        for name in self.store.names()? {
+            let Ok(info) = self.store.info(&name) else { continue };
+            if is_seed(&info) {
+                let facts = facts(&info.facts);
+                let saved = facts["saved"].as_u64().unwrap_or(0);
+                seeds.push(Seed { saved, name, is_unnamed: facts["name"].is_null() });
+            }
+        }
+        seeds.sort();
+        Ok(seeds)
+    }
+}
+
+/// A seed of a store. The older one is the lesser.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Seed {
+    /// Seconds since 1970.
+    saved: u64,
+    name: String,
+    /// The VM's name is unknown.
+    is_unnamed: bool,
 }
 
 fn is_full(error: &io::Error) -> bool {
@@ -214,10 +262,12 @@ pub(crate) fn refuse_seed(image: &Image) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The name of the seed of a VM.
-fn name(label: Option<&str>) -> String {
+/// The name of the seed of a VM, or of a migration whose VM has no known name: another VM must not
+/// take the place of that one.
+fn name(label: Option<&str>, migration: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-    format!("seed-{}", label.unwrap_or("vm").chars().map(plain).take(LABEL).collect::<String>())
+    let label = label.map_or_else(|| format!("unnamed-{migration}"), str::to_owned);
+    format!("seed-{}", label.chars().map(plain).take(LABEL).collect::<String>())
 }
 
 #[cfg(test)]

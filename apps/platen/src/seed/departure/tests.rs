@@ -6,6 +6,11 @@ const PAGE: usize = 4096;
 
 /// Migrates a VM away whose memory is made of `seed`.
 fn departs(store: &Path, label: &str, seed: u64, limit: u64) {
+    departs_by(store, Some(label), "", seed, limit);
+}
+
+/// The same by the migration of this identifier.
+fn departs_by(store: &Path, label: Option<&str>, migration: &str, seed: u64, limit: u64) {
     let departure = Departure::begin(store, limit, 4096).unwrap();
     let page = |number: u64| {
         let mut state = (seed << 32 | number).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -19,7 +24,7 @@ fn departs(store: &Path, label: &str, seed: u64, limit: u64) {
     let (mut tokeniser, mut tokens) = (Tokeniser::new(Kind::Main, PAGE), Vec::new());
     tokeniser.feed(&stream, &mut tokens);
     departure.sink().chunk(&stream, &tokens, PAGE, 0);
-    departure.write(Some(label));
+    departure.write(label, migration);
 }
 
 #[test]
@@ -36,6 +41,40 @@ fn a_seed_takes_the_place_of_the_former_one_and_no_vm_is_in_it() {
     let image = Image::open(&store.path("seed-web_server_1").unwrap()).unwrap();
     let refused = refuse_seed(&image).unwrap_err().to_string();
     assert!(refused.contains("it is a seed"), "{refused}");
+}
+
+/// Regression: a service that is not root knows the name of no VM. All of them had the seed
+/// `seed-vm`, and each that left removed that of the one before.
+#[test]
+fn vms_whose_names_are_unknown_have_seeds_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    departs(folder.path(), "vm", 1, SEED_LIMIT);
+    departs_by(folder.path(), None, "0000000000001-4711-000", 2, SEED_LIMIT);
+    departs_by(folder.path(), None, "0000000000002-4711-001", 3, SEED_LIMIT);
+    let unnamed = ["seed-unnamed-0000000000001-4711-000", "seed-unnamed-0000000000002-4711-001"];
+    assert_eq!(store.names().unwrap(), [unnamed[0], unnamed[1], "seed-vm"]);
+}
+
+/// The pages of a VM that leaves again and again are in the store once, so its seeds never exceed
+/// the limit of bytes.
+#[test]
+fn the_number_of_seeds_of_vms_without_a_name_is_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    departs(folder.path(), "a", 1, SEED_LIMIT);
+    let id = |migration: usize| format!("{migration:013}-1-000");
+    departs_by(folder.path(), None, &id(0), 1, SEED_LIMIT);
+    let file = |migration| store.path(&format!("seed-unnamed-{}", id(migration))).unwrap();
+    for migration in 1..UNNAMED {
+        std::fs::copy(file(0), file(migration)).unwrap();
+    }
+    departs_by(folder.path(), None, &id(UNNAMED), 1, SEED_LIMIT);
+    departs_by(folder.path(), None, &id(UNNAMED + 1), 1, SEED_LIMIT);
+    let names = store.names().unwrap();
+    assert_eq!(names.len(), 1 + UNNAMED, "{names:?}");
+    assert_eq!(names[0], "seed-a", "another VM's stays");
+    assert_eq!(names[1], "seed-unnamed-0000000000002-1-000", "the oldest are removed");
 }
 
 #[test]
