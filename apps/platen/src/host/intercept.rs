@@ -4,6 +4,7 @@
 //! The service learns the original destination of a connection from the kernel. The service's own
 //! connections are not redirected: its user is in no rule, and as root it marks them.
 
+mod redirect;
 mod rules;
 
 use super::settings::Settings;
@@ -14,8 +15,7 @@ use crate::device::control::Silent;
 use crate::say::show;
 use anyhow::{bail, Context};
 use clap::{Args, ValueEnum};
-use host::HostEntry;
-use rules::{is_led, Rules};
+use rules::Rules;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -242,21 +242,15 @@ fn nft(words: &[&str], text: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// The doors to which no rule redirects, by the names of their hosts; `None` if the configuration
-/// intercepts nothing.
+/// The hosts, by their names, to whose doors the rules do not redirect as the configuration says;
+/// `None` if it intercepts nothing.
 pub(super) fn missing(settings: &Settings) -> Option<anyhow::Result<Vec<String>>> {
-    let wanted: Vec<_> = settings.intercepted().collect();
-    if wanted.is_empty() {
-        return None;
-    }
+    settings.intercepted().next()?;
     let listed = match program() {
         Some(_) => table().map(Option::unwrap_or_default),
         None => Err(anyhow::anyhow!("there is no nft here: install the package nftables")),
     };
-    Some(listed.map(|listed| {
-        let led = |host: &HostEntry| is_led(&listed, host);
-        wanted.iter().filter(|(host, _)| !led(host)).map(|(host, _)| host.name.clone()).collect()
-    }))
+    Some(listed.map(|listed| Rules::new(settings, rules::addresses).missing_in(&listed)))
 }
 
 #[cfg(test)]

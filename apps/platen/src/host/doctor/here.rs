@@ -193,8 +193,12 @@ fn led(missing: anyhow::Result<Vec<String>>) -> Finding {
             Finding::ok(CHECK, "migrations to the ports of `intercept` are led to the doors")
         }
         Ok(missing) => {
-            let goes = "migrations go past platen, in the clear";
-            Finding::fail(CHECK, format!("{goes}, to {}", missing.join(", ")), advice)
+            let found = format!(
+                "migrations go past platen, in the clear, to {}: its rules are missing, or are not \
+                 those of the configuration",
+                missing.join(", ")
+            );
+            Finding::fail(CHECK, found, advice)
         }
         Err(error) => Finding::warn(CHECK, format!("{error:#}"), "run platen doctor as root"),
     }

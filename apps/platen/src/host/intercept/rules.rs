@@ -1,5 +1,6 @@
 //! The texts of the rules, in nft's syntax.
 
+use super::redirect::Redirect;
 use crate::host::settings::Settings;
 use anyhow::{bail, Context};
 use host::{HostEntry, Policy, MARK};
@@ -120,6 +121,18 @@ impl Rules {
         lost.map(|(_, error)| format!("{error:#}. The rules stay as they are"))
     }
 
+    /// The hosts, by their names, whose redirects in the listed table are missing, or are not
+    /// these.
+    pub(super) fn missing_in(&self, listed: &str) -> Vec<String> {
+        let there = Redirect::all(listed);
+        let wanted = self.known.iter().zip(Redirect::all(&self.redirects));
+        let missing = wanted.filter(|(_, redirect)| !there.contains(redirect));
+        // Without its addresses, only the door of a host can be compared.
+        let unknown = self.unknown.iter().filter(|(host, _)| !is_led(listed, host));
+        let missing = missing.map(|(name, _)| name).chain(unknown.map(|(host, _)| &host.name));
+        missing.cloned().collect()
+    }
+
     /// The hosts to which nothing is redirected.
     pub(super) fn why_not_all(&self) -> Option<String> {
         let fate = match self.refusals_of_unknown.is_empty() {
@@ -155,7 +168,7 @@ pub(super) fn refuses(listed: &str) -> bool {
 }
 
 /// Whether a rule of the listed table redirects to the door of this host.
-pub(super) fn is_led(listed: &str, host: &HostEntry) -> bool {
+fn is_led(listed: &str, host: &HostEntry) -> bool {
     let door = host.door.to_string();
     listed.split([' ', ':']).any(|word| word == door)
 }
@@ -185,7 +198,7 @@ pub(super) fn addresses(host: &HostEntry) -> anyhow::Result<Vec<Ipv4Addr>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::missing;
     use super::super::tests::settings;
     use super::*;
@@ -197,7 +210,7 @@ mod tests {
     }
 
     /// Settings of three hosts, and what is found of them if the name of `c` is not known.
-    fn without_c(settings: impl Fn(&str) -> Settings) -> Rules {
+    pub(in super::super) fn without_c(settings: impl Fn(&str) -> Settings) -> Rules {
         let of_b = "intercept = \"60000-60001\"\n[[host]]\nname = \"c\"\ndoor = \"127.80.0.3\"\n\
                     ports = \"120-129\"\nintercept = \"60100-60101\"\n";
         Rules::new(&settings(of_b), |host| match host.name.as_str() {
