@@ -37,6 +37,51 @@ fn take_the_new_ones(rig: &Rig) {
 }
 
 #[test]
+fn a_first_host_makes_the_ca_and_its_own_certificate_by_one_command() {
+    let rig = Rig::new("");
+    let (ca, tls) = (rig.at("new/ca"), rig.at("new/tls"));
+    let config = rig.at("new.toml");
+    let text = std::fs::read_to_string(rig.config()).unwrap();
+    let line = text.lines().find(|line| line.starts_with("tls_dir")).unwrap();
+    let text = text.replace(line, &format!("tls_dir = \"{}\"", tls.display()));
+    std::fs::write(&config, text).unwrap();
+    let init = |name: &str| {
+        let (config, ca) = (config.to_str().unwrap(), ca.to_str().unwrap());
+        rig::run(&["host", "init", "--name", name, "--config", config, "--dir", ca])
+    };
+    let (code, said) = init("c");
+    assert_eq!((code, said.contains("'c'"), ca.exists()), (Some(1), true, false), "{said}");
+    let (code, said) = init("a");
+    assert_eq!(code, Some(0), "{said}");
+    // Its key is where the service reads it, and nowhere else.
+    let mode = |name: &str| tls.join(name).metadata().unwrap().permissions().mode();
+    assert_eq!(mode("key.pem") & 0o037, 0);
+    assert!(ca.join("ca-key.pem").exists() && !ca.join("a").exists());
+    let issued = std::fs::read_to_string(ca.join("issued")).unwrap();
+    let fingerprint = issued.split(' ').nth(1).unwrap();
+    assert!(said.contains(fingerprint), "{said}");
+    let file = |name: &str| tls.join(name);
+    let files = [file("ca.pem"), file("cert.pem"), file("key.pem")];
+    let key = std::fs::read(&files[2]).unwrap();
+    let credentials = tls::Credentials::load(&files[0], &files[1], &files[2]).unwrap();
+    assert!(credentials.names().contains(&"a".to_owned()), "{:?}", credentials.names());
+    // Nothing is replaced.
+    let (code, said) = init("a");
+    assert_eq!((code, said.contains("key.pem exists")), (Some(1), true), "{said}");
+    let authority = std::fs::read(&files[0]).unwrap();
+    std::fs::remove_dir_all(&tls).unwrap();
+    std::fs::create_dir(ca.join("a")).unwrap();
+    let (code, said) = init("a");
+    assert_eq!((code, said.contains("has this host's files")), (Some(1), true), "{said}");
+    // The CA of the other hosts stays.
+    std::fs::remove_dir(ca.join("a")).unwrap();
+    let (code, said) = init("a");
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(std::fs::read(&files[0]).unwrap(), authority);
+    assert_ne!(std::fs::read(&files[2]).unwrap(), key);
+}
+
+#[test]
 fn a_host_joins_by_a_token_once_and_then_vms_move() {
     let rig = Rig::new("");
     let mut adding = add(&rig, &[]);

@@ -7,7 +7,7 @@ use crate::say::{printable, say, show};
 use ::enrol::{Joined, Offer, Token};
 use anyhow::{anyhow, bail, ensure, Context};
 use clap::Args;
-use host::{Config, HostError, DEFAULT_CONFIG};
+use host::{Config, HostEntry, HostError, DEFAULT_CONFIG};
 use nix::unistd::{chown, User};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{BufRead, IsTerminal, Read, Write};
@@ -28,7 +28,7 @@ pub(super) struct AddArgs {
     /// Name of the new host in the configuration of this host
     #[arg(value_name = "NAME")]
     name: String,
-    /// Folder of the CA, which `platen cert init` makes
+    /// Folder of the CA, which `platen host init` or `platen cert init` makes
     #[arg(long, value_name = "DIR", default_value = "platen-ca")]
     dir: PathBuf,
     /// Configuration, which the new host gets
@@ -90,16 +90,14 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
         host.name,
         args.config.display()
     );
-    let mut names = vec![host.name.clone()];
-    names.extend(host.address.clone().filter(|address| *address != host.name));
+    let names = names_of(host);
     let text = fs::read_to_string(&args.config)?;
     let listener = network::bind(&network::all_at(args.port))
         .with_context(|| format!("cannot listen on port {} for the new host", args.port))?;
     let valid = Duration::from_secs(60 * args.minutes);
     let authority = Authority::at(&args.dir);
     let offer = Offer::new(authority, names, args.days, Some(text), listener, valid)?;
-    let own = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let address = args.address.clone().unwrap_or_else(own);
+    let address = args.address.clone().unwrap_or_else(settings::host_name);
     let address = match address.parse::<Ipv6Addr>() {
         Ok(address) => format!("[{address}]:{}", args.port),
         Err(_) => format!("{address}:{}", args.port),
@@ -125,6 +123,29 @@ pub(super) fn add(args: &AddArgs) -> anyhow::Result<ExitCode> {
         args.dir.join("issued").display()
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The names in the certificate of a host.
+pub(super) fn names_of(host: &HostEntry) -> Vec<String> {
+    let mut names = vec![host.name.clone()];
+    names.extend(host.address.clone().filter(|address| *address != host.name));
+    names
+}
+
+/// Refuses to replace a host's key and certificates.
+pub(super) fn refuse_existing(dir: &Path, remedy: &str) -> anyhow::Result<()> {
+    let mut files = [KEY_FILE, CERT_FILE, CA_FILE].map(|name| dir.join(name)).into_iter();
+    match files.find(|path| path.exists()) {
+        Some(there) => bail!("{} exists: {remedy}", there.display()),
+        None => Ok(()),
+    }
+}
+
+/// Checks that files can be written in this folder, or that it can be made.
+pub(super) fn check_writable(dir: &Path) -> anyhow::Result<()> {
+    let place = dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    tempfile::tempfile_in(place).with_context(|| format!("cannot write to {}", place.display()))?;
+    Ok(())
 }
 
 /// Runs `platen host join` on the new host. The token goes through its standard input, where no
@@ -175,13 +196,11 @@ pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
         given => given.to_owned(),
     };
     let token: Token = token.trim().parse()?;
-    let files = [KEY_FILE, CERT_FILE, CA_FILE].map(|name| args.tls_dir.join(name));
-    if let Some(there) = files.iter().find(|path| !args.force && path.exists()) {
-        bail!("{} exists: --force replaces key and certificate", there.display());
+    if !args.force {
+        refuse_existing(&args.tls_dir, "--force replaces key and certificate")?;
     }
-    // The token is spent with the answer, so the check that the folder can be written comes first.
-    let place = args.tls_dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
-    tempfile::tempfile_in(place).with_context(|| format!("cannot write to {}", place.display()))?;
+    // The token is spent with the answer.
+    check_writable(&args.tls_dir)?;
     let (joined, reply) = ::enrol::join(&args.address, &token)?;
     let written = write(&joined, args);
     let told = match &written {
@@ -196,7 +215,7 @@ pub(super) fn join(args: &JoinArgs) -> anyhow::Result<ExitCode> {
         ));
     }
     show(&format!(
-        "This host has a certificate for {}, in {}. {kept}\nNext: platen host doors on; restart libvirtd; \
+        "This host has a certificate for {}, in {}. {kept}\nNext: platen host doors on --restart; \
          systemctl enable --now platen; platen doctor\n",
         printable(&joined.names.join(", ")),
         args.tls_dir.display(),
@@ -213,7 +232,7 @@ fn write(joined: &Joined, args: &JoinArgs) -> anyhow::Result<String> {
 }
 
 /// Writes key and certificates, all of them or none, readable for the service's user.
-fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
+pub(super) fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
     let owner = match rustix::process::geteuid().is_root() {
         true => User::from_name(SERVICE_USER).ok().flatten(),
         false => None,
@@ -255,7 +274,7 @@ fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
     });
     if let Err(error) = checked {
         texts.iter().for_each(|(name, _)| drop(fs::remove_file(fresh(name))));
-        return Err(error.context("the certificate that came cannot be used"));
+        return Err(error.context("the new certificate cannot be used"));
     }
     for (name, _) in texts {
         let path = dir.join(name);

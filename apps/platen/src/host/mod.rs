@@ -9,9 +9,11 @@ mod carriage;
 mod carry;
 mod destination;
 mod doctor;
+mod doors;
 mod enrol;
 mod events;
 mod feed;
+mod init;
 mod intercept;
 mod journal;
 mod links;
@@ -28,11 +30,10 @@ mod switchboard;
 mod top;
 mod users;
 
-use crate::args::OnOff;
 use crate::say::show;
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use host::{doors_off, doors_on, DEFAULT_CONFIG, QEMU_CONF};
+use host::{DEFAULT_CONFIG, QEMU_CONF};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -50,6 +51,9 @@ pub(crate) struct HostArgs {
 enum HostCommand {
     /// Show the service's doors and counters, the migrations that run, and the last hundred
     Status(ListArgs),
+    /// Make a CA, and put this host's key and certificate where its service reads them. Run this on
+    /// one host; the others join by `platen host add`
+    Init(init::InitArgs),
     /// Enrol another host: wait until it has joined with the one-time token that this prints, or
     /// let it join over ssh. Run this on the host of the CA
     Add(enrol::AddArgs),
@@ -60,7 +64,7 @@ enum HostCommand {
     /// doors, by rules of nftables, or remove the rules
     Intercept(intercept::InterceptArgs),
     /// Write the lines of libvirt's qemu.conf that give this host its door address, or remove them
-    Doors(DoorsArgs),
+    Doors(doors::DoorsArgs),
 }
 
 /// Where the configuration is, and which host this is.
@@ -117,18 +121,6 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-#[derive(Args)]
-struct DoorsArgs {
-    /// Write the lines (on), or remove them (off)
-    #[arg(value_enum, value_name = "on|off")]
-    what: OnOff,
-    #[command(flatten)]
-    service: ServiceArgs,
-    /// libvirt's configuration of QEMU
-    #[arg(long, value_name = "FILE", default_value = QEMU_CONF)]
-    qemu_conf: PathBuf,
-}
-
 /// Arguments of `platen config`.
 #[derive(Args)]
 pub(crate) struct ConfigArgs {
@@ -154,7 +146,8 @@ pub(crate) fn run(args: &HostArgs) -> anyhow::Result<ExitCode> {
         None => service::run(&args.service),
         Some(HostCommand::Status(args)) => status::status(&args.service, args.json),
         Some(HostCommand::Intercept(args)) => intercept::run(args),
-        Some(HostCommand::Doors(args)) => doors(args),
+        Some(HostCommand::Doors(args)) => doors::run(args),
+        Some(HostCommand::Init(args)) => init::run(args),
         Some(HostCommand::Add(args)) => enrol::add(args),
         Some(HostCommand::Join(args)) => enrol::join(args),
     }
@@ -192,21 +185,4 @@ pub(crate) fn config(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
 /// Carries one migration for the service that has started this process.
 pub(crate) fn carry() -> anyhow::Result<ExitCode> {
     carry::run().context("this command is for the use of platen itself")
-}
-
-fn doors(args: &DoorsArgs) -> anyhow::Result<ExitCode> {
-    let path = args.qemu_conf.display();
-    let changed = match args.what {
-        OnOff::On => {
-            let settings = settings::Settings::new(&args.service)?;
-            doors_on(&args.qemu_conf, settings.me().door, &settings.me().ports.0)?
-        }
-        OnOff::Off => doors_off(&args.qemu_conf)?,
-    };
-    show(&if changed {
-        format!("{path} was changed. Restart libvirtd (or virtqemud): running VMs go on\n")
-    } else {
-        format!("{path} is as it should be\n")
-    })?;
-    Ok(ExitCode::SUCCESS)
 }

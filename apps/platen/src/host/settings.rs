@@ -35,6 +35,11 @@ fn codec(config: &Config) -> anyhow::Result<Option<CodecSettings>> {
     choice.settings(config.level)
 }
 
+/// The name of this host, which is its name in the configuration, too, unless an option says so.
+pub(super) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// A configuration, and this host in it.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
@@ -60,10 +65,7 @@ impl Settings {
         if let Some(run_dir) = &args.run_dir {
             config.run_dir.clone_from(run_dir);
         }
-        let name = args
-            .name
-            .clone()
-            .unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+        let name = args.name.clone().unwrap_or_else(host_name);
         let me = config.find(&name).with_context(|| args.config.display().to_string())?;
         let me = me.name.clone();
         let users = users::numbers(&config.allow_users, look_up)?;
