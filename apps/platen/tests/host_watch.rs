@@ -341,6 +341,23 @@ fn examine_until(
     }
 }
 
+/// Regression: the status was 1 on each such host, as libvirt's configuration named no door.
+#[test]
+fn the_doctor_is_content_with_a_host_whose_vms_come_by_unix_sockets() {
+    let rig = Rig::new("allow_users = [\"root\"]\nsockets = 2\n");
+    for host in [A, B] {
+        let line = format!("socket_dir = \"{}\"\n", rig.at(&format!("doors-{host}")).display());
+        rig.configure(host, |text| line + &text);
+    }
+    // QEMU has to pass to the sockets.
+    std::fs::set_permissions(rig.at(""), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let mut services = [A, B].map(|host| rig.spawn(host, &[]));
+    services.iter_mut().for_each(|service| service.says("for other hosts; 6 doors to"));
+    let (code, found, said) = examine_until(&rig, |code, _, _| code == Some(0));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(found.iter().any(|one| one.0 == "qemu.conf" && one.1 == "ok"), "{said}");
+}
+
 #[test]
 fn the_doctor_finds_what_is_missing_and_then_nothing() {
     let rig = Rig::new("allow_users = [\"root\"]\n");

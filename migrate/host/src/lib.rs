@@ -86,7 +86,7 @@ pub use listener::{connection, make_own_folder, DoorAddress, DoorListener};
 pub use order::{Job, Order, SessionOrder, Task};
 pub use peer_user::{connection_owner, listener_owner, AllowedUsers, Owner};
 pub use place::Place;
-pub use qemu_conf::{doors_missing, doors_off, doors_on, setting_of, QEMU_CONF};
+pub use qemu_conf::{doors_missing, doors_off, doors_on, has_doors, setting_of, QEMU_CONF};
 pub use record::{now, Event, Phase, Record, Role, Status, What};
 pub use registry::{new_id, Found, Registry, Watcher};
 pub use target::Target;

@@ -27,6 +27,11 @@ fn wanted(door: Ipv4Addr, ports: &RangeInclusive<u16>) -> [(&'static str, String
     [(host, address.clone()), (own, address), (first, least), (last, most)]
 }
 
+/// Whether the text has the mark of [`doors_on`].
+pub fn has_doors(text: &str) -> bool {
+    text.lines().any(|line| line.trim_end() == MARK)
+}
+
 /// Returns the lines for `door` and `ports` that the file lacks.
 ///
 /// # Errors
@@ -171,6 +176,7 @@ mod tests {
             let lines = "migration_host = \"127.80.0.2\"\nmigration_address = \"127.80.0.2\"\n\
                          migration_port_min = 49216\nmigration_port_max = 49279\n";
             assert!(on.ends_with(lines), "{on}");
+            assert!(has_doors(&on) && !has_doors(text));
             assert!(!doors_on(&path, DOOR, &PORTS).unwrap(), "once is enough");
             assert_eq!(fs::read_to_string(&path).unwrap(), on);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

@@ -2,12 +2,14 @@
 //!
 //! | module | checks |
 //! |---|---|
-//! | `software` | QEMU, libvirt and its settings, userfaultfd |
+//! | `software` | QEMU, libvirt, userfaultfd |
+//! | `qemu_conf` | libvirt's settings |
 //! | `here` | users, certificate, the service, its doors and ports |
 //! | `peers` | the other hosts: reached, authenticated, version, clock, MTU |
 
 mod here;
 mod peers;
+mod qemu_conf;
 mod software;
 
 use super::settings::{self, Settings};
@@ -92,7 +94,7 @@ fn configured(args: &DoctorArgs) -> Vec<Finding> {
     let hosts = settings.config.host.len();
     let found = format!("{path}: this is '{}', one of {hosts} hosts", settings.me().name);
     let mut findings = vec![Finding::ok(CHECK, found)];
-    findings.extend(software::libvirt_settings(&args.qemu_conf, settings.me()));
+    findings.extend(qemu_conf::check(&args.qemu_conf, &settings));
     findings.extend(here::check(&args.service, &settings));
     findings.extend(peers::check(&settings));
     findings

@@ -1,12 +1,11 @@
-//! QEMU, libvirt and its settings, and the kernel.
+//! QEMU, libvirt and the kernel.
 
 use super::Finding;
-use host::{doors_missing, setting_of, HostEntry};
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Folders of programs. PATH is not used, since root runs the programs.
 const FOLDERS: [&str; 5] =
@@ -14,7 +13,7 @@ const FOLDERS: [&str; 5] =
 /// Names of QEMU's program for x86-64 and Arm.
 const QEMUS: [&str; 3] = ["qemu-system-x86_64", "qemu-kvm", "qemu-system-aarch64"];
 /// Names of libvirt's daemon of QEMU.
-const LIBVIRTS: [&str; 2] = ["virtqemud", "libvirtd"];
+pub(super) const LIBVIRTS: [&str; 2] = ["virtqemud", "libvirtd"];
 /// The oldest versions that platen is tested with.
 const OLDEST_QEMU: (u32, u32) = (7, 2);
 const OLDEST_LIBVIRT: (u32, u32) = (9, 0);
@@ -112,76 +111,6 @@ fn userfaultfd(setting: Option<&str>) -> Finding {
     }
 }
 
-/// The checks of libvirt's qemu.conf.
-pub(super) fn libvirt_settings(path: &Path, me: &HostEntry) -> Vec<Finding> {
-    const CHECK: &str = "qemu.conf";
-    let shown = path.display();
-    let mut findings = vec![match doors_missing(path, me.door, &me.ports.0) {
-        Err(error) => {
-            let error = anyhow::Error::from(error);
-            Finding::fail(CHECK, format!("{error:#}"), "then: platen host doors on")
-        }
-        Ok(missing) if missing.is_empty() => {
-            Finding::ok(CHECK, format!("{shown} names the door {} and its ports", me.door))
-        }
-        Ok(missing) => Finding::fail(
-            CHECK,
-            format!("{shown} does not say {}", missing.join(", ")),
-            "platen host doors on, then restart libvirtd (or virtqemud): running VMs go on",
-        ),
-    }];
-    if let Ok(text) = fs::read_to_string(path) {
-        findings.extend(forced_tls(&text));
-    }
-    let changed = fs::metadata(path).and_then(|found| found.modified()).ok();
-    let daemon = LIBVIRTS.iter().find_map(|name| started(Path::new("/proc"), name));
-    findings.extend(restarted(changed, daemon));
-    findings
-}
-
-/// Checks libvirt's own encryption, which leaves nothing to compress.
-fn forced_tls(text: &str) -> Option<Finding> {
-    let forced = setting_of(text, "migrate_tls_force").filter(|value| *value != "0")?;
-    Some(Finding::fail(
-        "qemu.conf",
-        format!(
-            "migrate_tls_force = {forced}: libvirt encrypts each migration, and platen resets it"
-        ),
-        "take the line out: platen encrypts the links between the hosts itself",
-    ))
-}
-
-/// Checks whether libvirt's daemon has read the file.
-fn restarted(changed: Option<SystemTime>, daemon: Option<SystemTime>) -> Option<Finding> {
-    const CHECK: &str = "libvirtd";
-    let (changed, started) = (changed?, daemon?);
-    Some(if changed > started {
-        Finding::warn(
-            CHECK,
-            "it runs since before qemu.conf was changed, and may not have read it",
-            "systemctl restart libvirtd (or virtqemud): running VMs go on",
-        )
-    } else {
-        Finding::ok(CHECK, "it was started after the last change of qemu.conf")
-    })
-}
-
-/// The time at which the process of that name was started.
-fn started(proc: &Path, name: &str) -> Option<SystemTime> {
-    let processes = fs::read_dir(proc).ok()?.flatten().map(|process| process.path());
-    let is_it = |process: &PathBuf| {
-        fs::read_to_string(process.join("comm")).is_ok_and(|comm| comm.trim_end() == name)
-    };
-    let process = processes.filter(|path| path.join("stat").exists()).find(is_it)?;
-    let boot = fs::read_to_string(proc.join("stat")).ok()?;
-    let boot = boot.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
-    let stat = fs::read_to_string(process.join("stat")).ok()?;
-    // The fields after the name, which may have spaces and brackets; this is the 22nd field of all.
-    let ticks: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
-    let since = Duration::from_secs(ticks / rustix::param::clock_ticks_per_second());
-    Some(UNIX_EPOCH + Duration::from_secs(boot) + since)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Verdict;
@@ -213,46 +142,5 @@ mod tests {
         assert_eq!(userfaultfd(Some("1\n")).verdict, Verdict::Ok);
         assert!(userfaultfd(Some("0\n")).advice.unwrap().contains("sysctl"));
         assert_eq!(userfaultfd(None).verdict, Verdict::Warn);
-    }
-
-    #[test]
-    fn libvirt_s_settings_are_compared() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("qemu.conf");
-        let text = "[[host]]\nname = \"a\"\ndoor = \"127.80.0.1\"\nports = \"100-109\"\n";
-        let config = host::Config::parse(text).unwrap();
-        let me = &config.host[0];
-        let first = || libvirt_settings(&path, me).remove(0);
-        assert_eq!(first().verdict, Verdict::Fail, "no file");
-        fs::write(&path, "user = \"root\"\n").unwrap();
-        let found = first();
-        assert_eq!(found.verdict, Verdict::Fail);
-        assert!(found.found.contains("migration_host = \"127.80.0.1\""), "{found:?}");
-        host::doors_on(&path, me.door, &me.ports.0).unwrap();
-        assert_eq!(first().verdict, Verdict::Ok);
-        fs::write(&path, "migration_host = \"10.0.0.1\"\n").unwrap();
-        assert!(first().found.contains("line 1"), "{:?}", first());
-
-        assert_eq!(forced_tls("# migrate_tls_force = 1\nmigrate_tls_force = 0\n"), None);
-        assert_eq!(forced_tls("migrate_tls_force = 1\n").unwrap().verdict, Verdict::Fail);
-    }
-
-    #[test]
-    fn a_daemon_that_has_not_read_its_file_is_told() {
-        let (early, late) = (UNIX_EPOCH, UNIX_EPOCH + Duration::from_secs(9));
-        assert_eq!(restarted(Some(early), Some(late)).unwrap().verdict, Verdict::Ok);
-        assert_eq!(restarted(Some(late), Some(early)).unwrap().verdict, Verdict::Warn);
-        assert_eq!(restarted(Some(late), None), None);
-        // As the kernel writes it.
-        let proc = tempfile::tempdir().unwrap();
-        let one = proc.path().join("7");
-        fs::create_dir(&one).unwrap();
-        fs::write(proc.path().join("stat"), "cpu 1 2\nbtime 1000\n").unwrap();
-        fs::write(one.join("comm"), "libvirtd\n").unwrap();
-        let ticks = 5 * rustix::param::clock_ticks_per_second();
-        let fields = (4..22).map(|_| "0").collect::<Vec<_>>().join(" ");
-        fs::write(one.join("stat"), format!("7 (libvirtd) S {fields} {ticks} 0\n")).unwrap();
-        assert_eq!(started(proc.path(), "libvirtd"), Some(UNIX_EPOCH + Duration::from_secs(1005)));
-        assert_eq!(started(proc.path(), "virtqemud"), None);
     }
 }
