@@ -118,7 +118,7 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "libvirt_migrates_by_the_proxies_of_kubevirt",
-        quick: false,
+        quick: true,
         run: kubevirt::migrates,
     },
 ];
