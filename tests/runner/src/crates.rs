@@ -45,8 +45,9 @@ pub(crate) fn crates(programs: &[Program]) -> Vec<Job> {
     programs
         .iter()
         .map(|program| {
-            // The pinned toolchain's harness reports times only with this unstable option.
-            let arguments = ["-Zunstable-options", "--report-time"];
+            // The pinned toolchain's harness reports times only with this unstable option. The
+            // output of tests that pass says what they have skipped.
+            let arguments = ["-Zunstable-options", "--report-time", "--show-output"];
             let path = program.path.to_string_lossy().into_owned();
             // Its own mount namespace: a network namespace that a whole-VM test enters at the same
             // time copies all mounts, and would hold a FUSE mount of a crate's test.

@@ -5,7 +5,8 @@ use crate::job::Job;
 /// The format of a job's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// Rust's test harness with `--report-time`: `test NAME ... ok <0.123s>`.
+    /// Rust's test harness with `--report-time`: `test NAME ... ok <0.123s>`. With `--show-output`
+    /// a test that prints a line `skipped: REASON` counts as skipped.
     Libtest,
     /// `vm` and `swap` of `tests/vm`, `libvirt` of `tests/libvirt`: `test NAME ... ok (1.2 s)`.
     Scenarios,
@@ -34,8 +35,14 @@ pub(crate) struct Outcome {
 pub(crate) fn read(job: &Job, error: Option<String>, output: &str) -> Outcome {
     let mut outcome = Outcome::default();
     if job.format != Format::Plain {
-        output.lines().for_each(|line| read_line(&job.name, line, &mut outcome));
+        // Behind the results come the outputs of the tests, which may have such lines, too.
+        let results = match job.format {
+            Format::Libtest => output.split("\nsuccesses:\n").next().unwrap_or(output),
+            _ => output,
+        };
+        results.lines().for_each(|line| read_line(&job.name, line, &mut outcome));
         add_causes(&job.name, output, &mut outcome);
+        add_skips(&job.name, output, &mut outcome);
     }
     match error {
         None if job.format == Format::Plain => {
@@ -92,6 +99,24 @@ fn add_causes(job: &str, output: &str, outcome: &mut Outcome) {
     }
 }
 
+/// Moves the tests of the harness of Rust that have skipped something to the skipped ones. The
+/// harness has no such result.
+fn add_skips(job: &str, output: &str, outcome: &mut Outcome) {
+    let mut printed = None;
+    for line in output.lines() {
+        if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
+        {
+            printed = Some(name);
+        }
+        let Some(name) = printed.filter(|_| line.starts_with("skipped")) else { continue };
+        let name = format!("{job}::{name}");
+        if let Some(at) = outcome.passed.iter().position(|test| test.name == name) {
+            outcome.passed.remove(at);
+            outcome.skipped.push((name, line.to_owned()));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +138,21 @@ mod tests {
         let found = outcome(Format::Scenarios, None, said);
         assert_eq!(found.passed[0].seconds, 61.5);
         assert_eq!((found.failed.len(), found.skipped.len()), (0, 1));
+    }
+
+    /// Regression: such tests counted as passed.
+    #[test]
+    fn a_test_that_skips_something_is_no_success() {
+        let said = "test a ... ok <0.1s>\ntest b::c ... ok <0.1s>\ntest d ... ok <0.1s>\n\
+                    test e ... FAILED <0.1s>\n\nsuccesses:\n\n---- a stdout ----\n\
+                    the test d is skipped\ntest inner ... ok\n\n---- b::c stdout ----\nfirst\n\
+                    skipped: needs root\nskipped x: no recording\n\n\nsuccesses:\n    a\n    \
+                    b::c\n    d\n\nfailures:\n\n---- e stdout ----\nskipped: y\n";
+        let found = outcome(Format::Libtest, Some("exit status: 101"), said);
+        let passed: Vec<_> = found.passed.iter().map(|test| test.name.as_str()).collect();
+        assert_eq!(passed, ["job::a", "job::d"]);
+        assert_eq!(found.skipped, [("job::b::c".into(), "skipped: needs root".into())]);
+        assert_eq!(found.failed.len(), 1);
     }
 
     #[test]
