@@ -6,7 +6,7 @@
 # make bench   most figures of docs/figures.md, which names the others (about two hours)
 # make report  the documents' figures beside ours: target/report/index.html (an hour; QUICK=1 ten minutes)
 # make deb     a Debian package: target/deb/platen_VERSION_ARCHITECTURE.deb
-# make rpm     an RPM package: target/rpm/platen-VERSION-1.ARCHITECTURE.rpm (needs rpmbuild)
+# make rpm     an RPM package: target/rpm/platen-VERSION-1.ARCHITECTURE.rpm (needs rpmbuild, or scripts/fetch-packaging)
 # make packages  tests them, the first in a fresh Debian: lintian, installation, upgrade, purge (a part of proof)
 # make check   formatting, lints and documentation, warnings as errors
 #

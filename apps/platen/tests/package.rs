@@ -308,9 +308,10 @@ fn common(files: impl Iterator<Item = String>) -> BTreeSet<String> {
 
 #[test]
 fn the_rpm_package_has_the_files_of_the_debian_package_and_scripts_that_are_read() {
-    if Command::new("rpmbuild").arg("--version").output().is_err() {
-        println!("skipped: there is no rpmbuild (Debian: rpm)");
-        return;
+    let with_rpm = || Command::new(root().join("scripts/with-rpm"));
+    let found = with_rpm().arg("--version").output().unwrap();
+    if !found.status.success() {
+        return println!("skipped: {}", String::from_utf8_lossy(&found.stderr).trim());
     }
     let debian = Package::make();
     let programs = Path::new(env!("CARGO_BIN_EXE_platen")).parent().unwrap();
@@ -320,7 +321,7 @@ fn the_rpm_package_has_the_files_of_the_debian_package_and_scripts_that_are_read
             .env("PLATEN_RPM_OUT", debian.folder.path().join("rpm")),
     );
     let query =
-        |what: &[&str]| output(Command::new("rpm").arg("-qp").args(what).arg(made.trim_end()));
+        |what: &[&str]| output(with_rpm().args(["rpm", "-qp"]).args(what).arg(made.trim_end()));
     let of = |query: String| query.lines().map(String::from).collect::<Vec<_>>();
     // With a slash at its end a path is a folder's.
     let debian = output(Command::new("dpkg-deb").arg("-c").arg(&debian.file));

@@ -20,16 +20,21 @@ pub(crate) const FETCHED: [Fetched; 5] = [
 ];
 
 /// The builds that only `make proof` needs.
-pub(crate) const FETCHED_FOR_PROOF: [Fetched; 4] = [
+pub(crate) const FETCHED_FOR_PROOF: [Fetched; 5] = [
     ("scripts/fetch-qemu", &["11"], "PLATEN_SKIP_QEMU11"),
     ("scripts/fetch-linux7", &[], SKIP_SWAP),
     ("scripts/fetch-libvirt", &["trixie"], SKIP_LIBVIRT),
     ("scripts/fetch-libvirt", &["forky"], SKIP_LIBVIRT),
+    // A crate's test needs its rpmbuild, beside the part of the packages.
+    ("scripts/fetch-packaging", &[], SKIP_PACKAGES),
 ];
 
 pub(crate) const SKIP_SWAP: &str = "PLATEN_SKIP_SWAP";
 pub(crate) const SKIP_LIBVIRT: &str = "PLATEN_SKIP_LIBVIRT";
 pub(crate) const SKIP_PACKAGES: &str = "PLATEN_SKIP_PACKAGES";
+
+/// What only root can unpack and use.
+const NEEDS_ROOT: [&str; 2] = [SKIP_LIBVIRT, SKIP_PACKAGES];
 
 /// Packages, the guest's kernel and its init.
 pub(crate) fn set_up() -> Result<Done> {
@@ -43,7 +48,7 @@ pub(crate) fn set_up() -> Result<Done> {
 /// The jobs of the fetch scripts whose builds the user has not left out.
 pub(crate) fn fetch(all: &[Fetched]) -> Vec<Job> {
     all.iter()
-        .filter(|(_, _, skip)| !is_set(skip) && (*skip != SKIP_LIBVIRT || is_root()))
+        .filter(|(_, _, skip)| !is_set(skip) && (!NEEDS_ROOT.contains(skip) || is_root()))
         .map(|(script, arguments, _)| {
             let name = [&[*script], *arguments].concat().join(" ");
             Job::new("set-up", &name, Format::Plain, script, arguments)
