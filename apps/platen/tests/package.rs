@@ -133,11 +133,23 @@ fn the_package_has_programs_manuals_completions_units_and_scripts_that_fit() {
     };
     let checked = check(&sample);
     assert!(checked.contains("[[host]]: there are 0"), "{checked}");
+    // Without the marks in front of its keys it is in order, and says the defaults.
     let text = package.text("etc/platen/platen.toml");
-    let hosts = text.split_once("#[[host]]").unwrap().1.replace("\n#", "\n");
-    std::fs::write(&sample, format!("[[host]]{hosts}")).unwrap();
+    let keys = text.lines().filter_map(|line| line.strip_prefix('#'));
+    let keys: Vec<&str> = keys.filter(|key| !key.is_empty() && !key.starts_with(' ')).collect();
+    std::fs::write(&sample, keys.join("\n")).unwrap();
     let checked = check(&sample);
     assert!(checked.contains("hosta") && checked.contains("is in order"), "{checked}");
+    let of_hosts = keys.iter().position(|key| *key == "[[host]]").unwrap();
+    assert!(of_hosts >= 10, "{keys:?}");
+    let reference = std::fs::read_to_string(root().join("docs/reference.md")).unwrap();
+    let section = reference.split_once("## Configuration of `platen host`").unwrap().1;
+    for key in &keys[..of_hosts] {
+        let (key, value) = key.split_once(" = ").unwrap();
+        let row = section.split_once(&format!("| `{key}` | ")).unwrap_or_else(|| panic!("{key}")).1;
+        let default = row.split(" | ").nth(1).unwrap().trim_matches('`');
+        assert!(default == "none" || default == value.replace(", ", ","), "{key}: {default}");
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(crate) const SKIP_SWAP: &str = "PLATEN_SKIP_SWAP";
 pub(crate) const SKIP_LIBVIRT: &str = "PLATEN_SKIP_LIBVIRT";
 pub(crate) const SKIP_PACKAGES: &str = "PLATEN_SKIP_PACKAGES";
 
-/// What only root can unpack and use.
+/// The variables of builds that only root can unpack and use.
 const NEEDS_ROOT: [&str; 2] = [SKIP_LIBVIRT, SKIP_PACKAGES];
 
 /// Packages, the guest's kernel and its init.
