@@ -16,7 +16,7 @@
 //!
 //! **A stopped VM has priority.** Its session announces it ([`Turns::hurry`]). For up to 2 s the
 //! other sessions pause before each slice, for half a second at most, so that their links do not
-//! become silent.
+//! become silent. They pause until the last announcement has ended or is withdrawn.
 //!
 //! **What fails.** Nothing, once the memory is mapped. A process that dies leaves a number behind
 //! that is seconds ahead at most, and an announcement that ends by itself.
@@ -24,6 +24,7 @@
 mod cap;
 mod map;
 mod shared;
+mod stopped;
 
 pub use cap::Cap;
 pub use shared::{Priority, Turns};

@@ -15,6 +15,8 @@ use rustix::fs::{
 use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 use rustix::process::geteuid;
 
+use crate::stopped::Stopped;
+
 /// The shared state. Each value is read and written atomically, and gives no ordering.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -23,10 +25,8 @@ pub(crate) struct State {
     pub(crate) rate: AtomicU64,
     /// Nanoseconds of the monotonic clock up to which the slices so far take.
     pub(crate) taken: AtomicU64,
-    /// Nanoseconds of the monotonic clock up to which one session goes first.
-    pub(crate) hurried_until: AtomicU64,
-    /// The number of that session.
-    pub(crate) hurried_by: AtomicU64,
+    /// The sessions that go first.
+    pub(crate) stopped: Stopped,
 }
 
 const LEN: usize = size_of::<State>();

@@ -5,15 +5,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cap::{now, Cap};
 use crate::map::{self, Map};
+use crate::stopped::HURRY;
 
-/// The longest time for which a session goes first.
-const HURRY: u64 = 2_000_000_000;
 /// The longest pause before a slice: the peer counts a link as lost after 3 s of silence.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The interval between two looks during a pause.
@@ -56,10 +55,8 @@ pub struct Turns {
     /// The limit of all sessions together; `None` if they have none.
     cap: Option<Cap>,
     priority: Priority,
-    /// This session among those that map the memory, since the boot.
-    number: u64,
-    /// Whether the session's VM has stopped.
-    hurries: AtomicBool,
+    /// The end of this session's announcement; 0 while its VM runs.
+    hurries_until: AtomicU64,
 }
 
 impl Turns {
@@ -103,13 +100,10 @@ impl Turns {
     ///
     /// The file is another one; the kernel's error.
     pub fn open(file: &OwnedFd, priority: Priority) -> io::Result<Self> {
-        static SESSIONS: AtomicU64 = AtomicU64::new(1);
         let map = Arc::new(Map::new(file)?);
         let rate = map.state().rate.load(Ordering::Relaxed);
         let cap = (rate > 0).then(|| Cap::shared(rate, &map));
-        let nth = SESSIONS.fetch_add(1, Ordering::Relaxed);
-        let number = u64::from(std::process::id()) << 32 | (nth & 0xffff_ffff);
-        Ok(Self { map, cap, priority, number, hurries: AtomicBool::new(false) })
+        Ok(Self { map, cap, priority, hurries_until: AtomicU64::new(0) })
     }
 
     /// The limit of all sessions together.
@@ -144,28 +138,30 @@ impl Turns {
 
     /// Announces that this session's VM has stopped: the others pause. Only the first call counts.
     pub fn hurry(&self) {
-        if !self.hurries.swap(true, Ordering::Relaxed) {
-            let state = self.map.state();
-            state.hurried_by.store(self.number, Ordering::Relaxed);
-            state.hurried_until.store(now() + HURRY, Ordering::Relaxed);
+        self.hurry_at(now());
+    }
+
+    fn hurry_at(&self, now: u64) {
+        let (own, until) = (&self.hurries_until, now + HURRY);
+        if own.compare_exchange(0, until, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.map.state().stopped.announce(now);
         }
     }
 
     /// Whether another session goes first at time `now`, for a slice that waits since `begin`.
     fn must_pause(&self, begin: u64, now: u64) -> bool {
-        let until = self.map.state().hurried_until.load(Ordering::Relaxed);
-        // An announcement that begins later than now is an error of another process.
-        let is_announced = until > now && until - now <= HURRY;
         let pause = u64::try_from(PAUSE.as_nanos()).unwrap_or(u64::MAX);
-        is_announced && now - begin < pause && !self.hurries.load(Ordering::Relaxed)
+        now - begin < pause
+            && self.map.state().stopped.is_any(now)
+            && self.hurries_until.load(Ordering::Relaxed) == 0
     }
 }
 
 impl Drop for Turns {
     fn drop(&mut self) {
-        let state = self.map.state();
-        if state.hurried_by.load(Ordering::Relaxed) == self.number {
-            state.hurried_until.store(0, Ordering::Relaxed);
+        match *self.hurries_until.get_mut() {
+            0 => {}
+            until => self.map.state().stopped.withdraw(until),
         }
     }
 }
@@ -239,25 +235,35 @@ mod tests {
     fn others_pause_while_a_vm_is_stopped_and_not_for_long() {
         let file = Turns::file(None).unwrap();
         let (one, other) = (turns(&file, 4), turns(&file, 4));
-        assert!(!other.must_pause(now(), now()));
-        // The moment of its call: this thread may stand still behind it.
-        let hurried = |who: &Turns| {
-            who.hurry();
-            who.map.state().hurried_until.load(Ordering::Relaxed) - HURRY
-        };
-        let at = hurried(&one);
+        let at = now();
+        assert!(!other.must_pause(at, at));
+        one.hurry_at(at);
         assert!(other.must_pause(at, at) && !one.must_pause(at, at));
-        // Half a second at a slice, and 2 s in all.
+        // Half a second at a slice, and 2 s in all. Only the first announcement counts.
+        one.hurry_at(at + SECOND);
         assert!(!other.must_pause(at, at + SECOND / 2));
         assert!(!other.must_pause(at + HURRY, at + HURRY));
         // Its own VM has stopped, too.
-        let at = hurried(&other);
+        other.hurry_at(at);
         assert!(!other.must_pause(at, at));
-        drop(one);
-        let third = turns(&file, 4);
-        assert!(third.must_pause(at, at));
-        drop(other);
-        assert!(!third.must_pause(now(), now()));
+    }
+
+    /// Regression: the memory had one announcement. That of a second session took its place, and
+    /// the end of the second session ended the pause while the first VM was still stopped.
+    #[test]
+    fn others_pause_until_the_last_of_several_stopped_vms_goes_on() {
+        for ends_first in [0, 1] {
+            let file = Turns::file(None).unwrap();
+            let mut stopped = vec![turns(&file, 4), turns(&file, 4)];
+            let (other, at) = (turns(&file, 4), now());
+            stopped[0].hurry_at(at);
+            let at = at + 1;
+            stopped[1].hurry_at(at);
+            drop(stopped.remove(ends_first));
+            assert!(other.must_pause(at, at), "the end of session {ends_first} ended the pause");
+            drop(stopped);
+            assert!(!other.must_pause(at, at));
+        }
     }
 
     #[test]
@@ -266,10 +272,14 @@ mod tests {
         let session = turns(&file, 4);
         for number in [u64::MAX, now() + 11 * SECOND] {
             session.map.state().taken.store(number, Ordering::Relaxed);
-            session.map.state().hurried_until.store(number, Ordering::Relaxed);
+            session.map.state().stopped.set_all(number);
             assert!(!session.must_pause(now(), now()));
             session.wait(1);
             assert!(session.map.state().taken.load(Ordering::Relaxed) < now() + SECOND);
+            // Nor does it keep a session from its announcement.
+            let (stopped, at) = (turns(&file, 4), now());
+            stopped.hurry_at(at);
+            assert!(session.must_pause(at, at));
         }
     }
 
