@@ -88,14 +88,15 @@ impl EndingOptions {
     }
 }
 
-/// The capabilities that the options need.
+/// The capabilities that the options need, and those that they exclude. A client may have left a
+/// throttle of QEMU's on.
 pub(crate) fn wanted_capabilities(
     options: &EndingOptions,
 ) -> anyhow::Result<Vec<(&'static str, bool)>> {
-    let mut wanted = Vec::new();
-    if options.throttle == Throttle::Auto {
-        wanted.push(("auto-converge", true));
-    }
+    let mut wanted = match options.throttle {
+        Throttle::Off => vec![("auto-converge", false), ("dirty-limit", false)],
+        Throttle::Auto => vec![("auto-converge", true)],
+    };
     if options.postcopy()? != Postcopy::Never {
         wanted.push(("postcopy-ram", true));
     }

@@ -31,6 +31,8 @@ mod hung_end;
 mod no_memory;
 #[path = "migration/terminal.rs"]
 mod terminal;
+#[path = "migration/throttle.rs"]
+mod throttle;
 
 /// Nothing here takes this long unless it hangs.
 const WATCHDOG: Duration = Duration::from_secs(240);
