@@ -8,7 +8,7 @@ use crate::lost_writes::warn_of_lost_writes;
 use crate::migrate_cancel::{cancel_late, Cancel, Passed, Stop};
 use crate::migrate_monitor::Watched;
 use crate::migrate_outcome::{fill, verdict, HELD};
-use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress, refuse_tls};
+use crate::monitor::{open_monitor, refuse_colo, refuse_in_progress, refuse_mode, refuse_tls};
 use crate::network::private_dir;
 use crate::progress::{Bar, Feed};
 use crate::report_file::check_file;
@@ -42,7 +42,9 @@ const WITHOUT_RETURN_PATH: &str =
 /// Refuses a migration that is impossible, before anything is changed.
 pub(crate) fn check(qmp: &mut Qmp, args: &MigrateArgs) -> anyhow::Result<()> {
     refuse_in_progress(qmp, "the source QEMU")?;
-    refuse_tls(&qmp.query_parameters()?, "source")?;
+    let parameters = qmp.query_parameters()?;
+    refuse_tls(&parameters, "source")?;
+    refuse_mode(&parameters, "the source QEMU")?;
     refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "source")?;
     args.ending.check(qmp, args.channels.count())
 }

@@ -58,6 +58,18 @@ pub(crate) fn refuse_colo(capabilities: &serde_json::Value, end: &str) -> anyhow
     Ok(())
 }
 
+/// Refuses a mode of QEMU's in which it migrates no running VM to another host: its cpr modes stop
+/// the VM at the beginning.
+pub(crate) fn refuse_mode(parameters: &serde_json::Value, which: &str) -> anyhow::Result<()> {
+    if let Some(mode) = parameters["mode"].as_str().filter(|mode| *mode != "normal") {
+        bail!(
+            "{which}'s migration mode is '{mode}', which stops the VM at the beginning: set it to \
+             normal (migrate-set-parameters mode normal)"
+        );
+    }
+    Ok(())
+}
+
 /// Whether `name` is on in an answer to `query-migrate-capabilities`.
 pub(crate) fn is_on(capabilities: &serde_json::Value, name: &str) -> bool {
     let all = capabilities.as_array();

@@ -1,6 +1,6 @@
 //! The checks and the settings of `platen save` before a save.
 
-use crate::monitor::refuse_in_progress;
+use crate::monitor::{refuse_in_progress, refuse_mode};
 use crate::restore_fit::get;
 use crate::saved_vm::PLAIN;
 use crate::settings_former;
@@ -20,7 +20,9 @@ pub(crate) fn vm(qmp: &mut Qmp) -> anyhow::Result<RunStatus> {
             bail!("this QEMU has {name} on, which an image cannot hold: turn it off (migrate-set-capabilities)");
         }
     }
-    let creds = qmp.query_parameters()?.get("tls-creds").cloned().unwrap_or_default();
+    let parameters = qmp.query_parameters()?;
+    refuse_mode(&parameters, "this QEMU")?;
+    let creds = parameters.get("tls-creds").cloned().unwrap_or_default();
     if creds.as_str().is_some_and(|creds| !creds.is_empty()) {
         bail!("this QEMU has tls-creds set, which hides the stream: clear it (migrate-set-parameters tls-creds \"\")");
     }

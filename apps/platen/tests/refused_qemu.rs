@@ -27,9 +27,12 @@ struct Qemu {
     colo: bool,
     /// The parameter tls-creds.
     tls: &'static str,
+    /// The parameter mode, of QEMU 8.2 and later.
+    mode: &'static str,
 }
 
-const QEMU: Qemu = Qemu { status: "running", version: (11, 1), colo: false, tls: "" };
+const QEMU: Qemu =
+    Qemu { status: "running", version: (11, 1), colo: false, tls: "", mode: "normal" };
 
 /// One that waits for a migration.
 const INCOMING: Qemu = Qemu { status: "inmigrate", ..QEMU };
@@ -57,9 +60,12 @@ fn serve(mut client: UnixStream, qemu: Qemu, heard: &Heard) -> std::io::Result<(
         let name = command["execute"].as_str().unwrap().to_string();
         let answer = match &name[..] {
             "query-status" => json!({ "status": status, "running": status == "running" }),
-            "query-migrate-parameters" => {
-                json!({ "downtime-limit": 300, "max-bandwidth": 0, "tls-creds": qemu.tls })
-            }
+            "query-migrate-parameters" => json!({
+                "downtime-limit": 300,
+                "max-bandwidth": 0,
+                "tls-creds": qemu.tls,
+                "mode": qemu.mode,
+            }),
             // 11.1 allows x-colo with return-path only.
             "query-migrate-capabilities" => json!([
                 { "state": false, "capability": "events" },
@@ -132,6 +138,28 @@ fn a_source_qemu_older_than_7_2_is_refused_by_its_monitor() {
 #[test]
 fn a_source_qemu_that_encrypts_its_stream_is_refused_by_its_monitor() {
     a_source_is_refused(Qemu { tls: "tls0", ..QEMU }, "the source QEMU has tls-creds set");
+}
+
+/// Regression: `migrate` and `save` took a mode for granted. In this one QEMU stops the VM at the
+/// beginning, so that its downtime is the whole migration.
+#[test]
+fn a_source_qemu_in_a_mode_that_stops_its_vm_is_refused_by_its_monitor() {
+    let qemu = Qemu { mode: "cpr-reboot", ..QEMU };
+    let words = "migration mode is 'cpr-reboot', which stops the VM at the beginning: set it to \
+                 normal (migrate-set-parameters mode normal)";
+    a_source_is_refused(qemu, words);
+    let folder = tempfile::tempdir().unwrap();
+    let heard = monitor(&folder.path().join("qmp"), qemu);
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (image, qmp, json) = (at("image"), format!("unix:{}", at("qmp")), at("report"));
+    let output = platen(&["save", &image, "--qmp", &qmp]);
+    is_refused(&output, words, &heard);
+    assert!(!Path::new(&image).exists());
+    heard.lock().unwrap().clear();
+    let vm = format!("--vm=one={qmp}");
+    let to = ["evacuate", "--insecure", "--to", "127.0.0.1:9", "--json", &json];
+    let output = platen(&[&to[..], &[&vm]].concat());
+    is_refused(&output, words, &heard);
 }
 
 /// A process that ends with the test.

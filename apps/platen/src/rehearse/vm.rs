@@ -2,11 +2,11 @@
 
 use super::course::{Course, PAGE};
 use crate::load::Load;
-use crate::monitor::{refuse_colo, refuse_in_progress, refuse_tls};
+use crate::monitor::{refuse_colo, refuse_in_progress, refuse_mode, refuse_tls};
 use crate::network::private_dir;
 use crate::settings::Before;
 use crate::settings_former::capabilities;
-use anyhow::{bail, ensure, Context};
+use anyhow::{ensure, Context};
 use forecast::{Cores, DirtyCurve, Guest, Pass, QemuSettings, Sampled, Setup, Work};
 use qmp::{Qmp, QmpError, Version};
 use rehearse::{Discard, Totals};
@@ -70,12 +70,7 @@ pub(super) fn check(qmp: &mut Qmp, max_downtime: Option<u64>) -> anyhow::Result<
     );
     let parameters = qmp.query_parameters()?;
     refuse_tls(&parameters, "source")?;
-    if let Some(mode) = parameters["mode"].as_str().filter(|mode| *mode != "normal") {
-        bail!(
-            "the source QEMU's migration mode is '{mode}', which stops the VM at the beginning: set it to \
-             normal (migrate-set-parameters)"
-        );
-    }
+    refuse_mode(&parameters, "the source QEMU")?;
     refuse_colo(&qmp.execute("query-migrate-capabilities", None)?, "source")?;
     let limit = parameters["downtime-limit"].as_u64();
     let limit = max_downtime.or(limit).context("QEMU has no parameter downtime-limit")?;
