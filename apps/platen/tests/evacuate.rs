@@ -218,6 +218,22 @@ fn mistakes_are_refused_before_any_monitor_is_asked() {
     }
 }
 
+/// Regression: `--priority` without `--max-bandwidth` did nothing, and nothing was said.
+#[test]
+fn a_share_without_a_limit_to_share_is_named() {
+    let rig = Rig::new();
+    let (gone, words) = (rig.vm("gone"), "--priority has no effect without a limit to share");
+    for (options, is_named) in [
+        (&["--priority=gone=8"][..], true),
+        (&["--priority=gone=8", "--max-bandwidth=100mbit"], false),
+        (&[], false),
+    ] {
+        let mut evacuate = rig.start("log", &[&[gone.as_str()][..], options].concat());
+        assert_eq!(evacuate.ends(), Some(1), "{}", evacuate.said());
+        assert_eq!(evacuate.said().contains(words), is_named, "{}", evacuate.said());
+    }
+}
+
 #[test]
 fn the_failure_of_one_stops_no_other_and_the_exit_status_counts_them() {
     let rig = Rig::new();

@@ -92,8 +92,8 @@ pub(crate) struct EvacuateArgs {
     /// with --at-once N [default: no limit]
     #[arg(long, value_name = "RATE")]
     max_bandwidth: Option<Rate>,
-    /// Share of a --vm in --max-bandwidth, 1 to 8: a VM of 8 sends twice as fast as one of 4
-    /// [default: 4]
+    /// Share of a --vm in --max-bandwidth, 1 to 8: a VM of 8 sends twice as fast as one of 4. Without
+    /// --max-bandwidth this option has no effect [default: 4]
     #[arg(long, value_name = "NAME=N", value_parser = priority)]
     priority: Vec<(String, Priority)>,
     #[command(flatten)]
@@ -219,6 +219,9 @@ pub(crate) fn run(args: &EvacuateArgs) -> anyhow::Result<ExitCode> {
     let turns = turns.context("no memory for the turns of migrations")?;
     let plans = args.plans(&turns)?;
     check(plans.iter().filter_map(|plan| plan.options.as_ref()))?;
+    if !args.priority.is_empty() && args.max_bandwidth.is_none() {
+        say("--priority has no effect without a limit to share: give --max-bandwidth, too");
+    }
     let interrupts = interrupt::counted()?;
     let folder = private_dir()?;
     let go_on = || interrupts.load(Ordering::Acquire) == 0;
