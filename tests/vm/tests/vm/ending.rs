@@ -151,6 +151,10 @@ fn is_reported(stage: &mut Stage, mut endless: Endless) -> Result<()> {
         ensure!(figures.contains(words), "no '{words}' in: {figures}");
     }
     Ok(())
+    // Decisions that only --explain shows: the moment to stop, and the longer downtime.
+    for words in ["QEMU is to stop the VM when", "are left after a pass and do not become less"] {
+        ensure!(said.contains(words), "no '{words}' in: {said}");
+    }
 }
 
 /// The first pass takes longer than the time until the deadline.
