@@ -10,6 +10,8 @@ pub(super) struct OomKills {
     /// The cgroup; `None` without a unified hierarchy.
     cgroup: Option<PathBuf>,
     killed: u64,
+    /// Other processes than a server that SIGKILL has ended since the last look at the counter.
+    others: u64,
 }
 
 impl OomKills {
@@ -17,7 +19,7 @@ impl OomKills {
     pub(super) fn new(root: &Path, cgroups: &str) -> Self {
         let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
         let cgroup = path.map(|path| root.join(path.trim_start_matches('/')));
-        let mut this = Self { root: root.to_owned(), cgroup, killed: 0 };
+        let mut this = Self { root: root.to_owned(), cgroup, killed: 0, others: 0 };
         this.killed = this.count();
         this
     }
@@ -35,10 +37,26 @@ impl OomKills {
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Returns a message if there was a kill since the last call.
+    /// Records that SIGKILL, which the supervisor did not send, has ended another process than a
+    /// server. Does not read the counter, which takes memory: a server may just have died too.
+    pub(super) fn another_was_killed(&mut self) {
+        self.others += 1;
+    }
+
+    /// Attributes the kills since the last look to the [others](Self::another_was_killed), if there
+    /// are any.
+    pub(super) fn settle(&mut self) {
+        if self.others > 0 {
+            self.killed = self.count().min(self.killed + self.others);
+            self.others = 0;
+        }
+    }
+
+    /// Returns a message if there was a kill since the last call, beside those of others. The
+    /// caller has seen that SIGKILL has ended a server, and has not sent it.
     pub(super) fn since(&mut self) -> Option<String> {
-        let now = self.count();
-        let before = std::mem::replace(&mut self.killed, now);
+        let before = self.killed + std::mem::take(&mut self.others);
+        self.killed = self.count();
         if self.killed <= before {
             return None;
         }
@@ -87,6 +105,18 @@ mod tests {
         fs::remove_file(root.path().join("system.slice/memory.max")).unwrap();
         events(4).unwrap();
         assert!(kills.since().unwrap().contains("the machine has none left"));
+        // Of a trainer and a server that died together, the server's kill is reported too.
+        events(6).unwrap();
+        kills.another_was_killed();
+        assert!(kills.since().is_some());
+        events(7).unwrap();
+        kills.another_was_killed();
+        assert_eq!(kills.since(), None);
+        // A trainer that a user killed hides no later kill.
+        kills.another_was_killed();
+        kills.settle();
+        events(8).unwrap();
+        assert!(kills.since().is_some());
         let mut none = OomKills::new(root.path(), "1:cpu:/x\n");
         assert_eq!(none.since(), None);
     }

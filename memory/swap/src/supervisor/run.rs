@@ -57,7 +57,7 @@ pub(super) struct Supervisor<'a> {
     watchdog: Watchdog,
     /// When the watchdog looks next.
     look: Instant,
-    oom: OomKills,
+    pub(super) oom: OomKills,
     notify: Notify,
     /// When to start a server.
     restart: Option<Instant>,
@@ -174,6 +174,7 @@ impl<'a> Supervisor<'a> {
             }
             self.enforce_deadlines()?;
             self.look_at_servers();
+            self.oom.settle();
             // A child whose wait fails is dropped too.
             self.dismissed.retain(|child| matches!(child.try_wait(), Ok(None)));
         }

@@ -1,10 +1,12 @@
 mod deaths;
 mod helpers;
 mod hung_helpers;
+mod oom;
 mod renewal;
 mod trainers;
 
 use super::child::receive;
+use super::oom::OomKills;
 use super::*;
 use pulse::Pulse;
 use rustix::cmsg_space;
@@ -63,6 +65,8 @@ struct Shell {
     no_hand_over: Option<&'static str>,
     /// `hand_over` refuses a successor that does not announce that it names its disk.
     is_named: bool,
+    /// The OOM kills that the supervisor sees in place of its own cgroup's.
+    kills: Option<OomKills>,
     log: RefCell<Vec<String>>,
     folder: tempfile::TempDir,
 }
@@ -88,6 +92,7 @@ impl Shell {
             is_connected_later: false,
             no_hand_over: None,
             is_named: false,
+            kills: None,
             log,
             folder,
         }
@@ -225,6 +230,9 @@ impl Service for Shell {
         if log.iter().filter(|line| line.ends_with(LONG_PAUSE)).count() == 4 {
             fs::write(self.folder.path().join("note.paused"), "").unwrap();
         }
+        if line.starts_with("a trainer has ended") {
+            fs::write(self.folder.path().join("note.reaped"), "").unwrap();
+        }
     }
 }
 
@@ -247,7 +255,12 @@ fn run(shell: &mut Shell, text: &'static str) -> Result<(), SuperviseError> {
         let _ = (&ask).write_all(b"x");
         ask
     });
-    let result = supervise(shell, stop.as_fd());
+    let kills = shell.kills.take();
+    let mut supervisor = run::Supervisor::new(shell);
+    if let Some(kills) = kills {
+        supervisor.oom = kills;
+    }
+    let result = supervisor.run(stop.as_fd());
     over.store(true, Ordering::Release);
     asking.join().unwrap();
     result

@@ -1,11 +1,13 @@
 //! The end of servers: on request, by deadline, by the watchdog, or by their own death.
 
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use thread_stat::Proc;
 
+use super::helpers::KILLED;
 use super::{Supervisor, DOWN_AGAIN, EXTENSION, GONE, STAND_BY_AGAIN};
 use crate::supervisor::child::{Server, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
@@ -42,9 +44,13 @@ impl Supervisor<'_> {
         if self.announced {
             self.notify.extend(EXTENSION);
         }
-        let ended = |standby: &mut Server| !matches!(standby.child.try_wait(), Ok(None));
-        if self.standby.take_if(ended).is_some() {
-            self.stand_by = Some(now + STAND_BY_AGAIN);
+        if let Some(standby) = &self.standby {
+            let ended = standby.child.try_wait();
+            if !matches!(ended, Ok(None)) {
+                self.note_kill(ended.ok().flatten());
+                self.standby = None;
+                self.stand_by = Some(now + STAND_BY_AGAIN);
+            }
         }
         let watched = |server: &&mut Server| server.ready.is_some() && !server.killed;
         let Some(server) = self.server.as_mut().filter(watched) else { return };
@@ -181,6 +187,8 @@ impl Supervisor<'_> {
             return Ok(false);
         };
         let (ready, killed) = (server.ready.map(|since| since.elapsed()), server.killed);
+        // The supervisor's own SIGKILL has another reason, which it has reported.
+        let may_be_oom = status.signal() == Some(KILLED) && !killed;
         self.server = None;
         self.watchdog.reset();
         if let Some(pulse) = self.service.pulse() {
@@ -203,7 +211,7 @@ impl Supervisor<'_> {
             return Ok(true);
         }
         if !self.been_up && self.started == 1 && ready.is_none() {
-            if let Some(why) = self.oom.since() {
+            if let Some(why) = self.oom.since().filter(|_| may_be_oom) {
                 self.service.say(&why);
             }
             // It may have made its disk.
@@ -218,7 +226,7 @@ impl Supervisor<'_> {
         // First start the next server, then report: to read the cgroup's files takes memory.
         self.restart = Some(Instant::now() + pause);
         self.begin_what_is_due()?;
-        let oom = self.oom.since();
+        let oom = self.oom.since().filter(|_| may_be_oom);
         let after = match pause {
             Duration::ZERO => String::new(),
             pause => format!(" in {pause:?}"),

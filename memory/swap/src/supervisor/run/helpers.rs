@@ -11,7 +11,7 @@ use crate::supervisor::process::Process;
 use crate::supervisor::NOT_BEGUN;
 
 /// The status of a process that SIGKILL has ended.
-const KILLED: i32 = 9;
+pub(super) const KILLED: i32 = 9;
 
 impl Supervisor<'_> {
     /// Runs the helper that follows the current server's start, if the server is ready.
@@ -137,8 +137,12 @@ impl Supervisor<'_> {
             match helper.child.try_wait().map_err(failed("wait for a helper"))? {
                 Some(status) => {
                     let helper = self.helpers.swap_remove(nth);
-                    if helper.task == Task::Train && !status.success() && helper.deadline.is_some()
-                    {
+                    // One that the supervisor has killed has none, or is marked.
+                    let by_itself = helper.deadline.is_some() && !helper.killed;
+                    if by_itself {
+                        self.note_kill(Some(status));
+                    }
+                    if helper.task == Task::Train && !status.success() && by_itself {
                         self.service.say(&format!("a trainer has ended with {status}"));
                     }
                     self.helper_ended(helper.task, status)?;
@@ -147,6 +151,14 @@ impl Supervisor<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Records the end of a process other than the server, which the supervisor has not killed. If
+    /// the OOM killer has, that kill is not taken for the cause of a server's death.
+    pub(super) fn note_kill(&mut self, status: Option<ExitStatus>) {
+        if status.and_then(|status| status.signal()) == Some(KILLED) {
+            self.oom.another_was_killed();
+        }
     }
 
     /// Kills helpers that are late. Their exit is then handled as a failure, and so is that of one

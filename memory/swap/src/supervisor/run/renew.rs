@@ -74,6 +74,7 @@ impl Supervisor<'_> {
         }
         if let Ok(Some(status)) = successor.child.try_wait() {
             self.successor = None;
+            self.note_kill(Some(status));
             self.service.renewed(Err(format!("the new server ended with {status}")));
         }
     }
