@@ -27,7 +27,8 @@
 //!
 //! A replacement server that is not ready after some time ([`Service::ready_limit`]) is killed and
 //! counts as dead, because all users of the disk wait for it. So is a server that does not end when
-//! it is told to ([`Service::end_limit`]): it may wait for a disk that does not answer.
+//! it is told to ([`Service::end_limit`]): it may wait for a disk that does not answer. One that
+//! works on its end, or gets no CPU for it, has more time.
 //!
 //! Nothing that the supervisor does for a disk in use may end it or block it. A process that cannot
 //! be started is tried again. A killed process is not waited for, because it may be stuck in a

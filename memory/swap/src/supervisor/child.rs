@@ -36,13 +36,26 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// The letter of the process's state in `/proc/PID/stat`: T if stopped.
-    pub(super) fn state(&self) -> Option<u8> {
-        let mut bytes = [0; 1024];
-        let got = self.stat.as_ref()?.read_at(&mut bytes, 0).ok()?;
+    /// The fields of `/proc/PID/stat`, from the process's state on.
+    fn stat<'a>(&self, bytes: &'a mut [u8; 1024]) -> Option<&'a [u8]> {
+        let got = self.stat.as_ref()?.read_at(bytes, 0).ok()?;
         // The name may contain brackets and blanks.
         let at = bytes[..got].iter().rposition(|&byte| byte == b')')?;
-        bytes[..got].get(at + 2).copied()
+        bytes[..got].get(at + 2..)
+    }
+
+    /// The letter of the process's state: T if stopped.
+    pub(super) fn state(&self) -> Option<u8> {
+        self.stat(&mut [0; 1024])?.first().copied()
+    }
+
+    /// CPU time that all threads of the process have used, also those that have ended.
+    pub(super) fn ran(&self) -> Option<Duration> {
+        let mut bytes = [0; 1024];
+        let fields = std::str::from_utf8(self.stat(&mut bytes)?).ok()?;
+        // In ticks, which the kernel shows as hundredths of a second.
+        let mut ticks = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
+        Some(Duration::from_millis(10 * (ticks.next()? + ticks.next()?)))
     }
 
     /// Whether the process is stopped: it would accept a line and not act on it.

@@ -3,6 +3,7 @@
 mod end;
 mod helpers;
 mod listen;
+mod patience;
 mod renew;
 
 use std::io::Write;
@@ -19,6 +20,7 @@ use super::process::Process;
 use super::service::Service;
 use super::watchdog::{Watchdog, LOOK};
 use super::words;
+use patience::Patience;
 
 /// The pause before a retry of a failed start or helper.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -89,6 +91,8 @@ pub(super) struct Supervisor<'a> {
     announced: bool,
     /// Whether the server was ordered to end.
     ending: bool,
+    /// How long it may take.
+    patience: Patience,
 }
 
 pub(super) struct Woken {
@@ -133,6 +137,7 @@ impl<'a> Supervisor<'a> {
             stopping: false,
             announced: false,
             ending: false,
+            patience: Patience::default(),
         }
     }
 

@@ -84,7 +84,8 @@ pub trait Service {
         Duration::from_secs(60)
     }
 
-    /// How long a server may take to end when it is ordered to.
+    /// How long a server may take to end when it is ordered to. A server that has not ended by then
+    /// and has worked on it gets as long again, up to ten times in all.
     fn end_limit(&self) -> Duration {
         Duration::from_secs(30)
     }

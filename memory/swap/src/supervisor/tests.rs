@@ -2,6 +2,7 @@ mod deaths;
 mod helpers;
 mod hung_helpers;
 mod oom;
+mod patience;
 mod renewal;
 mod trainers;
 
@@ -233,6 +234,9 @@ impl Service for Shell {
         if line.starts_with("a trainer has ended") {
             fs::write(self.folder.path().join("note.reaped"), "").unwrap();
         }
+        if line.contains("but works on it") {
+            fs::write(self.folder.path().join("note.works"), "").unwrap();
+        }
     }
 }
 
@@ -356,14 +360,15 @@ fn the_end_does_not_wait_for_a_pause() {
     assert!(!log[asked..].iter().any(|line| line.contains("another in")), "{log:?}");
 }
 
-/// Starts a request and makes no progress: asleep, or spinning.
+/// Starts a request and makes no progress: asleep, or spinning. Or advances slowly, and ends when
+/// the supervisor has seen that.
 const HANGS: &str = "begins_a_request_and_hangs";
 
 #[test]
 fn begins_a_request_and_hangs() {
     let Some(how) = std::env::var_os(HANGS) else { return };
     let pulse = Pulse::open(&descriptor(9).unwrap()).unwrap();
-    let waits = how == "waits";
+    let (waits, advances) = (how == "waits", how == "advances");
     let (begin, begun) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         pulse.slot(5).begin();
@@ -371,6 +376,10 @@ fn begins_a_request_and_hangs() {
         match how.to_str() {
             Some("spins") => loop {
                 std::hint::spin_loop();
+            },
+            Some("advances") => loop {
+                pulse.slot(5).advance();
+                std::thread::sleep(Duration::from_millis(200));
             },
             Some("waits") => pulse.slot(5).while_waiting(|| loop {
                 std::thread::park();
@@ -385,6 +394,10 @@ fn begins_a_request_and_hangs() {
     let _ = rustix::io::write(rustix::stdio::stdin(), b"ready\n");
     let _ = fs::write(std::env::var_os("NOTE").unwrap(), said);
     let _ = io::Read::read(&mut io::stdin(), &mut [0; 16]);
+    let seen = std::env::var("NOTE").unwrap() + ".works";
+    while advances && !fs::exists(&seen).unwrap() {
+        std::thread::sleep(Duration::from_millis(200));
+    }
 }
 
 #[test]

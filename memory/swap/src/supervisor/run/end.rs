@@ -8,6 +8,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use thread_stat::Proc;
 
 use super::helpers::KILLED;
+use super::patience::Patience;
 use super::{Supervisor, DOWN_AGAIN, EXTENSION, GONE, STAND_BY_AGAIN};
 use crate::supervisor::child::{Server, Task};
 use crate::supervisor::error::{failed, with_cause, SuperviseError};
@@ -71,12 +72,15 @@ impl Supervisor<'_> {
     pub(super) fn enforce_deadlines(&mut self) -> Result<(), SuperviseError> {
         self.enforce_helpers()?;
         self.enforce_renewal();
-        let late = |server: &&mut Server| server.deadline.is_some_and(|at| at <= Instant::now());
-        let Some(server) = self.server.as_mut().filter(late) else { return Ok(()) };
+        let late = |server: &Server| server.deadline.is_some_and(|at| at <= Instant::now());
+        if !self.server.as_ref().is_some_and(late) || self.more_patience() {
+            return Ok(());
+        }
+        let Some(server) = self.server.as_mut() else { return Ok(()) };
         if server.killed {
             // The disk is no longer swapped to, so nothing for which the server waits is needed.
             self.service.abandon(self.set_up);
-            let limit = self.service.end_limit();
+            let limit = self.patience.waited(self.service.end_limit());
             return Err(SuperviseError::Stuck { limit, gone: false });
         }
         // The server's exit is then handled like any other. At the final stop the wait for it is
@@ -85,7 +89,7 @@ impl Supervisor<'_> {
         server.killed = true;
         server.deadline = self.ending.then(|| Instant::now() + GONE);
         let what = if self.ending {
-            format!("has not ended in {:?}", self.service.end_limit())
+            format!("has not ended in {:?}", self.patience.waited(self.service.end_limit()))
         } else {
             self.late += 1;
             "does not get ready".to_owned()
@@ -159,7 +163,10 @@ impl Supervisor<'_> {
         if let Some(server) = &mut self.server {
             // A server that is dying just now has closed the channel.
             let _ = server.channel.write_all(format!("{}\n", words::END).as_bytes());
-            server.deadline = Some(Instant::now() + self.service.end_limit());
+            let limit = self.service.end_limit();
+            let (patience, deadline) = Patience::begin(server, self.service.pulse(), limit);
+            self.patience = patience;
+            server.deadline = Some(deadline);
             server.killed = false;
         }
     }
@@ -201,7 +208,7 @@ impl Supervisor<'_> {
         if self.ending {
             if killed {
                 self.service.abandon(self.set_up);
-                let limit = self.service.end_limit();
+                let limit = self.patience.waited(self.service.end_limit());
                 return Err(SuperviseError::Stuck { limit, gone: true });
             }
             if !status.success() {

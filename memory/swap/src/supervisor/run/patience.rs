@@ -1,0 +1,87 @@
+//! How long a server may take to end: longer than its limit while it works on that.
+//!
+//! A host that is short of CPU may give a server less than a second of CPU in the limit
+//! ([`Service::end_limit`]). A server that waits for a disk uses none, and nothing in it advances.
+//!
+//! [`Service::end_limit`]: crate::supervisor::Service::end_limit
+
+use std::time::{Duration, Instant};
+
+use pulse::Pulse;
+use thread_stat::{Proc, Process};
+
+use super::Supervisor;
+use crate::supervisor::child::Server;
+
+/// How many limits a server may take that works on its end all the time, or seems to: it may spin.
+const MOST: u32 = 10;
+
+/// A server that has used this part of the time, one hundredth, works: the threads of a server that
+/// waits use less.
+const PART: u32 = 100;
+
+/// A server that was told to end.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    /// Limits that it has been given.
+    limits: u32,
+    /// CPU time that it had used when the last one began.
+    ran: Duration,
+    /// The sum of its heartbeats then.
+    progress: u64,
+}
+
+impl Patience {
+    /// Gives the server its first limit, and returns its deadline.
+    pub(super) fn begin(
+        server: &Server,
+        pulse: Option<&Pulse>,
+        limit: Duration,
+    ) -> (Self, Instant) {
+        let ran = server.ran().unwrap_or_default();
+        (Self { limits: 1, ran, progress: progress(pulse) }, Instant::now() + limit)
+    }
+
+    /// How long the server has had.
+    pub(super) fn waited(&self, limit: Duration) -> Duration {
+        limit * self.limits
+    }
+}
+
+fn progress(pulse: Option<&Pulse>) -> u64 {
+    let slots = pulse.map(Pulse::slots).unwrap_or_default();
+    slots.iter().fold(0, |sum, slot| sum.wrapping_add(slot.look().progress))
+}
+
+/// Whether a thread of the process runs, or would if it got a CPU.
+fn wants_cpu(process: u32) -> bool {
+    let mut kernel = Proc::of(process);
+    let threads = kernel.threads();
+    threads.into_iter().any(|id| kernel.thread(id).is_some_and(|thread| thread.state == b'R'))
+}
+
+impl Supervisor<'_> {
+    /// Gives a server that was told to end another limit, if it has worked on its end in the last
+    /// one. Returns whether it has one.
+    pub(super) fn more_patience(&mut self) -> bool {
+        let Some(server) = self.server.as_mut().filter(|_| self.ending) else { return false };
+        let (limit, patience) = (self.service.end_limit(), &mut self.patience);
+        if server.killed || patience.limits >= MOST {
+            return false;
+        }
+        let ran = server.ran().unwrap_or_default();
+        let used = ran.saturating_sub(std::mem::replace(&mut patience.ran, ran));
+        let now = progress(self.service.pulse());
+        let advanced = std::mem::replace(&mut patience.progress, now) != now;
+        if !advanced && used * PART < limit && !wants_cpu(server.child.id()) {
+            return false;
+        }
+        let waited = patience.waited(limit);
+        patience.limits += 1;
+        server.deadline = Some(Instant::now() + limit);
+        self.service.say(&format!(
+            "the server has not ended in {waited:?}, but works on it: {limit:?} more"
+        ));
+        true
+    }
+}
