@@ -77,7 +77,7 @@ pub(crate) struct ServeArgs {
     /// Memory that compressed pages and their tables may use, in bytes; 0 is no limit. A write that
     /// needs more fails with ENOSPC. Connections (3 MiB each), codec contexts and buffers are not
     /// part of it [default: 7/8 of the memory of the cgroup, or all but 24M if that is less; with
-    /// --swap 7/8 of the memory of the host or the cgroup; without either no limit]
+    /// --swap at most 7/8 of the host's memory; without either no limit]
     #[arg(long, value_name = "SIZE")]
     pub(crate) mem_limit: Option<Size>,
     /// Number of threads that help with large requests, 0 to 32 [default: the number of CPUs less
@@ -98,13 +98,14 @@ pub(crate) struct ServeArgs {
     /// CPUs, at most 8; with --swap and less than 1 GiB of memory at most 2]
     #[arg(long, requires = "ublk", value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) queues: Option<u16>,
-    /// Memory for the ublk device's requests in flight, in bytes [default: 1/128 of the host's
-    /// memory, 1M to 256M; with --swap and less than 1 GiB of memory 1/512, 256K to 2M]
+    /// Memory for the ublk device's requests in flight, in bytes [default: 1/128 of the memory
+    /// of the host or the cgroup, the lesser, 1M to 256M; with --swap and less than 1 GiB of memory
+    /// 1/512, 256K to 2M]
     #[arg(long, value_name = "SIZE", requires = "ublk")]
     pub(crate) buffers: Option<Size>,
     /// Memory that the server allocates ahead of writes, in bytes, less while the host is short of
-    /// memory [default: 64M, at most 1/16 of the cgroup's limit; with --swap 1/16 of the host's
-    /// memory, 8M to 512M]
+    /// memory [default: 64M, at most 1/16 of the cgroup's limit; with --swap 1/16 of the memory of
+    /// the host or the cgroup, the lesser, 8M to 512M]
     #[arg(long, value_name = "SIZE")]
     pub(crate) reserve: Option<Size>,
     /// Make the block device a swap area and swap to it. Without --ublk the kernel's NBD client

@@ -1,6 +1,7 @@
 //! The arguments of `platen device serve` resolved to sizes, threads and memory. Supervisor and
 //! server both compute them here, so they agree.
 
+mod memory;
 mod room;
 
 use super::args::ServeArgs;
@@ -10,6 +11,7 @@ use crate::size::Size;
 use anyhow::{ensure, Context};
 use codec::{Codec, Dictionary, Settings};
 use device::{DeviceOptions, FETCHERS, PAGE};
+use memory::Memory;
 use std::path::Path;
 use std::thread::available_parallelism;
 use std::time::Duration;
@@ -42,6 +44,10 @@ pub(super) struct Plan<'a> {
     pub(super) policy: policy::Settings,
     /// CPUs of this machine that this process may use.
     cpus: usize,
+    /// Memory that this process may use.
+    memory: Memory,
+    /// Whether the defaults are those that take less memory.
+    small: bool,
     /// Queues of the existing ublk disk that this server takes over, and requests of each: the
     /// machine may have had more CPUs or memory when the disk was made.
     disk: Option<(u16, u16)>,
@@ -58,11 +64,21 @@ impl<'a> Plan<'a> {
 
     /// As [`new`](Self::new), on a machine with this number of CPUs.
     fn on(cpus: usize, args: &'a ServeArgs, policy: Option<&str>) -> anyhow::Result<Self> {
+        Self::within(Memory::own(), cpus, args, policy)
+    }
+
+    /// As [`on`](Self::on), with this memory.
+    fn within(
+        memory: Memory,
+        cpus: usize,
+        args: &'a ServeArgs,
+        policy: Option<&str>,
+    ) -> anyhow::Result<Self> {
         let pages = pages(args.size)?;
         let codec = Settings::new(args.codec, args.level)?;
         offload::check(args)?;
-        let defaults =
-            if small(args) { policy::Settings::small() } else { policy::Settings::default() };
+        let small = args.swap && memory.is_small();
+        let defaults = if small { policy::Settings::small() } else { policy::Settings::default() };
         let policy = match policy {
             None => defaults,
             Some(text) => {
@@ -70,7 +86,7 @@ impl<'a> Plan<'a> {
                 policy::Settings::read_over(text, &defaults).with_context(|| name.to_string())?
             }
         };
-        Ok(Self { args, pages, codec, policy, cpus, disk: None })
+        Ok(Self { args, pages, codec, policy, cpus, memory, small, disk: None })
     }
 
     /// Plans for the queues of the ublk disk that this server takes over.
@@ -92,34 +108,25 @@ impl<'a> Plan<'a> {
 
     /// Connections of the kernel's NBD client: one for each CPU that may submit requests at once.
     pub(super) fn swap_connections(&self) -> usize {
-        let most = if small(self.args) { 1 } else { 4 };
+        let most = if self.small { 1 } else { 4 };
         self.cpus.min(most).min(usize::from(self.args.connections))
     }
 
     pub(super) fn store_options(&self) -> store::Options {
-        self.store_options_within(swap::memory_limit())
-    }
-
-    /// The options of the store, in a cgroup with the limit `cgroup`, in bytes. A server that
-    /// reaches that limit is killed.
-    fn store_options_within(&self, cgroup: Option<u64>) -> store::Options {
         let mut options = store::Options::default();
-        match (self.args.mem_limit, self.args.swap, cgroup) {
-            (Some(Size(limit)), _, _) => options.mem_limit = limit,
-            (None, true, _) => options.mem_limit = default_limit(memory()),
-            (None, false, Some(limit)) => options.mem_limit = default_limit_of_cgroup(limit),
-            (None, false, None) => {}
-        }
+        let limit = match self.args.mem_limit {
+            Some(Size(limit)) => Some(limit),
+            None => self.memory.default_limit(self.args.swap),
+        };
+        options.mem_limit = limit.unwrap_or(options.mem_limit);
         options.grow_to = self.pages;
         if self.args.swap {
             options.whole_part = WHOLE_PART;
         }
         match (self.args.reserve, self.args.swap) {
             (Some(Size(reserve)), _) => options.reserve = reserve,
-            (None, true) => options.reserve = share_of_memory(16, 8 << 20, 512 << 20),
-            (None, false) => {
-                options.reserve = options.reserve.min(cgroup.map_or(u64::MAX, |limit| limit / 16));
-            }
+            (None, true) => options.reserve = self.memory.share(16, 8 << 20, 512 << 20),
+            (None, false) => options.reserve = options.reserve.min(self.memory.cgroup() / 16),
         }
         if self.args.swap {
             // The kernel tries another page when one cannot be written, and reads wait behind the
@@ -143,7 +150,7 @@ impl<'a> Plan<'a> {
             name: self.args.name.clone(),
             connections: usize::from(self.args.connections),
             check_memory: !self.args.swap,
-            compact: small(self.args),
+            compact: self.small,
             ..nbd::ServerOptions::default()
         }
     }
@@ -152,10 +159,10 @@ impl<'a> Plan<'a> {
         let budget = match self.args.buffers {
             Some(Size(budget)) => budget,
             // 8 requests of 16 KiB a queue with 256 MiB of memory.
-            None if small(self.args) => share_of_memory(512, 256 << 10, 2 << 20),
-            None => share_of_memory(128, 1 << 20, 256 << 20),
+            None if self.small => self.memory.share(512, 256 << 10, 2 << 20),
+            None => self.memory.share(128, 1 << 20, 256 << 20),
         };
-        let queues = self.args.queues.or(small(self.args).then_some(2));
+        let queues = self.args.queues.or(self.small.then_some(2));
         let mut options = ublk::Options::on(self.cpus, self.pages, queues, budget);
         // A command that takes longer has hit a kernel defect: report an error to the user.
         options.timeout = Duration::from_secs(60);
@@ -208,7 +215,7 @@ impl<'a> Plan<'a> {
             let depth = self.disk.map_or(self.ublk_options().geometry.depth.max(16), |disk| disk.1);
             self.queues() * (usize::from(depth) * 256 + (16 << 10))
         } else {
-            self.swap_connections() * nbd::connection_memory(small(self.args))
+            self.swap_connections() * nbd::connection_memory(self.small)
         }
     }
 
@@ -222,13 +229,6 @@ impl<'a> Plan<'a> {
         };
         self.workers() + self.queues() + connections + fetchers + self.qat_threads()
     }
-}
-
-/// A machine that swaps to the device and has less memory than this gets defaults that take less.
-const SMALL: u64 = 1 << 30;
-
-fn small(args: &ServeArgs) -> bool {
-    args.swap && total_memory() < SMALL
 }
 
 fn pages(Size(size): Size) -> anyhow::Result<u64> {
@@ -251,39 +251,6 @@ fn pages(Size(size): Size) -> anyhow::Result<u64> {
 fn dictionary_heap(level: i32, threads: usize) -> usize {
     let tables = store::DICTIONARIES * Dictionary::memory_for(Some(level));
     tables + threads * Dictionary::context_memory(level)
-}
-
-/// 1/`part` of the host's memory, clamped to `least` to `most`.
-fn share_of_memory(part: u64, least: u64, most: u64) -> u64 {
-    (total_memory() / part).clamp(least, most)
-}
-
-fn total_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    info.totalram.saturating_mul(u64::from(info.mem_unit.max(1)))
-}
-
-/// Memory available to this process: the host's, or the limit of its cgroups.
-fn memory() -> u64 {
-    swap::memory_limit().unwrap_or(u64::MAX).min(total_memory())
-}
-
-/// Default memory limit of a swap store: 7/8 of the memory. The rest is for memory that is not
-/// swapped out. A host that swaps out more than fits sees a full swap area instead of a store that
-/// has taken all memory.
-fn default_limit(memory: u64) -> u64 {
-    (memory / 8).saturating_mul(7)
-}
-
-/// Memory of a device beside its store in a cgroup of its own, in bytes: the server with the
-/// buffers of some connections, and the supervisor. Measured in a cgroup of 48 MiB: 13 MiB with
-/// four connections.
-const BESIDE_STORE: u64 = 24 << 20;
-
-/// Default memory limit of the store in a cgroup that has only a device: without
-/// [`BESIDE_STORE`], but half of a smaller cgroup.
-fn default_limit_of_cgroup(limit: u64) -> u64 {
-    default_limit(limit).min(limit.saturating_sub(BESIDE_STORE)).max(limit / 2)
 }
 
 #[cfg(test)]

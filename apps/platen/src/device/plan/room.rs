@@ -1,6 +1,6 @@
 //! The threads of a server that use the store, which has room for a fixed number.
 
-use super::{small, Plan};
+use super::Plan;
 use crate::device::offload;
 use anyhow::ensure;
 use device::{DeviceOptions, OffloadOptions, FETCHERS};
@@ -49,7 +49,7 @@ impl Plan<'_> {
         match self.args.workers {
             Some(workers) => workers.into(),
             // The queues' threads do all of a request.
-            None if small(self.args) => 0,
+            None if self.small => 0,
             None => self.default_workers(DeviceOptions::default().workers),
         }
     }
