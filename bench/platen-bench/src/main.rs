@@ -8,6 +8,8 @@ mod pool;
 mod program;
 mod watch;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// Benchmarks of platen. Those that measure the program run `platen` from their own folder.
@@ -32,8 +34,19 @@ enum Benchmark {
     Offload(offload::OffloadArgs),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().benchmark {
+fn main() -> ExitCode {
+    match run(Cli::parse().benchmark) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Without the backtrace that RUST_BACKTRACE would add.
+        Err(error) => {
+            eprintln!("platen-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(benchmark: Benchmark) -> anyhow::Result<()> {
+    match benchmark {
         Benchmark::Pool(args) => pool::run(args),
         Benchmark::Hop(args) => hop::run(&args),
         Benchmark::Device(args) => device::run(&args),
