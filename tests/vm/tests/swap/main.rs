@@ -107,7 +107,7 @@ const SCENARIOS: &[Scenario] = &[
         run: renew::by_nbd,
     },
     Scenario {
-        name: "the program of an earlier commit hands its device over to this one",
+        name: "the program of an earlier commit hands its device over to this one, and by NBD gets none back",
         run: renew::from_an_earlier_commit,
     },
     Scenario {

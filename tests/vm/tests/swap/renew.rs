@@ -22,10 +22,39 @@ pub(crate) fn by_nbd(stage: &Stage) -> Result<()> {
     under_pressure(guest, "platen", "--nbd unix:/run/platen.nbd")
 }
 
-/// Hands over from the first commit that can to this one.
+/// Hands over from the first commit that can to this one, and by NBD not back.
 pub(crate) fn from_an_earlier_commit(_: &Stage) -> Result<()> {
     let stage = Stage::with(&[(&earlier()?, "earlier")])?;
-    under_pressure(stage.boot("renew-earlier", 320)?, "earlier", "--ublk")
+    under_pressure(stage.boot("renew-earlier", 320)?, "earlier", "--ublk")?;
+    // In the same scenario: two would build the program at once.
+    is_refused(stage.boot("renew-back", 320)?, "earlier")
+}
+
+/// A program that does not give the kernel's NBD client the disk's name gets no device that swaps
+/// by it, and the present server continues.
+fn is_refused(mut guest: Guest, next: &str) -> Result<()> {
+    guest.serve("--size 512M --nbd unix:/run/platen.nbd --swap", "page-cluster")?;
+    guest.check()?;
+    // There is memory for another server: a lack of it is another reason.
+    guest.eat("eat", "mib=64 after=/tmp/go until=/tmp/enough")?;
+    guest.push_out("eat", 32)?;
+    let swapped = guest.swapped_kib()?;
+    ensure!(swapped > 8 << 10, "only {swapped} KiB are swapped out");
+    let before = (guest.stat("pid")?, guest.stat("generation")?);
+    let (status, said) = guest.vm.try_sh(&format!("{next} device upgrade platen0"), LONG)?;
+    let after = (guest.stat("pid")?, guest.stat("generation")?);
+    ensure!(status != 0 && after == before, "status {status}, {before:?}, {after:?}: {said}");
+    ensure!(!said.contains("MemAvailable"), "{said}");
+    println!("  refused: {}", said.trim());
+    guest.check()?;
+    guest.vm.sh("touch /tmp/go /tmp/enough", SHORT)?;
+    let log = guest.finish("eat", LONG)?;
+    ensure!(log.contains("ok pages="), "{log}");
+    ensure!(guest.stat("failed_reads")? == 0, "reads have failed");
+    guest.vm.sh("kill -TERM $(pidof platen)", SHORT)?;
+    guest.finish("serve", LONG)?;
+    ensure!(guest.vm.sh("cat /proc/swaps", SHORT)?.lines().count() == 1, "it is still swapped to");
+    Ok(())
 }
 
 /// Builds the program of an earlier commit, once.
