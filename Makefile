@@ -3,7 +3,7 @@
 # make demo    a VM that writes moves, and one of 2 GiB is saved and restored: by platen and by QEMU (two minutes)
 # make demo-memory  redis beyond its guest's memory: no swap, zram, platen (some minutes)
 # make memory-matrix  the same in guests of 128 to 512 MiB, beside zram (an hour; a part of proof)
-# make bench   most figures of docs/figures.md, which names the others (about two hours)
+# make bench   most figures of docs/figures.md and of saved VMs (about two and a quarter hours)
 # make report  the documents' figures beside ours: target/report/index.html (an hour; QUICK=1 ten minutes)
 # make deb     a Debian package: target/deb/platen_VERSION_ARCHITECTURE.deb
 # make rpm     an RPM package: target/rpm/platen-VERSION-1.ARCHITECTURE.rpm (needs rpmbuild, or scripts/fetch-packaging)
