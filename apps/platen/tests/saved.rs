@@ -35,6 +35,8 @@ mod hung;
 mod imported;
 #[path = "saved/killed.rs"]
 mod killed;
+#[path = "saved/killed_at.rs"]
+mod killed_at;
 #[path = "saved/leave.rs"]
 mod leave;
 #[path = "saved/libvirt.rs"]

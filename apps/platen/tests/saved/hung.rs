@@ -32,23 +32,44 @@ impl Hung {
     /// Ends the call that waits with the errno that `decide` gives for its number, or lets it go
     /// on.
     pub(super) fn answer(&self, decide: impl FnOnce(i64) -> Option<i32>) {
-        const RECEIVE: libc::c_ulong = 0xc050_2100;
-        const SEND: libc::c_ulong = 0xc018_2101;
-        let fd = self.listener.as_raw_fd();
-        // SAFETY: the struct has only numbers.
-        let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel fills the struct, or fails.
-        let received = unsafe { libc::ioctl(fd, RECEIVE, &mut call) };
-        assert_eq!(received, 0, "{}", std::io::Error::last_os_error());
+        let call = self.receive().unwrap();
         let goes_on = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap();
         let (error, flags) = match decide(call.data.nr.into()) {
             Some(errno) => (-errno, 0),
             None => (0, goes_on),
         };
-        let mut answer = libc::seccomp_notif_resp { id: call.id, val: 0, error, flags };
+        self.send(libc::seccomp_notif_resp { id: call.id, val: 0, error, flags }).unwrap();
+    }
+
+    /// Lets the calls go on until all processes have ended, except those for which `stops` is true,
+    /// given the thread that calls. It has killed that thread's process.
+    pub(super) fn pass_all(&self, mut stops: impl FnMut(i32) -> bool) {
+        let goes_on = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap();
+        while self.wait() {
+            // A process that was killed takes its call back.
+            let Ok(call) = self.receive() else { continue };
+            if !stops(i32::try_from(call.pid).unwrap()) {
+                let flags = goes_on;
+                let answer = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags };
+                let _ = self.send(answer);
+            }
+        }
+    }
+
+    fn receive(&self) -> std::io::Result<libc::seccomp_notif> {
+        const RECEIVE: libc::c_ulong = 0xc050_2100;
+        // SAFETY: the struct has only numbers.
+        let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel fills the struct, or fails.
+        let received = unsafe { libc::ioctl(self.listener.as_raw_fd(), RECEIVE, &mut call) };
+        (received == 0).then_some(call).ok_or_else(std::io::Error::last_os_error)
+    }
+
+    fn send(&self, mut answer: libc::seccomp_notif_resp) -> std::io::Result<()> {
+        const SEND: libc::c_ulong = 0xc018_2101;
         // SAFETY: the kernel reads the struct.
-        let sent = unsafe { libc::ioctl(fd, SEND, &mut answer) };
-        assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+        let sent = unsafe { libc::ioctl(self.listener.as_raw_fd(), SEND, &mut answer) };
+        (sent == 0).then_some(()).ok_or_else(std::io::Error::last_os_error)
     }
 }
 

@@ -9,7 +9,7 @@ const LOW: u64 = 0xa_0000;
 const HIGH: u64 = 1 << 20;
 
 /// The installed QEMU, and those that `scripts/fetch-qemu` has fetched.
-fn qemus() -> Vec<String> {
+pub(super) fn qemus() -> Vec<String> {
     let fetched = [10, 11].into_iter().filter_map(mapped::fetched);
     ["qemu-system-x86_64".to_owned()].into_iter().chain(fetched).collect()
 }
@@ -24,7 +24,7 @@ fn set_others(source: &Qemu) {
 }
 
 /// Whether this is a part of `make test`: fewer moments and ways than in `make proof`.
-fn is_quick() -> bool {
+pub(super) fn is_quick() -> bool {
     std::env::var_os("PLATEN_QUICK").is_some()
 }
 
