@@ -57,6 +57,8 @@ mod shared;
 mod snapshot;
 #[path = "saved/store.rs"]
 mod store;
+#[path = "saved/userfault.rs"]
+mod userfault;
 
 const LONG: Duration = Duration::from_secs(300);
 
