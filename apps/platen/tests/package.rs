@@ -78,6 +78,14 @@ fn the_package_has_programs_manuals_completions_units_and_scripts_that_fit() {
         assert_eq!(modes(program), "-rwxr-xr-x");
     }
     assert_eq!(modes("/lib/systemd/system/platen.service"), "-rw-r--r--");
+    // libvirt's compressors are links to the program, which the example of a drop-in lets it find.
+    let dropin = package.text("usr/share/doc/platen/examples/libvirt-filters.conf");
+    assert!(dropin.contains("\nEnvironment=PATH=/usr/lib/platen/filters:/usr/sbin:"), "{dropin}");
+    for name in ["gzip", "zstd"] {
+        let filter = package.at(&format!("usr/lib/platen/filters/{name}"));
+        let program = package.at("usr/bin/platen").canonicalize().unwrap();
+        assert_eq!(filter.canonicalize().unwrap(), program, "{name}");
+    }
     assert!(listed.lines().all(|line| line.contains(" root/root ")), "{listed}");
     for script in ["postinst", "prerm", "postrm"] {
         output(Command::new("sh").arg("-n").arg(package.at(&format!("DEBIAN/{script}"))));
