@@ -29,6 +29,8 @@ pub struct Verified {
     pub whole: u64,
     /// Small updates since then.
     pub small: u64,
+    /// Virtual CPUs that compared at the same time.
+    pub cpus: u64,
 }
 
 /// The time limit of a short command.
@@ -117,6 +119,7 @@ impl Console {
             pages: field(&answer, "pages")?,
             whole: field(&answer, "whole")?,
             small: field(&answer, "small")?,
+            cpus: field(&answer, "cpus")?,
         })
     }
 

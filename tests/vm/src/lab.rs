@@ -96,7 +96,7 @@ pub struct VmSpec {
     pub corpus_mib: u32,
     /// Random pages instead, which are incompressible.
     pub random: bool,
-    /// Virtual CPUs.
+    /// Virtual CPUs. Each verifies a part of the memory, at the same time as the others.
     pub cpus: u32,
     /// The QEMU that runs it.
     pub qemu: Qemu,
@@ -214,7 +214,7 @@ impl Lab {
     pub fn boot(&self, spec: &VmSpec, fill_mib: u64) -> Result<Vm> {
         let mut vm = self.start(spec, Role::Boot, Side::Source)?;
         vm.guest.wait_ready(Duration::from_secs(300)).map_err(|e| e.context(vm.process.tail()))?;
-        vm.guest.fill(fill_mib, 2)?;
+        vm.guest.fill(fill_mib, u64::from(spec.cpus).max(2))?;
         Ok(vm)
     }
 

@@ -9,7 +9,7 @@
 //! dirty RATE WHOLE% MIB      @ok                 updates/s, share of whole-page rewrites, range
 //! stop                       @ok whole=N small=N
 //! work                       @ok beats=N loops=N whole=N small=N
-//! verify                     @ok pages=N whole=N small=N ms=N      or  @bad ...
+//! verify                     @ok pages=N whole=N small=N cpus=N ms=N      or  @bad ...
 //! corrupt PAGE OFFSET        @ok                 flips one bit, to show that verify notices
 //! ```
 //!
@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use memory::{Load, Progress, Shard, Totals};
 use pattern::{Corpus, PAGE};
+use rustix::thread::{sched_setaffinity, CpuSet};
 
 const PAGES_PER_MIB: u64 = (1 << 20) / PAGE as u64;
 
@@ -187,16 +188,35 @@ impl Guest {
     fn verify(&self) -> Result<String, Refusal> {
         self.must_be_still()?;
         let begin = Instant::now();
+        let cpus = std::thread::available_parallelism()?.get();
         let mut sum = Totals::default();
         let mut pages = 0;
-        for shard in &self.shards {
-            let totals = shard.verify(&self.corpus).map_err(Refusal::Bad)?;
+        for (shard, totals) in self.shards.iter().zip(self.verify_shards(cpus)) {
+            let totals = totals.map_err(Refusal::Bad)?;
             sum.whole += totals.whole;
             sum.small += totals.small;
             pages += shard.len();
         }
+        let cpus = cpus.min(self.shards.len());
         let ms = begin.elapsed().as_millis();
-        Ok(format!("pages={pages} whole={} small={} ms={ms}", sum.whole, sum.small))
+        Ok(format!("pages={pages} whole={} small={} cpus={cpus} ms={ms}", sum.whole, sum.small))
+    }
+
+    /// Verifies all shards at once, each on a CPU of its own as far as there are that many: CPUs
+    /// that touch missing pages at the same time wait for them at the same time.
+    fn verify_shards(&self, cpus: usize) -> Vec<Result<Totals, String>> {
+        std::thread::scope(|scope| {
+            let threads = self.shards.iter().enumerate().map(|(nth, shard)| {
+                scope.spawn(move || {
+                    let mut cpu = CpuSet::new();
+                    cpu.set(nth % cpus);
+                    sched_setaffinity(None, &cpu).map_err(|e| format!("CPU {nth}: {e}"))?;
+                    shard.verify(&self.corpus)
+                })
+            });
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().map(|thread| thread.join().expect("a panic is an abort")).collect()
+        })
     }
 
     fn corrupt(&mut self, page: u64, offset: u64) -> Result<String, Refusal> {

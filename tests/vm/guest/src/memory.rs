@@ -1,8 +1,8 @@
 //! The memory under test: shards of pages, each with a table of its pages' expected states.
 //!
-//! A shard belongs to one thread at a time: the console thread fills and verifies it; a dirtying
-//! thread owns it until it is asked to stop. So nothing here is shared, and only the hypervisor
-//! ever sees a partly written page, which is what the test is about.
+//! A shard belongs to one thread at a time: the console thread fills it, a verifying thread reads
+//! it, and a dirtying thread owns it until it is asked to stop. So nothing here is shared, and only
+//! the hypervisor ever sees a partly written page, which is what the test is about.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

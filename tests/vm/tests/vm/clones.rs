@@ -14,12 +14,12 @@ use crate::Scenario;
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut all = Vec::new();
     let versions = [
-        ("7", Qemu::System, MACHINE_7_2),
-        ("10", Qemu::Ten, MACHINE_10),
-        ("11", Qemu::Eleven, MACHINE_11),
+        ("7", Qemu::System, MACHINE_7_2, 4),
+        ("10", Qemu::Ten, MACHINE_10, 1),
+        ("11", Qemu::Eleven, MACHINE_11, 4),
     ];
-    for (name, qemu, machine) in versions {
-        let spec = VmSpec::tiny(qemu, machine);
+    for (name, qemu, machine, cpus) in versions {
+        let spec = VmSpec { cpus, ..VmSpec::tiny(qemu, machine) };
         type Run = fn(&mut Stage, &VmSpec) -> Result<()>;
         let kinds: [(&str, Run); 3] = [
             ("share_one_player", share),

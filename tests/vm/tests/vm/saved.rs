@@ -21,27 +21,28 @@ pub(crate) const HELD: [&str; 2] = ["--push-rate", "4096"];
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let pairs = [
-        ("7_to_7", Qemu::System, Qemu::System, MACHINE_7_2),
-        ("7_to_10", Qemu::System, Qemu::Ten, MACHINE_7_2),
-        ("10_to_10", Qemu::Ten, Qemu::Ten, MACHINE_10),
-        ("10_to_11", Qemu::Ten, Qemu::Eleven, MACHINE_10),
-        ("11_to_11", Qemu::Eleven, Qemu::Eleven, MACHINE_11),
+        ("7_to_7", Qemu::System, Qemu::System, MACHINE_7_2, 4),
+        ("7_to_10", Qemu::System, Qemu::Ten, MACHINE_7_2, 4),
+        ("10_to_10", Qemu::Ten, Qemu::Ten, MACHINE_10, 1),
+        ("10_to_11", Qemu::Ten, Qemu::Eleven, MACHINE_10, 1),
+        ("11_to_11", Qemu::Eleven, Qemu::Eleven, MACHINE_11, 4),
     ];
     let mut all = Vec::new();
-    for (name, from, to, machine) in pairs {
-        let (from, to) = (VmSpec::tiny(from, machine), VmSpec::tiny(to, machine));
+    // The last number is that of the virtual CPUs where the guest's threads wait for pages at once.
+    for (name, from, to, machine, cpus) in pairs {
         type Run = fn(&mut Stage, &VmSpec, &VmSpec) -> Result<()>;
-        let kinds: [(&str, Run); 7] = [
-            ("runs_at_once", runs_at_once),
-            ("hot_pages_come_first", hot_pages_first),
-            ("is_loaded_first", is_loaded_first),
-            ("second_save_of_a_store_outlives_the_first", chained),
-            ("plain_stream_loads", plain_stream),
-            ("survives_the_death_of_players", players_die),
-            ("image_damaged_while_it_runs", image_damaged),
+        let kinds: [(&str, u32, Run); 7] = [
+            ("runs_at_once", cpus, runs_at_once),
+            ("hot_pages_come_first", 1, hot_pages_first),
+            ("is_loaded_first", 1, is_loaded_first),
+            ("second_save_of_a_store_outlives_the_first", 1, chained),
+            ("plain_stream_loads", 1, plain_stream),
+            ("survives_the_death_of_players", cpus, players_die),
+            ("image_damaged_while_it_runs", 1, image_damaged),
         ];
-        for (kind, run) in kinds {
-            let (from, to) = (from.clone(), to.clone());
+        for (kind, cpus, run) in kinds {
+            let spec = |qemu| VmSpec { cpus, ..VmSpec::tiny(qemu, machine) };
+            let (from, to) = (spec(from), spec(to));
             all.push(Scenario::new(format!("saved_{name}_{kind}"), move |stage| {
                 run(stage, &from, &to)
             }));
@@ -125,13 +126,15 @@ pub(crate) fn saved(stage: &mut Stage, spec: &VmSpec) -> Result<(Vm, PathBuf)> {
     Ok((vm, image))
 }
 
-/// Asserts that the guest runs, dirties its memory, and verifies every page.
+/// Asserts that the guest runs, dirties its memory, and verifies every page, on all CPUs at once.
 pub(crate) fn runs_whole(vm: &mut Vm) -> Result<()> {
     vm.assert_running()?;
     let before = vm.guest.work("loops")?;
     vm.guest.wait_work("loops", before)?;
     vm.guest.stop()?;
-    vm.guest.verify().context("of the restored guest")?;
+    let verified = vm.guest.verify().context("of the restored guest")?;
+    let cpus = vm.spec().cpus;
+    ensure!(verified.cpus == u64::from(cpus), "{cpus} CPUs were to verify: {verified:?}");
     Ok(())
 }
 
