@@ -59,6 +59,8 @@ mod snapshot;
 mod store;
 #[path = "saved/userfault.rs"]
 mod userfault;
+#[path = "saved/zoo.rs"]
+mod zoo;
 
 const LONG: Duration = Duration::from_secs(300);
 
