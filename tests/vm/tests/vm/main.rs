@@ -37,6 +37,7 @@ mod remote;
 mod resume;
 mod room;
 mod saved;
+mod saved_limit;
 mod saved_memory;
 mod security;
 mod seed;
@@ -141,6 +142,7 @@ fn run() -> anyhow::Result<u32> {
         doors::scenarios(),
         advise::scenarios(),
         saved::scenarios(),
+        saved_limit::scenarios(),
         saved_memory::scenarios(),
         seed::scenarios(),
         clones::scenarios(),

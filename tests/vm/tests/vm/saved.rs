@@ -357,7 +357,7 @@ fn qemu_killed(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
 }
 
 /// QEMU's migration capabilities and parameters.
-fn settings(vm: &mut Vm) -> Result<Value> {
+pub(crate) fn settings(vm: &mut Vm) -> Result<Value> {
     let none = serde_json::json!({});
     let capabilities = vm.monitor.execute("query-migrate-capabilities", none.clone())?;
     Ok(serde_json::json!([capabilities, vm.monitor.execute("query-migrate-parameters", none)?]))
