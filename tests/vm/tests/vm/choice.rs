@@ -55,6 +55,8 @@ const QUICK: &[&str] = &[
     "qemu_10_colo_is_refused",
     "a_guest_that_does_not_converge_is_reported",
     "saved_7_to_7_runs_at_once",
+    "saved_10_to_10_runs_at_once",
+    "saved_10_to_10_survives_the_death_of_players",
     "seed_7_single_need_not_cross",
     "saved_7_clones_of_a_killed_player_have_every_page",
     "intercepts_a_migration_to_an_address",
