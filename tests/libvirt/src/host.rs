@@ -69,6 +69,8 @@ pub struct Host {
     doors: PathBuf,
     /// Its first process.
     pid: u32,
+    /// The program by which libvirt compresses saves.
+    pub filter: &'static str,
     child: Child,
     _group: Ticket,
 }
@@ -102,11 +104,14 @@ impl Host {
                  auth_unix_rw = \"none\"\nlog_outputs = \"3:file:/var/log/libvirt/libvirtd.log\"\n"
             ),
         )?;
+        let filter = filter_of(base)?;
         fs::write(
             etc.join("libvirt/qemu.conf"),
-            "security_driver = \"none\"\nuser = \"libvirt-qemu\"\ngroup = \"libvirt-qemu\"\n\
-             cgroup_controllers = [ ]\nstdio_handler = \"file\"\n\
-             save_image_format = \"gzip\"\n",
+            format!(
+                "security_driver = \"none\"\nuser = \"libvirt-qemu\"\ngroup = \"libvirt-qemu\"\n\
+                 cgroup_controllers = [ ]\nstdio_handler = \"file\"\n\
+                 save_image_format = \"{filter}\"\n"
+            ),
         )?;
         let emulator = folder.join("upper").join(EMULATOR.trim_start_matches('/'));
         fs::write(&emulator, EMULATOR_SCRIPT)?;
@@ -139,7 +144,7 @@ impl Host {
         }
         let pid = first_child(child.id())?;
         let (folder, doors) = (folder.into(), doors.into());
-        Ok(Self { name, address, folder, doors, pid, child, _group: group })
+        Ok(Self { name, address, folder, doors, pid, filter, child, _group: group })
     }
 
     /// Ends everything on the host.
@@ -193,8 +198,8 @@ impl Host {
         Ok(said.trim().to_owned())
     }
 
-    /// Makes `binary` the host's `gzip`. The program has this machine's libraries, because the
-    /// host's system may be older.
+    /// Makes `binary` the host's `gzip` or `zstd`. The program has this machine's libraries,
+    /// because the host's system may be older.
     pub(crate) fn install_filter(&self, binary: &Path) -> Result<()> {
         let folder = self.file(FILTERS);
         fs::create_dir_all(&folder)?;
@@ -211,11 +216,12 @@ impl Host {
         let loader = loader.context("the program has no loader")?;
         fs::copy(binary, folder.join("platen"))?;
         let script = format!(
-            "#!/bin/sh\nexec {FILTERS}/{} --library-path {FILTERS} --argv0 gzip {FILTERS}/platen \
+            "#!/bin/sh\nexec {FILTERS}/{} --library-path {FILTERS} --argv0 {} {FILTERS}/platen \
              \"$@\"\n",
-            loader.display()
+            loader.display(),
+            self.filter
         );
-        fs::write(folder.join("gzip"), script)?;
+        fs::write(folder.join(self.filter), script)?;
         let (well, said) = self.run(&["chmod", "-R", "755", FILTERS])?;
         ensure!(well, "chmod: {said}");
         Ok(())
@@ -432,6 +438,17 @@ impl Drop for Service {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The compressor that the libvirt of this system has: zstd from version 11 on.
+fn filter_of(system: &Path) -> Result<&'static str> {
+    let folder = system.join("usr/lib/x86_64-linux-gnu");
+    let version = fs::read_dir(&folder)?.flatten().find_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_prefix("libvirt.so.0.")?.split('.').next()?.parse::<u32>().ok()
+    });
+    let version = version.with_context(|| format!("no libvirt in {}", folder.display()))?;
+    Ok(if version < 11_000 { "gzip" } else { "zstd" })
 }
 
 fn text(path: &Path) -> String {
