@@ -39,6 +39,14 @@ pub enum PlayError {
     /// The image cannot be served by postcopy.
     #[error("{0}")]
     Unfit(String),
+    /// The threads that decode units have ended.
+    #[error("decompression has ended after {given} units, and the image has {units}")]
+    Ended {
+        /// Units that were decoded.
+        given: u64,
+        /// Units of the image.
+        units: u64,
+    },
     /// Threads or memory could not be allocated.
     #[error("cannot set up decompression")]
     SetUp(#[source] io::Error),

@@ -116,8 +116,38 @@ impl UnitsInOrder {
                     let seq = decoded.seq;
                     self.order.insert(seq, decoded).expect("numbered here, and window for all");
                 }
-                Popped::Timeout | Popped::Closed => return Ok(None),
+                // The end of the units would be that of a VM without its other pages.
+                Popped::Timeout | Popped::Closed => {
+                    return Err(PlayError::Ended { given: self.given, units: self.end });
+                }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::{Options, RamBlock, State, Writer};
+
+    /// Regression: results that were closed early counted as the end of the units, so that an export
+    /// or a load would have ended without the other pages, and without an error.
+    #[test]
+    fn units_that_end_early_are_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let mut writer = Writer::create(&path, Options::default()).unwrap();
+        let ram = RamBlock { name: "ram".into(), len: 4096, host_page: 0 };
+        writer.blocks(4096, &[ram]).unwrap();
+        writer.page(0, 0, &(0..=255).cycle().take(4096).collect::<Vec<u8>>()).unwrap();
+        let state = State { facts: b"{}".to_vec(), ..State::default() };
+        writer.finish(&state).unwrap().link().unwrap();
+        let image = Arc::new(Image::open(&path).unwrap());
+        let mut ahead = UnitsInOrder::new(&image, 1).unwrap();
+        ahead.results.close();
+        // As if a unit that was asked for were never returned.
+        (ahead.next, ahead.asked) = (1, 1);
+        let error = ahead.next(|_| true).err().expect("no unit was returned");
+        assert!(matches!(error, PlayError::Ended { given: 0, units: 1 }), "{error}");
     }
 }
