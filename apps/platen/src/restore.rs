@@ -151,6 +151,9 @@ fn end(
         report
     });
     let reports: Vec<Value> = reports.collect();
+    if failed == 0 {
+        say("all VMs are loaded: the image is not needed any more");
+    }
     let report = json!({ "status": status, "clones": reports, "players": players });
     args.loading.write_report(&report);
     ensure!(failed == 0, "{failed} of {} VMs have failed, as said above", vms.len());

@@ -84,7 +84,7 @@ impl<'a> Supervisor<'a> {
 
     /// Reports a VM that had everything when its player died.
     fn completed(&mut self) -> anyhow::Result<Value> {
-        self.vm.say("everything is loaded: the image is not needed any more");
+        self.vm.say_loaded();
         self.done(json!({}))
     }
 
@@ -247,7 +247,7 @@ impl<'a> Supervisor<'a> {
                     if self.running_ms.is_some() && !self.is_known {
                         self.ask_state();
                     }
-                    self.vm.say("everything is loaded: the image is not needed any more");
+                    self.vm.say_loaded();
                 }
                 Some("done") => return End::Done(event),
                 Some("failed") => return End::Failed(event),

@@ -62,6 +62,14 @@ impl Vm {
         Ok(addresses.into_iter().enumerate().map(vm).collect())
     }
 
+    /// Prints that this VM is loaded. Others may be loaded from the image still.
+    pub(crate) fn say_loaded(&self) {
+        match self.is_one_of_several {
+            true => self.say("everything is loaded"),
+            false => self.say("everything is loaded: the image is not needed any more"),
+        }
+    }
+
     /// Prints a message about this VM.
     pub(crate) fn say(&self, text: &str) {
         match self.is_one_of_several {

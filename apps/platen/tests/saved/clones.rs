@@ -252,6 +252,9 @@ fn a_vm_that_fails_does_not_stop_the_others() {
 }
 
 /// A QEMU that is stopped gets nothing, and the others get everything. It gets the rest later.
+///
+/// Regression: the first VM that had everything caused the message that the image was not needed any
+/// more.
 #[test]
 fn a_vm_that_is_stopped_does_not_delay_the_others() {
     let dir = tempfile::tempdir().unwrap();
@@ -266,8 +269,13 @@ fn a_vm_that_is_stopped_does_not_delay_the_others() {
         restore.wait_for(&format!("{}: everything is loaded", vm.address()));
         has_ram_of(folder, vm, &image);
     }
+    const NEEDED: &str = "the image is not needed any more";
+    assert!(!restore.text.contains(NEEDED), "{}", restore.text);
     signal(vms[0].child.id(), Signal::CONT);
     restore.wait_for(&format!("{}: everything is loaded", vms[0].address()));
+    assert!(!restore.text.contains(NEEDED), "{}", restore.text);
+    restore.lines.read_to_string(&mut restore.text).unwrap();
+    assert_eq!(restore.text.matches(NEEDED).count(), 1, "{}", restore.text);
     assert!(restore.child.wait().unwrap().success());
     has_ram_of(folder, &vms[0], &image);
 }
