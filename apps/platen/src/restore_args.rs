@@ -1,6 +1,7 @@
 //! The arguments that `platen restore` and `platen virsh-restore` share.
 
 use crate::descriptors::raise_descriptors;
+use crate::image_watch;
 use crate::remote_image::RemoteOptions;
 use crate::report_file::check_file;
 use crate::restore_player_link::PlayerOptions;
@@ -61,6 +62,7 @@ impl Loading {
         check_file(self.json.as_deref())?;
         // Each copy of a save may lie in hundreds of packs.
         raise_descriptors();
+        image_watch::begin(|_| {})?;
         let mut sources = Source::all(path, &self.copy, shared, &self.remote)?;
         if self.verify {
             Source::verify(&mut sources, self.threads())?;

@@ -1,5 +1,6 @@
 //! The events of a player. VMs need their pages even if `restore` is stopped and reads no event.
 
+use crate::restore_player_link::lock;
 use anyhow::Context;
 use host::Channel;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -13,7 +14,8 @@ use std::thread::{Builder, JoinHandle};
 /// of `restore` causes a few events, which bounds their number.
 pub(crate) struct Events {
     shared: Arc<Shared>,
-    sender: JoinHandle<()>,
+    /// `None` once the events have ended.
+    sender: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -35,7 +37,8 @@ impl Events {
         let shared = Arc::new(Shared { channel, late, changed });
         let here = Arc::clone(&shared);
         let sender = Builder::new().name("events".into()).spawn(move || here.send_late());
-        Ok(Self { sender: sender.context("cannot start a thread")?, shared })
+        let sender = sender.context("cannot start a thread")?;
+        Ok(Self { sender: Mutex::new(Some(sender)), shared })
     }
 
     /// Sends an event. If there is room, the event is sent at once and arrives even if this process
@@ -56,10 +59,12 @@ impl Events {
     }
 
     /// Waits until all events are sent.
-    pub(crate) fn end(self) {
+    pub(crate) fn end(&self) {
         self.shared.late().is_over = true;
         self.shared.changed.notify_all();
-        let _ = self.sender.join();
+        if let Some(sender) = lock(&self.sender).take() {
+            let _ = sender.join();
+        }
     }
 }
 
@@ -124,6 +129,7 @@ mod tests {
             assert!(ours.receive::<Value>().unwrap().is_none());
         });
         events.end();
+        drop(events);
         read.join().unwrap();
     }
 

@@ -5,22 +5,26 @@
 //! writes events, each with the number of its VM; all are JSON. Once `restore` has closed the
 //! socket, or has died, the player continues alone until its QEMUs have everything.
 
+use crate::image_watch;
 use crate::remote_image::{Remote, RemoteOptions};
 use crate::restore_events::Events;
+use crate::restore_hung::Connections;
+use crate::restore_player_events::{described, failed, figures, report, Failed};
 use crate::saved_vm::open;
 use crate::say::{printable, say};
 use anyhow::Context;
 use clap::Args;
 use host::Channel;
 use image::{HotPage, HotSet, Image};
-use player::{Event, HotLimits, PlayError, Played, Player, UnitCache};
+use player::{Event, HotLimits, PlayError, Player, UnitCache};
 use serde::{Deserialize, Serialize};
-use serde_json::{json, Value};
+use serde_json::json;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,6 +52,9 @@ pub(crate) struct PlayArgs {
     /// Other VMs may be restored from the image
     #[arg(long)]
     shared: bool,
+    /// A VM that gets no pages from here can go on from a copy of the image
+    #[arg(long)]
+    has_copy: bool,
     #[command(flatten)]
     remote: RemoteOptions,
 }
@@ -74,8 +81,18 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let _ = rustix::thread::set_name(c"platen");
     let commands = rustix::stdio::stdout().as_fd().try_clone_to_owned();
     let commands = Arc::new(Channel::from(commands.context("the player's commands")?));
-    let events = Events::begin(Arc::clone(&commands))?;
-    let playing = Playing::new(args, events);
+    let events = Arc::new(Events::begin(Arc::clone(&commands))?);
+    let connections = Arc::new(Connections::default());
+    // Without `restore` no other player would take over.
+    let may_leave = Arc::new(AtomicBool::new(args.has_copy));
+    let watched = (Arc::clone(&events), Arc::clone(&connections), Arc::clone(&may_leave));
+    image_watch::begin(move |text| {
+        let (events, connections, may_leave) = &watched;
+        if may_leave.load(Ordering::Acquire) {
+            connections.leave(|vm| events.tell(failed(vm, Failed::Hung, text)));
+        }
+    })?;
+    let playing = Playing::new(args, events, connections);
     thread::scope(|scope| {
         // The commands end when `restore` wants no more, or has died.
         while let Ok(Some((serve, connection))) = commands.receive::<Serve>() {
@@ -84,9 +101,10 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
             let serve = move || playing.serve(&serve, connection);
             if let Err(error) = thread.spawn_scoped(scope, serve) {
                 let error = format!("the player cannot start a thread: {error}");
-                playing.fail(vm, Failed::Otherwise, &error);
+                playing.events.tell(failed(vm, Failed::Otherwise, &error));
             }
         }
+        may_leave.store(false, Ordering::Release);
     });
     playing.end()
 }
@@ -94,7 +112,9 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
 /// State that all VMs of a player share.
 struct Playing<'a> {
     args: &'a PlayArgs,
-    events: Events,
+    events: Arc<Events>,
+    /// The connections to the QEMUs whose VMs run.
+    connections: Arc<Connections>,
     /// The reason, if the image cannot be served.
     opened: Result<Opened, (Failed, String)>,
     /// The hot set that the first VM has read.
@@ -104,24 +124,16 @@ struct Playing<'a> {
 }
 
 impl<'a> Playing<'a> {
-    fn new(args: &'a PlayArgs, events: Events) -> Self {
-        let set = OnceLock::new();
-        Self { args, events, opened: open_checked(args), set, asked: Mutex::default() }
+    fn new(args: &'a PlayArgs, events: Arc<Events>, connections: Arc<Connections>) -> Self {
+        let (opened, set) = (open_checked(args), OnceLock::new());
+        Self { args, events, connections, opened, set, asked: Mutex::default() }
     }
 
     /// Serves one QEMU to the end.
     fn serve(&self, serve: &Serve, connection: Option<OwnedFd>) {
-        if let Err((failed, error)) = self.play(serve, connection) {
-            self.fail(serve.vm, failed, &error);
+        if let Err((how, error)) = self.play(serve, connection) {
+            self.events.tell(failed(serve.vm, how, &error));
         }
-    }
-
-    /// Reports the error that ends the service of a VM.
-    fn fail(&self, vm: usize, failed: Failed, error: &str) {
-        self.events.tell(json!({
-            "event": "failed", "vm": vm, "damaged": failed != Failed::Otherwise,
-            "untouched": failed == Failed::Untouched, "error": error,
-        }));
     }
 
     fn play(&self, serve: &Serve, connection: Option<OwnedFd>) -> Result<(), (Failed, String)> {
@@ -145,20 +157,38 @@ impl<'a> Playing<'a> {
             (false, _) => connect(&serve.socket).map_err(|error| format!("{error:#}")),
         };
         let socket = socket.map_err(|error: String| (Failed::Otherwise, error))?;
+        let mut held = socket.try_clone().ok();
+        // From these events on QEMU waits for another player if the connection ends.
+        let mut runs = || {
+            if let Some(held) = held.take() {
+                self.connections.add(serve.vm, held);
+            }
+        };
         let mut on = |event: Event| {
             let told = |name: &str| json!({ "event": name, "vm": serve.vm });
             match event {
                 // Without this event `restore` sends RESUME should this process be killed: it may
                 // not follow a page, or a part of one.
-                Event::Resuming => self.events.tell_first(&told("resuming")),
-                Event::Running => self.events.tell(told("running")),
-                _ => self.events.tell(told("loaded")),
+                Event::Resuming => {
+                    self.events.tell_first(&told("resuming"));
+                    runs();
+                }
+                Event::Running => {
+                    self.events.tell(told("running"));
+                    runs();
+                }
+                _ => {
+                    self.connections.end(serve.vm);
+                    self.events.tell(told("loaded"));
+                }
             }
         };
         let played = match serve.resume {
             true => player.resume(socket, &mut on),
             false => player.play(socket, &mut on),
         };
+        drop(held);
+        self.connections.end(serve.vm);
         let played = played.map_err(|error| failed(error, false))?;
         self.events.tell(report(serve.vm, &played));
         if is_hot {
@@ -186,11 +216,7 @@ impl<'a> Playing<'a> {
             self.events.end();
             return Ok(ExitCode::FAILURE);
         };
-        let decoded = opened.cache.decoded();
-        self.events.tell(json!({
-            "event": "end", "decoded-units": decoded.units, "decoded-bytes": decoded.bytes,
-            "peak-memory-bytes": peak_memory(), "cpu-s": crate::report::process_cpu(),
-        }));
+        self.events.tell(figures(opened.cache.decoded()));
         let mut set = self.set.into_inner().unwrap_or_default();
         let mut has_changed = false;
         for asked in self.asked.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -239,60 +265,8 @@ fn open_checked(args: &PlayArgs) -> Result<Opened, (Failed, String)> {
     }
 }
 
-/// The most memory that this process has had, bytes.
-fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
-}
-
 pub(crate) fn identity_of(image: &Image) -> String {
     format!("{:032x}", image.identity())
-}
-
-/// State of QEMU and the image after an error that ends the service of a VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failed {
-    /// The image is damaged, and QEMU has received nothing: it waits for a player.
-    Untouched,
-    /// The image is damaged. A copy of it may be sound.
-    Damaged,
-    Otherwise,
-}
-
-impl Failed {
-    fn of(error: &PlayError, untouched: bool) -> Self {
-        match error {
-            PlayError::Image(_) if untouched => Self::Untouched,
-            PlayError::Image(_) => Self::Damaged,
-            _ => Self::Otherwise,
-        }
-    }
-}
-
-/// The error with its causes, and the image if that is at fault.
-fn described(error: &PlayError, image: &Path) -> String {
-    let mut text = error.to_string();
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        text += &format!(": {source}");
-        cause = source;
-    }
-    match error {
-        PlayError::Image(_) => format!("image {}: {text}", image.display()),
-        _ => text,
-    }
-}
-
-fn report(vm: usize, played: &Played) -> Value {
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    json!({
-        "event": "done", "vm": vm, "running-ms": ms(played.running), "loaded-ms": ms(played.loaded),
-        "requests": played.requests, "crossed": played.crossed, "pages": played.pages,
-        "zeros": played.zeros, "hot": played.hot, "bytes": played.bytes,
-        "served-p50-ms": ms(played.served_median), "served-p99-ms": ms(played.served_p99),
-        "cpu-s": crate::report::process_cpu(),
-    })
 }
 
 /// Connects to a QEMU that is about to listen.

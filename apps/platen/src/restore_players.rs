@@ -8,6 +8,7 @@ use image::Image;
 use player::Recovery;
 use rustix::net::{shutdown, Shutdown};
 use serde_json::Value;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -59,7 +60,9 @@ impl<'a> Players<'a> {
                 return Ok(Service { player: Arc::clone(player), events });
             }
         }
-        let player = Arc::new(Player::start(nth, &self.sources[nth], self.options)?);
+        let has_copy = nth + 1 < self.sources.len();
+        let player = Player::start(nth, &self.sources[nth], self.options, has_copy)?;
+        let player = Arc::new(player);
         say(&format!("player {} begins", player.pid));
         started.push(Arc::clone(&player));
         // Without a sender there are no events: this player has died already.
@@ -83,7 +86,12 @@ impl<'a> Players<'a> {
                 figures.remove("event");
             }
             figures.extend(of_it);
-            if is_late {
+            if is_late && player.heard.hangs.load(Ordering::Acquire) {
+                let (pid, path) = (player.pid, self.sources[player.source].path.display());
+                say(&format!(
+                    "player {pid} serves no VM, and ends once the disk of {path} answers"
+                ));
+            } else if is_late {
                 say(if player.heard.figures.get().is_some() {
                     "the player still writes the pages that the VM asked for beside the image"
                 } else {

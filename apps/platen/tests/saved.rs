@@ -31,6 +31,8 @@ mod disk;
 mod hot;
 #[path = "saved/hung.rs"]
 mod hung;
+#[path = "saved/hung_restore.rs"]
+mod hung_restore;
 #[path = "saved/imported.rs"]
 mod imported;
 #[path = "saved/killed.rs"]

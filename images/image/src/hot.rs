@@ -13,6 +13,7 @@ use varint::{unzigzag, zigzag};
 use crate::file::{is_at, parent_of, NewFile};
 use crate::index::{put, Cursor};
 use crate::part::read_at;
+use crate::reads::ReadPart;
 use crate::{Damage, Image, ImageFile, WriteError};
 
 const MAGIC: &[u8; 8] = b"PLATENHT";
@@ -58,6 +59,7 @@ impl HotSet {
     ///
     /// The file is damaged, or of another image; errors of the file system.
     pub fn read(path: &Path, image: &Image) -> Result<Self, Damage> {
+        let _listed = image.listed(ReadPart::HotSet);
         let io = |error| Damage::io("the hot set", error);
         // The open does not block: another file of this name may be a pipe.
         let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("a flag of open");

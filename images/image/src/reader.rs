@@ -5,12 +5,14 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use crate::disk;
 use crate::file::parent_of;
 use crate::layout::{Form, Part, Trailer};
 use crate::pack::{open_pack, Base, PackRef};
 use crate::packs::{open_all, OpenPack, Packs};
+use crate::reads::{Listed, ReadPart};
 use crate::save::Parts;
 use crate::{Damage, ImageFile, Index, Shape, State};
 
@@ -28,6 +30,8 @@ pub struct Image {
     packs: Packs,
     /// Number of this image among those that the process has opened.
     nth: u64,
+    /// Path of an image of this host.
+    path: Option<Arc<Path>>,
 }
 
 /// Counts the images that the process opens.
@@ -41,6 +45,8 @@ impl Image {
     /// [`Damage`] names the defect of the file.
     pub fn open(path: &Path) -> Result<Self, Damage> {
         let folder = path.parent().unwrap_or(Path::new(""));
+        let named: Arc<Path> = path.into();
+        let _listed = Listed::new(&named, ReadPart::Opening);
         loop {
             let file = File::open(path).map_err(|error| Damage::io("the image", error))?;
             let opened = file.try_clone().map_err(|error| Damage::io("the image", error))?;
@@ -48,7 +54,7 @@ impl Image {
                 // The collection of the store has put another file in its place, and has removed
                 // packs that only the former file named.
                 Err(Damage::Pack { .. }) if is_replaced(&opened, path) => {}
-                image => return image,
+                image => return image.map(|image| Self { path: Some(named), ..image }),
             }
         }
     }
@@ -81,7 +87,18 @@ impl Image {
             index.units = std::mem::take(&mut packs.units);
             index.slots = index.units.len() as u64 * shape.unit_pages();
         }
-        Ok(Self { file, form, shape, trailer, state, identity, index, packs, nth: nth() })
+        Ok(Self {
+            file,
+            form,
+            shape,
+            trailer,
+            state,
+            identity,
+            index,
+            packs,
+            nth: nth(),
+            path: None,
+        })
     }
 
     /// Wraps packs without a save. `file` is any file of their store.
@@ -91,7 +108,18 @@ impl Image {
         let index = Index { slots: 0, units: std::mem::take(&mut packs.units), blocks: Vec::new() };
         let form = Form::Save;
         let state = State::default();
-        Self { file, form, shape, trailer, state, identity: 0, index, packs, nth: nth() }
+        Self {
+            file,
+            form,
+            shape,
+            trailer,
+            state,
+            identity: 0,
+            index,
+            packs,
+            nth: nth(),
+            path: None,
+        }
     }
 
     /// Page size and unit size.
@@ -155,6 +183,12 @@ impl Image {
             Some(pack) => (&pack.file, unit - pack.first, Some(pack)),
             None => (&self.file, unit, None),
         }
+    }
+
+    /// Lists a read of this image until it is dropped. Another host's images have no path here:
+    /// whoever reads them limits the wait.
+    pub(crate) fn listed(&self, part: ReadPart) -> Option<Listed> {
+        self.path.as_ref().map(|path| Listed::new(path, part))
     }
 
     /// The base pages of a unit that holds differences.

@@ -7,6 +7,7 @@ use codec::{checksum, Decoder, UnitHeader};
 use crate::pack::Base;
 use crate::packs::OpenPack;
 use crate::part::unread;
+use crate::reads::ReadPart;
 use crate::{Damage, Image};
 
 /// Capacity of the cache of units that hold base pages. A writer puts differences from at most
@@ -52,7 +53,11 @@ impl Units {
         self.stored.resize(entry.len as usize, 0);
         let offset = entry.offset;
         let (file, nth, pack) = image.place(unit, entry.file);
-        if let Err(error) = file.read_exact_at(&mut self.stored, offset) {
+        let listed =
+            image.listed(ReadPart::Unit { unit: nth, offset, pack: pack.map(|pack| pack.id) });
+        let read = file.read_exact_at(&mut self.stored, offset);
+        drop(listed);
+        if let Err(error) = read {
             // Not read again: another host may have been waited for already.
             let damage = unread(error, offset, self.stored.len(), &format!("unit {nth}"));
             return Err(in_pack(pack, damage));

@@ -32,9 +32,19 @@ impl Hung {
     /// Ends the call that waits with the errno that `decide` gives for its number, or lets it go
     /// on.
     pub(super) fn answer(&self, decide: impl FnOnce(i64) -> Option<i32>) {
-        let call = self.receive().unwrap();
+        let call = self.take();
+        self.end(&call, decide(call.data.nr.into()));
+    }
+
+    /// The oldest call that waits and was not taken yet.
+    pub(super) fn take(&self) -> libc::seccomp_notif {
+        self.receive().unwrap()
+    }
+
+    /// Ends a call with this errno, or lets it go on.
+    pub(super) fn end(&self, call: &libc::seccomp_notif, errno: Option<i32>) {
         let goes_on = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap();
-        let (error, flags) = match decide(call.data.nr.into()) {
+        let (error, flags) = match errno {
             Some(errno) => (-errno, 0),
             None => (0, goes_on),
         };
