@@ -53,6 +53,8 @@ mod names;
 mod refusals;
 #[path = "saved/remote.rs"]
 mod remote;
+#[path = "saved/reports.rs"]
+mod reports;
 #[path = "saved/shared.rs"]
 mod shared;
 #[path = "saved/snapshot.rs"]
@@ -192,7 +194,13 @@ fn platen(folder: &Path, words: &[&str]) -> (Output, Value) {
     }
     let output = command.stdin(Stdio::null()).output().unwrap();
     let text = fs::read_to_string(&json).unwrap_or_default();
-    (output, serde_json::from_str(&text).unwrap_or_default())
+    let report = serde_json::from_str(&text).unwrap_or_default();
+    match words[0] {
+        "save" => reports::is_documented("Report of a save", &report),
+        "restore" => reports::is_documented("Report of a restore", &report),
+        _ => {}
+    }
+    (output, report)
 }
 
 fn said(output: &Output) -> String {

@@ -1,6 +1,7 @@
 //! Generates `docs/reference.md` from the definitions of options, settings, reports and metrics.
 
 mod command;
+mod saved;
 mod structs;
 
 use crate::device;
@@ -125,7 +126,7 @@ fn reports(text: &mut String) {
         ("Status of a device (`platen device stat --json`)", STATUS, "Status"),
         ("Precaution of a server of swap (`platen device check --json`)", CHECK, "Item"),
     ] {
-        writeln!(text, "\n## {title}\n\n| Key | Type | Meaning |\n|---|---|---|").unwrap();
+        begin_report(text, title);
         for mut field in structs::fields(sources, name) {
             let last = field.key.rsplit('.').next().unwrap();
             if field.meaning.is_empty() {
@@ -142,6 +143,19 @@ fn reports(text: &mut String) {
             }
         }
     }
+    for (title, keys) in [
+        ("Report of a save (`platen save --json`)", saved::SAVE),
+        ("Report of a restore (`--json` of `restore` and `virsh-restore`)", saved::RESTORE),
+    ] {
+        begin_report(text, title);
+        for (key, kind, meaning) in keys {
+            writeln!(text, "| `{key}` | {kind} | {meaning} |").unwrap();
+        }
+    }
+}
+
+fn begin_report(text: &mut String, title: &str) {
+    writeln!(text, "\n## {title}\n\n| Key | Type | Meaning |\n|---|---|---|").unwrap();
 }
 
 fn metrics(text: &mut String) {
