@@ -4,9 +4,10 @@ use maud::{html, Markup, PreEscaped, DOCTYPE};
 
 use crate::data::Data;
 use crate::figure::{Figure, Kind};
-use crate::record::{Load, State, StepRecord};
+use crate::record::State;
 use crate::section::{Block, Finding, Row, Section, Table, Verdict};
 use crate::sections;
+use crate::summary::{self, busy_steps};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -95,15 +96,6 @@ fn whole(section: &Section, data: &Data) -> Markup {
     }
 }
 
-/// The section's steps during which others used the machine.
-pub(crate) fn busy_steps<'a>(
-    section: &'a Section,
-    data: &'a Data,
-) -> impl Iterator<Item = (&'a StepRecord, Load)> {
-    let steps = section.steps.iter().filter_map(|name| data.step(name));
-    steps.filter_map(|step| Some((step, step.load().filter(Load::is_busy)?)))
-}
-
 /// The warnings that others used the machine, and that a step failed that has figures.
 fn busy(section: &Section, data: &Data) -> Markup {
     let loads: Vec<_> = busy_steps(section, data).collect();
@@ -142,7 +134,7 @@ fn part(block: &Block, is_busy: bool) -> Markup {
         Block::Findings(all) => {
             html! { ul class="findings" { @for one in all { (finding(one, is_busy)) } } }
         }
-        Block::Summary(lines) => crate::summary::markup(lines),
+        Block::Summary(lines) => summary::markup(lines),
         Block::Missing(why) => html! { div class="warning missing" role="note" {
             strong { "Not here. " } (why)
         } },

@@ -101,8 +101,8 @@ pub fn all(
     Ok(record)
 }
 
-/// Removes what an earlier run left, also of steps that this run has not: its samples are of another
-/// machine or commit, and the page would show them as this run's.
+/// Removes what an earlier run left, also of steps that this run has not: its samples are of
+/// another machine or commit, and the page would show them as this run's.
 fn clear(samples: &Path) -> Result<()> {
     let listed = fs::read_dir(samples)
         .with_context(|| format!("cannot read the folder {}", samples.display()))?;

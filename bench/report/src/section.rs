@@ -1,7 +1,6 @@
 //! The parts of a page, without their look.
 
 use crate::figure::{Figure, Kind};
-use crate::summary::Line;
 
 /// A chapter of the report.
 #[derive(Debug)]
@@ -187,4 +186,14 @@ pub(crate) struct Row {
     /// Whose figures they are, if that differs within the table.
     pub(crate) kind: Option<Kind>,
     pub(crate) cells: Vec<String>,
+}
+
+/// A finding, with its section.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) finding: Finding,
+    pub(crate) section: &'static str,
+    pub(crate) title: &'static str,
+    /// Whether others used the machine meanwhile.
+    pub(crate) is_busy: bool,
 }

@@ -3,17 +3,9 @@
 
 use maud::{html, Markup};
 
-use crate::section::{Block, Finding, Section, Verdict, Whose};
-
-/// A finding, with its section.
-#[derive(Debug)]
-pub(crate) struct Line {
-    finding: Finding,
-    section: &'static str,
-    title: &'static str,
-    /// Whether others used the machine meanwhile.
-    is_busy: bool,
-}
+use crate::data::Data;
+use crate::record::{Load, StepRecord};
+use crate::section::{Block, Finding, Line, Section, Verdict, Whose};
 
 /// The findings of these sections. `is_busy` tells whether a section's steps were disturbed.
 pub(crate) fn lines(sections: &[Section], is_busy: impl Fn(&Section) -> bool) -> Vec<Line> {
@@ -30,6 +22,15 @@ pub(crate) fn lines(sections: &[Section], is_busy: impl Fn(&Section) -> bool) ->
         findings.flatten().map(line).collect::<Vec<_>>()
     };
     sections.iter().flat_map(of).collect()
+}
+
+/// The section's steps during which others used the machine.
+pub(crate) fn busy_steps<'a>(
+    section: &'a Section,
+    data: &'a Data,
+) -> impl Iterator<Item = (&'a StepRecord, Load)> {
+    let steps = section.steps.iter().filter_map(|name| data.step(name));
+    steps.filter_map(|step| Some((step, step.load().filter(Load::is_busy)?)))
 }
 
 pub(crate) fn markup(lines: &[Line]) -> Markup {

@@ -55,8 +55,9 @@ fn the_published_page_is_that_of_the_published_samples() {
     assert!(read("docs/report/index.html") == made, "docs/report is not current; run: {REWRITE}");
 }
 
-/// Regression: the page contradicted docs/advise.md on the CPU time that a device saves, and neither
-/// said what it counts; and the page's model said nothing of the measurement that refutes it.
+/// Regression: the page contradicted docs/advise.md on the CPU time that a device saves, and
+/// neither said what it counts; and the page's model said nothing of the measurement that refutes
+/// it.
 #[test]
 fn figures_that_stand_in_several_places_are_the_same() {
     let page = read("docs/report/index.html");

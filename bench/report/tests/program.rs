@@ -122,8 +122,8 @@ fn progress_is_told_with_an_estimate_that_follows_this_machine() {
     }
 }
 
-/// Regression: `make report` fetched the parts of the swap guests and not libqpl, so that the report
-/// of a fresh clone had no row of codec qpl.
+/// Regression: `make report` fetched the parts of the swap guests and not libqpl, so that the
+/// report of a fresh clone had no row of codec qpl.
 #[test]
 fn make_report_fetches_what_its_steps_need() {
     let makefile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Makefile");

@@ -153,10 +153,10 @@ fn the_page_is_there_whole_after_each_step() {
     assert!(!stage.page().contains(", not complete"));
 }
 
-/// Regression: a run removed the files of its own steps only. After a full run, a quick one or one of
-/// a single step showed the others' old samples under its own commit and machine, without a warning
-/// of their load, and `scripts/report --commit` would have published them. Predictions were copied
-/// from target/bench, whatever their age.
+/// Regression: a run removed the files of its own steps only. After a full run, a quick one or one
+/// of a single step showed the others' old samples under its own commit and machine, without a
+/// warning of their load, and `scripts/report --commit` would have published them. Predictions were
+/// copied from target/bench, whatever their age.
 #[test]
 fn no_samples_of_an_earlier_run_or_another_benchmark_are_shown() {
     let stage = Stage::new(&[("good", "echo '{\"hop\": []}' > \"$file\""), ("silent", "exit 1")]);

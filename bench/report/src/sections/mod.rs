@@ -16,7 +16,7 @@ mod threads;
 
 use crate::data::Data;
 use crate::section::Section;
-use crate::{page, summary};
+use crate::summary::{self, busy_steps};
 
 /// All sections, in the page's order. The first one sums up the findings of the others.
 pub(crate) fn all(data: &Data) -> Vec<Section> {
@@ -29,7 +29,7 @@ pub(crate) fn all(data: &Data) -> Vec<Section> {
         advise::section(data),
         scaling::section(data),
     ];
-    let lines = summary::lines(&others, |section| page::busy_steps(section, data).next().is_some());
+    let lines = summary::lines(&others, |section| busy_steps(section, data).next().is_some());
     let mut all = vec![overview::section(data, lines)];
     all.append(&mut others);
     all.push(overview::samples(data));

@@ -3,9 +3,8 @@
 use crate::data::{short, Data};
 use crate::figure::{self, lines, Axes};
 use crate::record::{State, BUSY};
-use crate::section::{Block, Section, Table};
+use crate::section::{Block, Line, Section, Table};
 use crate::spread::{grouped, Spread};
-use crate::summary::Line;
 
 /// The points of the figure of the load at most.
 const POINTS: usize = 300;
