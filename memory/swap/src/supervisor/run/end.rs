@@ -69,6 +69,25 @@ impl Supervisor<'_> {
         }
     }
 
+    /// Gives a server that was told to end another limit, if it has worked on its end in the last
+    /// one. Returns whether it has one.
+    fn more_patience(&mut self) -> bool {
+        let Some(server) = self.server.as_mut().filter(|_| self.ending) else { return false };
+        let limit = self.service.end_limit();
+        let waited = self.patience.waited(limit);
+        if server.killed {
+            return false;
+        }
+        let Some(deadline) = self.patience.more(server, self.service.pulse(), limit) else {
+            return false;
+        };
+        server.deadline = Some(deadline);
+        self.service.say(&format!(
+            "the server has not ended in {waited:?}, but works on it: {limit:?} more"
+        ));
+        true
+    }
+
     pub(super) fn enforce_deadlines(&mut self) -> Result<(), SuperviseError> {
         self.enforce_helpers()?;
         self.enforce_renewal();

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use pulse::Pulse;
 use thread_stat::{Proc, Process};
 
-use super::Supervisor;
 use crate::supervisor::child::Server;
 
 /// How many limits a server may take that works on its end all the time, or seems to: it may spin.
@@ -42,6 +41,28 @@ impl Patience {
         (Self { limits: 1, ran, progress: progress(pulse) }, Instant::now() + limit)
     }
 
+    /// Another limit for a server that has worked on its end in the last one: its deadline. `None`
+    /// if it has not, or has had [`MOST`].
+    pub(super) fn more(
+        &mut self,
+        server: &Server,
+        pulse: Option<&Pulse>,
+        limit: Duration,
+    ) -> Option<Instant> {
+        if self.limits >= MOST {
+            return None;
+        }
+        let ran = server.ran().unwrap_or_default();
+        let used = ran.saturating_sub(std::mem::replace(&mut self.ran, ran));
+        let now = progress(pulse);
+        let advanced = std::mem::replace(&mut self.progress, now) != now;
+        if !advanced && used * PART < limit && !wants_cpu(server.child.id()) {
+            return None;
+        }
+        self.limits += 1;
+        Some(Instant::now() + limit)
+    }
+
     /// How long the server has had.
     pub(super) fn waited(&self, limit: Duration) -> Duration {
         limit * self.limits
@@ -58,30 +79,4 @@ fn wants_cpu(process: u32) -> bool {
     let mut kernel = Proc::of(process);
     let threads = kernel.threads();
     threads.into_iter().any(|id| kernel.thread(id).is_some_and(|thread| thread.state == b'R'))
-}
-
-impl Supervisor<'_> {
-    /// Gives a server that was told to end another limit, if it has worked on its end in the last
-    /// one. Returns whether it has one.
-    pub(super) fn more_patience(&mut self) -> bool {
-        let Some(server) = self.server.as_mut().filter(|_| self.ending) else { return false };
-        let (limit, patience) = (self.service.end_limit(), &mut self.patience);
-        if server.killed || patience.limits >= MOST {
-            return false;
-        }
-        let ran = server.ran().unwrap_or_default();
-        let used = ran.saturating_sub(std::mem::replace(&mut patience.ran, ran));
-        let now = progress(self.service.pulse());
-        let advanced = std::mem::replace(&mut patience.progress, now) != now;
-        if !advanced && used * PART < limit && !wants_cpu(server.child.id()) {
-            return false;
-        }
-        let waited = patience.waited(limit);
-        patience.limits += 1;
-        server.deadline = Some(Instant::now() + limit);
-        self.service.say(&format!(
-            "the server has not ended in {waited:?}, but works on it: {limit:?} more"
-        ));
-        true
-    }
 }
