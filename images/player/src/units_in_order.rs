@@ -130,8 +130,8 @@ mod tests {
     use super::*;
     use image::{Options, RamBlock, State, Writer};
 
-    /// Regression: results that were closed early counted as the end of the units, so that an export
-    /// or a load would have ended without the other pages, and without an error.
+    /// Regression: results that were closed early counted as the end of the units, so that an
+    /// export or a load would have ended without the other pages, and without an error.
     #[test]
     fn units_that_end_early_are_an_error() {
         let dir = tempfile::tempdir().unwrap();

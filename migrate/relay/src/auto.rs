@@ -168,8 +168,8 @@ impl Auto {
         waits.total + if waits.readers > 0 { waits.since.elapsed() } else { Duration::ZERO }
     }
 
-    /// Counts bytes that no codec made smaller, and the bytes sent for them: too few to compress, or
-    /// no codec thread was free.
+    /// Counts bytes that no codec made smaller, and the bytes sent for them: too few to compress,
+    /// or no codec thread was free.
     pub(crate) fn as_it_was(&self, plain: usize, sent: usize) {
         self.as_they_were.0.fetch_add(plain as u64, Ordering::Relaxed);
         self.as_they_were.1.fetch_add(sent as u64, Ordering::Relaxed);

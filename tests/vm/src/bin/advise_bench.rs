@@ -30,8 +30,8 @@ struct Options {
     /// Data in the guest, MiB (at most 300).
     #[arg(long, default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=300))]
     data: u64,
-    /// Seconds to wait for a migration. One that has not ended by then does not converge, unless its
-    /// predicted time is near the limit or beyond.
+    /// Seconds to wait for a migration. One that has not ended by then does not converge, unless
+    /// its predicted time is near the limit or beyond.
     #[arg(long, default_value_t = 120)]
     limit: u64,
     /// How far off a total time may be, per cent, to count as right.
