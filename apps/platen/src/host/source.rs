@@ -22,6 +22,9 @@ use std::time::Duration;
 
 /// How long the disk of a seed may take for the beginning: the source QEMU waits meanwhile.
 const BEGINS: Duration = Duration::from_secs(1);
+/// The error if the source QEMU gave up before anything was read of it.
+const LEFT: &str =
+    "the source QEMU had left before the other host answered: nothing of its VM was sent";
 
 /// Migrates the VM of the connections.
 pub(super) fn run(
@@ -55,9 +58,7 @@ pub(super) fn run(
     };
     // The other host may have answered late: libvirt has given the port there to the next VM.
     if goes_on && entrance.source_has_left() {
-        bail!(
-            "the source QEMU had left before the other host answered: nothing of its VM was sent"
-        );
+        bail!("{LEFT}");
     }
     let source = match opened {
         Ok(source) => Arc::new(source),
@@ -76,6 +77,9 @@ pub(super) fn run(
     source.set_keeper(keeper);
     // Pages that QEMU sent before the offers have come would cross.
     source.await_seed(OFFERS, || !entrance.source_has_left());
+    if entrance.source_has_left() {
+        bail!("{LEFT}");
+    }
     source.accept_on(entrance.clone())?;
     carriage.carrier.update(|record| record.phase = Phase::Active);
     let handle = source.handle();
