@@ -39,15 +39,6 @@ impl Seen {
     }
 }
 
-/// What a look has found.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Found {
-    /// A line for a person.
-    say: Option<String>,
-    /// The read that hangs, for as long as it does.
-    hangs: Option<String>,
-}
-
 #[derive(Default)]
 struct Watch {
     last: Option<Instant>,
@@ -57,7 +48,13 @@ struct Watch {
 }
 
 impl Watch {
-    fn look(&mut self, now: Instant, readings: Vec<Reading>, process: &mut dyn Process) -> Found {
+    /// Looks at the reads that have not returned; returns a line for a person, if there is one.
+    fn look(
+        &mut self,
+        now: Instant,
+        readings: Vec<Reading>,
+        process: &mut dyn Process,
+    ) -> Option<String> {
         let since = self.last.replace(now);
         let counts = since.is_some_and(|last| now.saturating_duration_since(last) < LATE);
         let before = std::mem::take(&mut self.seen);
@@ -79,38 +76,31 @@ impl Watch {
             Seen { reading, stat, looks }
         });
         self.seen = looked.collect();
-        let hangs = self.seen.iter().filter(|seen| seen.looks >= LOOKS);
-        let hangs = hangs.max_by_key(|seen| seen.looks);
-        let mut found = Found { say: None, hangs: hangs.map(Seen::text) };
-        if let Some((number, again)) = self.said {
-            let is_that = |seen: &&Seen| seen.reading.number == number;
-            match self.seen.iter().find(is_that) {
-                Some(seen) if seen.looks >= again => {
-                    self.said = Some((number, seen.looks + AGAIN));
-                    found.say = Some(seen.text());
-                }
-                Some(_) => {}
-                None => {
-                    self.said = None;
-                    found.say = before.iter().find(is_that).map(|seen| {
-                        let Reading { image, part, .. } = &seen.reading;
-                        let image = image.display();
-                        format!(
-                            "image {image}: the read of {part} has returned after {} s",
-                            seen.looks
-                        )
-                    });
-                }
-            }
-        } else if let Some(seen) = hangs {
+        let Some((number, again)) = self.said else {
+            let hangs = self.seen.iter().filter(|seen| seen.looks >= LOOKS);
+            let seen = hangs.max_by_key(|seen| seen.looks)?;
             self.said = Some((seen.reading.number, seen.looks + AGAIN));
-            found.say = Some(format!(
+            return Some(format!(
                 "{}: look at its disk, or at the server of its file. VMs wait for the pages that \
                  they lack, and go on once it is read",
                 seen.text()
             ));
+        };
+        let is_that = |seen: &&Seen| seen.reading.number == number;
+        match self.seen.iter().find(is_that) {
+            Some(seen) if seen.looks >= again => {
+                self.said = Some((number, seen.looks + AGAIN));
+                Some(seen.text())
+            }
+            Some(_) => None,
+            None => {
+                self.said = None;
+                let Seen { reading: Reading { image, part, .. }, looks, .. } =
+                    before.iter().find(is_that)?;
+                let image = image.display();
+                Some(format!("image {image}: the read of {part} has returned after {looks} s"))
+            }
         }
-        found
     }
 }
 
@@ -119,23 +109,18 @@ fn ran(before: &ThreadStat, now: &ThreadStat) -> bool {
     (before.ran, before.times) != (now.ran, now.times)
 }
 
-/// Watches this process's reads of images until it ends. `hangs` is called once a second while a
-/// read hangs.
+/// Watches this process's reads of images until it ends.
 ///
 /// # Errors
 ///
 /// No thread can be started.
-pub(crate) fn begin(hangs: impl Fn(&str) + Send + 'static) -> anyhow::Result<()> {
-    let watch = move || {
+pub(crate) fn begin() -> anyhow::Result<()> {
+    let watch = || {
         let mut watch = Watch::default();
         loop {
             thread::sleep(LOOK);
-            let found = watch.look(Instant::now(), readings(), &mut Proc::own());
-            if let Some(text) = found.say {
+            if let Some(text) = watch.look(Instant::now(), readings(), &mut Proc::own()) {
                 say(&text);
-            }
-            if let Some(text) = found.hangs {
-                hangs(&text);
             }
         }
     };
@@ -172,14 +157,14 @@ mod tests {
         Reading { number, image: Path::new("/i").into(), part, thread: 7 }
     }
 
-    /// Looks once a second; returns what each look has found.
+    /// Looks once a second; returns what each look has said.
     fn looks(
         watch: &mut Watch,
         now: &mut Instant,
         times: u64,
         reads: &[Reading],
         process: &mut Told,
-    ) -> Vec<Found> {
+    ) -> Vec<Option<String>> {
         let look = |_| {
             *now += LOOK;
             watch.look(*now, reads.to_vec(), process)
@@ -191,25 +176,24 @@ mod tests {
     fn a_read_that_waits_for_10_s_is_reported_rarely_and_again_when_it_returns() {
         let (mut watch, mut now, mut process) = (Watch::default(), Instant::now(), Told(WAITS));
         let reads = [reading(1), reading(2)];
-        let found = looks(&mut watch, &mut now, LOOKS, &reads, &mut process);
-        assert!(found.iter().all(|found| *found == Found::default()), "{found:?}");
-        let found = looks(&mut watch, &mut now, AGAIN, &reads, &mut process);
-        assert!(found.iter().all(|found| found.hangs.is_some()));
-        let said = found[0].say.as_ref().unwrap();
+        let said = looks(&mut watch, &mut now, LOOKS, &reads, &mut process);
+        assert!(said.iter().all(Option::is_none), "{said:?}");
+        let all = looks(&mut watch, &mut now, AGAIN, &reads, &mut process);
+        let said = all[0].as_ref().unwrap();
         let begin = "image /i: unit 5 at byte 4096 has not been read for 10 s: look at its disk";
         assert!(said.starts_with(begin), "{said}");
-        assert!(found[1..].iter().all(|found| found.say.is_none()));
-        let found = looks(&mut watch, &mut now, 1, &reads, &mut process);
-        let said = found[0].say.as_ref().unwrap();
-        assert_eq!(said, "image /i: unit 5 at byte 4096 has not been read for 310 s");
-        let found = looks(&mut watch, &mut now, 1, &[], &mut process);
-        let said = "image /i: the read of unit 5 at byte 4096 has returned after 310 s";
-        assert_eq!(found, [Found { say: Some(said.into()), hangs: None }]);
+        assert!(all[1..].iter().all(Option::is_none));
+        let said = looks(&mut watch, &mut now, 1, &reads, &mut process);
+        let text = "image /i: unit 5 at byte 4096 has not been read for 310 s";
+        assert_eq!(said, [Some(text.into())]);
+        let said = looks(&mut watch, &mut now, 1, &[], &mut process);
+        let text = "image /i: the read of unit 5 at byte 4096 has returned after 310 s";
+        assert_eq!(said, [Some(text.into())]);
     }
 
     #[test]
     fn a_slow_disk_a_starved_thread_and_a_process_that_stands_still_are_not_reported() {
-        let none = |found: &[Found]| found.iter().all(|found| *found == Found::default());
+        let none = |said: &[Option<String>]| said.iter().all(Option::is_none);
         for (state, runs) in [(b'D', true), (b'S', true), (b'R', false), (b'T', false)] {
             let (mut watch, mut now) = (Watch::default(), Instant::now());
             let mut process = Told(ThreadStat { state, ..WAITS });

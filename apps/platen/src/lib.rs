@@ -63,7 +63,7 @@ mod restore_clash;
 mod restore_disks;
 mod restore_events;
 mod restore_fit;
-mod restore_hung;
+mod restore_interrupt;
 mod restore_load;
 mod restore_player;
 mod restore_player_events;

@@ -11,6 +11,7 @@ use crate::restore_fit::{
     is_paused_by_its_state_alone, is_preallocated, machine_differs, refuse_another_image,
     was_paused, why_not_instant,
 };
+use crate::restore_interrupt::explained;
 use crate::restore_load::load;
 use crate::restore_players::Players;
 use crate::restore_supervisor::Supervisor;
@@ -89,6 +90,7 @@ struct Waiting {
 
 pub(crate) fn run(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
     let vms = Vm::all(&args.qmp, args.clones)?;
+    explained()?;
     let are_several = vms.len() > 1;
     let (loading, shared) = (&args.loading, args.shared || are_several);
     let cache = if are_several { args.cache.0 } else { CACHE_OF_ONE };
@@ -179,9 +181,6 @@ fn check(args: &RestoreArgs, vm: &Vm, image: &Image) -> anyhow::Result<Waiting> 
         return Ok(Waiting { qmp, traits: Traits::default() });
     }
     let state = qmp.query_status()?.status;
-    if state == "inmigrate" && qmp.query_migrate()?.status() == "setup" {
-        bail!("this QEMU listens for a migration already: start it with -incoming defer");
-    }
     // A VM that waits for pages of its restore is not to be started anew.
     refuse_in_progress(&mut qmp, "this QEMU")?;
     ensure!(

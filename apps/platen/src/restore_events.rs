@@ -1,6 +1,5 @@
 //! The events of a player. VMs need their pages even if `restore` is stopped and reads no event.
 
-use crate::restore_player_link::lock;
 use anyhow::Context;
 use host::Channel;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -14,8 +13,7 @@ use std::thread::{Builder, JoinHandle};
 /// of `restore` causes a few events, which bounds their number.
 pub(crate) struct Events {
     shared: Arc<Shared>,
-    /// `None` once the events have ended.
-    sender: Mutex<Option<JoinHandle<()>>>,
+    sender: JoinHandle<()>,
 }
 
 struct Shared {
@@ -37,8 +35,7 @@ impl Events {
         let shared = Arc::new(Shared { channel, late, changed });
         let here = Arc::clone(&shared);
         let sender = Builder::new().name("events".into()).spawn(move || here.send_late());
-        let sender = sender.context("cannot start a thread")?;
-        Ok(Self { sender: Mutex::new(Some(sender)), shared })
+        Ok(Self { sender: sender.context("cannot start a thread")?, shared })
     }
 
     /// Sends an event. If there is room, the event is sent at once and arrives even if this process
@@ -59,12 +56,10 @@ impl Events {
     }
 
     /// Waits until all events are sent.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end(self) {
         self.shared.late().is_over = true;
         self.shared.changed.notify_all();
-        if let Some(sender) = lock(&self.sender).take() {
-            let _ = sender.join();
-        }
+        let _ = self.sender.join();
     }
 }
 
@@ -129,7 +124,6 @@ mod tests {
             assert!(ours.receive::<Value>().unwrap().is_none());
         });
         events.end();
-        drop(events);
         read.join().unwrap();
     }
 

@@ -1,10 +1,11 @@
 //! A restore that loads everything before the VM runs.
 
 use crate::restore_fit::{was_paused, why_paused};
+use crate::restore_interrupt;
 use crate::restore_player::connect;
 use crate::restore_source::Source;
 use crate::restore_vm::Vm;
-use crate::saved_vm::wait_started;
+use crate::saved_vm::{listen, wait_started};
 use anyhow::{bail, Context};
 use player::{plain, Message, PlainOptions, PlayError, ReturnPath};
 use qmp::Qmp;
@@ -32,7 +33,7 @@ pub(crate) fn load(
     fallback: Option<&str>,
 ) -> anyhow::Result<Value> {
     let path = dir.path().join("load.sock");
-    qmp.migrate_incoming(&format!("unix:{}", path.display()))?;
+    listen(qmp, &format!("unix:{}", path.display()))?;
     let begin = Instant::now();
     let bytes = send_whole(source, &path, how)?;
     let loaded = begin.elapsed();
@@ -58,6 +59,7 @@ pub(crate) fn send_whole(
     path: &Path,
     how: PlainOptions,
 ) -> anyhow::Result<u64> {
+    restore_interrupt::loads();
     let mut stream = connect(path)?;
     stream.set_write_timeout(Some(SILENCE)).context("QEMU's socket")?;
     // QEMU reads in pieces of 32 KiB: with room for many of them the two processes switch less.

@@ -8,7 +8,6 @@
 use crate::image_watch;
 use crate::remote_image::{Remote, RemoteOptions};
 use crate::restore_events::Events;
-use crate::restore_hung::Connections;
 use crate::restore_player_events::{described, failed, figures, report, Failed};
 use crate::saved_vm::open;
 use crate::say::{printable, say};
@@ -24,7 +23,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -52,9 +50,6 @@ pub(crate) struct PlayArgs {
     /// Other VMs may be restored from the image
     #[arg(long)]
     shared: bool,
-    /// A VM that gets no pages from here can go on from a copy of the image
-    #[arg(long)]
-    has_copy: bool,
     #[command(flatten)]
     remote: RemoteOptions,
 }
@@ -81,18 +76,9 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let _ = rustix::thread::set_name(c"platen");
     let commands = rustix::stdio::stdout().as_fd().try_clone_to_owned();
     let commands = Arc::new(Channel::from(commands.context("the player's commands")?));
-    let events = Arc::new(Events::begin(Arc::clone(&commands))?);
-    let connections = Arc::new(Connections::default());
-    // Without `restore` no other player would take over.
-    let may_leave = Arc::new(AtomicBool::new(args.has_copy));
-    let watched = (Arc::clone(&events), Arc::clone(&connections), Arc::clone(&may_leave));
-    image_watch::begin(move |text| {
-        let (events, connections, may_leave) = &watched;
-        if may_leave.load(Ordering::Acquire) {
-            connections.leave(|vm| events.tell(failed(vm, Failed::Hung, text)));
-        }
-    })?;
-    let playing = Playing::new(args, events, connections);
+    let events = Events::begin(Arc::clone(&commands))?;
+    image_watch::begin()?;
+    let playing = Playing::new(args, events);
     thread::scope(|scope| {
         // The commands end when `restore` wants no more, or has died.
         while let Ok(Some((serve, connection))) = commands.receive::<Serve>() {
@@ -104,7 +90,6 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
                 playing.events.tell(failed(vm, Failed::Otherwise, &error));
             }
         }
-        may_leave.store(false, Ordering::Release);
     });
     playing.end()
 }
@@ -112,9 +97,7 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
 /// State that all VMs of a player share.
 struct Playing<'a> {
     args: &'a PlayArgs,
-    events: Arc<Events>,
-    /// The connections to the QEMUs whose VMs run.
-    connections: Arc<Connections>,
+    events: Events,
     /// The reason, if the image cannot be served.
     opened: Result<Opened, (Failed, String)>,
     /// The hot set that the first VM has read.
@@ -124,9 +107,9 @@ struct Playing<'a> {
 }
 
 impl<'a> Playing<'a> {
-    fn new(args: &'a PlayArgs, events: Arc<Events>, connections: Arc<Connections>) -> Self {
+    fn new(args: &'a PlayArgs, events: Events) -> Self {
         let (opened, set) = (open_checked(args), OnceLock::new());
-        Self { args, events, connections, opened, set, asked: Mutex::default() }
+        Self { args, events, opened, set, asked: Mutex::default() }
     }
 
     /// Serves one QEMU to the end.
@@ -157,38 +140,20 @@ impl<'a> Playing<'a> {
             (false, _) => connect(&serve.socket).map_err(|error| format!("{error:#}")),
         };
         let socket = socket.map_err(|error: String| (Failed::Otherwise, error))?;
-        let mut held = socket.try_clone().ok();
-        // From these events on QEMU waits for another player if the connection ends.
-        let mut runs = || {
-            if let Some(held) = held.take() {
-                self.connections.add(serve.vm, held);
-            }
-        };
         let mut on = |event: Event| {
             let told = |name: &str| json!({ "event": name, "vm": serve.vm });
             match event {
                 // Without this event `restore` sends RESUME should this process be killed: it may
                 // not follow a page, or a part of one.
-                Event::Resuming => {
-                    self.events.tell_first(&told("resuming"));
-                    runs();
-                }
-                Event::Running => {
-                    self.events.tell(told("running"));
-                    runs();
-                }
-                _ => {
-                    self.connections.end(serve.vm);
-                    self.events.tell(told("loaded"));
-                }
+                Event::Resuming => self.events.tell_first(&told("resuming")),
+                Event::Running => self.events.tell(told("running")),
+                _ => self.events.tell(told("loaded")),
             }
         };
         let played = match serve.resume {
             true => player.resume(socket, &mut on),
             false => player.play(socket, &mut on),
         };
-        drop(held);
-        self.connections.end(serve.vm);
         let played = played.map_err(|error| failed(error, false))?;
         self.events.tell(report(serve.vm, &played));
         if is_hot {

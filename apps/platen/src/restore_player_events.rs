@@ -12,8 +12,6 @@ pub(crate) enum Failed {
     Untouched,
     /// The image is damaged. A copy of it may be sound.
     Damaged,
-    /// The image's disk does not answer. A copy may be on another disk.
-    Hung,
     Otherwise,
 }
 
@@ -31,7 +29,7 @@ impl Failed {
 pub(crate) fn failed(vm: usize, how: Failed, error: &str) -> Value {
     json!({
         "event": "failed", "vm": vm, "damaged": how != Failed::Otherwise,
-        "untouched": how == Failed::Untouched, "hung": how == Failed::Hung, "error": error,
+        "untouched": how == Failed::Untouched, "error": error,
     })
 }
 

@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -52,8 +51,6 @@ pub(crate) struct Heard {
     /// Where the events of each VM go.
     vms: Mutex<Vms>,
     status: OnceLock<ExitStatus>,
-    /// Whether VMs have left it because its disk does not answer.
-    pub(crate) hangs: AtomicBool,
     /// The player's own figures.
     pub(crate) figures: OnceLock<Value>,
 }
@@ -66,22 +63,17 @@ struct Vms {
 }
 
 impl Player {
-    /// Starts a player from this executable. It holds the image's lock until it ends. `has_copy`:
-    /// its VMs can go on from a copy of the image.
+    /// Starts a player from this executable. It holds the image's lock until it ends.
     pub(crate) fn start(
         nth: usize,
         source: &Source<'_>,
         options: PlayerOptions<'_>,
-        has_copy: bool,
     ) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("platen").arg("play").arg(source.path).arg(identity_of(&source.image));
         command.args([options.threads.to_string(), options.cache.to_string()]);
         if let Some(rate) = options.rate {
             command.args(["--rate", &rate.to_string()]);
-        }
-        if has_copy {
-            command.arg("--has-copy");
         }
         if !options.hot_set {
             command.arg("--no-hot-set");
@@ -183,9 +175,6 @@ impl Heard {
     }
 
     fn hear(&self, event: Value) {
-        if event["hung"] == true {
-            self.hangs.store(true, Ordering::Release);
-        }
         let vm = event["vm"].as_u64().and_then(|vm| usize::try_from(vm).ok());
         match vm {
             Some(vm) => {

@@ -1,5 +1,6 @@
 //! The players of a restore: processes that serve an image, or a copy of it, to its VMs.
 
+use crate::restore_interrupt;
 use crate::restore_player::Serve;
 use crate::restore_player_link::{lock, Player, PlayerOptions};
 use crate::restore_source::{From, Source};
@@ -8,7 +9,6 @@ use image::Image;
 use player::Recovery;
 use rustix::net::{shutdown, Shutdown};
 use serde_json::Value;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -54,14 +54,15 @@ impl<'a> Players<'a> {
         serve: &Serve,
         recovery: Option<&Recovery>,
     ) -> anyhow::Result<Service> {
+        // Once the player knows of the VM, it needs this process no more.
+        restore_interrupt::plays();
         let mut started = lock(&self.started);
         for player in started.iter().filter(|player| player.source == nth) {
             if let Some(events) = player.serve(serve, recovery)? {
                 return Ok(Service { player: Arc::clone(player), events });
             }
         }
-        let has_copy = nth + 1 < self.sources.len();
-        let player = Player::start(nth, &self.sources[nth], self.options, has_copy)?;
+        let player = Player::start(nth, &self.sources[nth], self.options)?;
         let player = Arc::new(player);
         say(&format!("player {} begins", player.pid));
         started.push(Arc::clone(&player));
@@ -86,12 +87,7 @@ impl<'a> Players<'a> {
                 figures.remove("event");
             }
             figures.extend(of_it);
-            if is_late && player.heard.hangs.load(Ordering::Acquire) {
-                let (pid, path) = (player.pid, self.sources[player.source].path.display());
-                say(&format!(
-                    "player {pid} serves no VM, and ends once the disk of {path} answers"
-                ));
-            } else if is_late {
+            if is_late {
                 say(if player.heard.figures.get().is_some() {
                     "the player still writes the pages that the VM asked for beside the image"
                 } else {

@@ -6,7 +6,7 @@ use crate::restore_players::{Players, Service};
 use crate::restore_recovery::{ends_unrun, recover, Without, ANSWERS, ENDS, PAUSES, UNANSWERED};
 use crate::restore_service::{complete, Copies, End, AGAIN, ATTEMPTS};
 use crate::restore_vm::Vm;
-use crate::saved_vm::wait_started;
+use crate::saved_vm::{listen, wait_started};
 use anyhow::{bail, Context};
 use player::Recovery;
 use qmp::Qmp;
@@ -59,7 +59,7 @@ impl<'a> Supervisor<'a> {
 
     /// Restores the VM; returns the report.
     pub(crate) fn begin(mut self) -> anyhow::Result<Value> {
-        self.qmp.migrate_incoming(&format!("unix:{}", self.socket.display()))?;
+        listen(self.qmp, &format!("unix:{}", self.socket.display()))?;
         self.begin = Instant::now();
         self.supervise(false)
     }

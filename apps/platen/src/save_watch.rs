@@ -1,4 +1,4 @@
-//! `platen save` while QEMU sends: waits for the whole stream, for an interrupt, and for QEMU's end.
+//! `platen save` while QEMU sends: waits for the whole stream, an interrupt, or QEMU's end.
 
 use crate::save::{Saving, ASK, STOP_NOW, VERDICT};
 use crate::save_ending::ANSWERS;

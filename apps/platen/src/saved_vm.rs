@@ -50,6 +50,19 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
     Ok(Arc::new(image))
 }
 
+/// Makes a QEMU that waits listen for a VM at `uri`.
+///
+/// # Errors
+///
+/// QEMU refuses: it listens already, for example.
+pub(crate) fn listen(qmp: &mut Qmp, uri: &str) -> anyhow::Result<()> {
+    const ANEW: &str = "start QEMU with -incoming defer, anew for each restore";
+    match qmp.migrate_incoming(uri) {
+        Err(refused @ QmpError::Refused { .. }) => Err(refused).context(ANEW),
+        listens => Ok(listens?),
+    }
+}
+
 /// Waits until the VM, which QEMU has loaded, leaves `inmigrate`; returns its run state. A QEMU
 /// that answers late is asked again: its main loop may wait for a disk that another host releases.
 ///

@@ -35,6 +35,8 @@ mod hung;
 mod hung_restore;
 #[path = "saved/imported.rs"]
 mod imported;
+#[path = "saved/interrupted.rs"]
+mod interrupted;
 #[path = "saved/killed.rs"]
 mod killed;
 #[path = "saved/killed_at.rs"]
@@ -68,8 +70,8 @@ mod zoo;
 
 const LONG: Duration = Duration::from_secs(300);
 
-/// Whether `make proof`, or `make test` if it does that, too, has set up what this test needs. What
-/// is missing then is a failure, and not a reason to skip the test.
+/// Whether `make proof`, or `make test` if it does that, too, has set up what this test needs. A
+/// missing part is a failure then, and not a reason to skip the test.
 fn is_set_up(by_test: bool) -> bool {
     let is_run_by = |variable| std::env::var_os(variable).is_some();
     is_run_by("PLATEN_PROOF") || by_test && is_run_by("PLATEN_QUICK")

@@ -11,7 +11,7 @@ pub struct Reading {
     pub number: u64,
     /// Path of the image.
     pub image: Arc<Path>,
-    /// What is read.
+    /// The part that is read.
     pub part: ReadPart,
     /// The thread that reads, as in `/proc/self/task`.
     pub thread: u32,

@@ -53,9 +53,9 @@ pub(crate) struct AdviseArgs {
     peer_name: Option<String>,
     /// Answer for another machine: KEY=VALUE with commas between. link (25g, 200m: bits per
     /// second), rtt (milliseconds), cores, there (cores of the destination), ram, data (bytes of
-    /// RAM that are not zeros), dirty (bytes per second, 500M/s), qat and iaa (devices). Omitted keys
-    /// have the values of this host. Repeat it for more machines [default: the link to --peer, or
-    /// the fastest interface with a known speed, or 1 and 10 Gbit/s]
+    /// RAM that are not zeros), dirty (bytes per second, 500M/s), qat and iaa (devices). Omitted
+    /// keys have the values of this host. Repeat it for more machines [default: the link to
+    /// --peer, or the fastest interface with a known speed, or 1 and 10 Gbit/s]
     #[arg(long, value_name = "KEY=VALUE,...")]
     what_if: Vec<WhatIf>,
     /// Both ends are this host, and share its cores

@@ -92,8 +92,8 @@ pub(crate) struct EvacuateArgs {
     /// with --at-once N [default: no limit]
     #[arg(long, value_name = "RATE")]
     max_bandwidth: Option<Rate>,
-    /// Share of a --vm in --max-bandwidth, 1 to 8: a VM of 8 sends twice as fast as one of 4. Without
-    /// --max-bandwidth this option has no effect [default: 4]
+    /// Share of a --vm in --max-bandwidth, 1 to 8: a VM of 8 sends twice as fast as one of 4.
+    /// Without --max-bandwidth this option has no effect [default: 4]
     #[arg(long, value_name = "NAME=N", value_parser = priority)]
     priority: Vec<(String, Priority)>,
     #[command(flatten)]

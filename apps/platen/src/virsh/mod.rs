@@ -15,6 +15,7 @@ mod supervisor;
 
 use crate::restore_args::Loading;
 use crate::restore_fit::{image_not_instant, was_paused};
+use crate::restore_interrupt::explained;
 use crate::restore_load::send_whole;
 use crate::restore_players::Players;
 use crate::say::say;
@@ -67,6 +68,7 @@ pub(crate) fn run(args: &VirshRestoreArgs) -> anyhow::Result<ExitCode> {
         "this command makes a folder for libvirt's QEMUs: run it as root"
     );
     let domain = read_domain(&args.domain)?;
+    explained()?;
     let sources = args.loading.sources(&args.image, false)?;
     let players = Players::new(sources, args.loading.players(CACHE, false));
     let result = restore(args, &domain, &players);

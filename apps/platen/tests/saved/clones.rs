@@ -253,8 +253,8 @@ fn a_vm_that_fails_does_not_stop_the_others() {
 
 /// A QEMU that is stopped gets nothing, and the others get everything. It gets the rest later.
 ///
-/// Regression: the first VM that had everything caused the message that the image was not needed any
-/// more.
+/// Regression: the first VM that had everything caused the message that the image was not needed
+/// any more.
 #[test]
 fn a_vm_that_is_stopped_does_not_delay_the_others() {
     let dir = tempfile::tempdir().unwrap();

@@ -104,47 +104,7 @@ fn a_disk_that_does_not_answer_is_reported_and_waited_for() {
     clones::has_ram_of(folder, &qemu, &image);
 }
 
-/// The player cannot end while its disk does not answer. It ends the connection itself: QEMU gets
-/// nothing of it when the disk answers later.
-#[test]
-fn a_vm_goes_on_from_a_copy_when_the_disk_does_not_answer() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path();
-    let Some((machine, image)) = saved_with_data(folder) else { return };
-    let copy = folder.join("copy").display().to_string();
-    fs::copy(&image, &copy).unwrap();
-    let (unit, offset, address) = last_of_ram(&image);
-    let qemu = waiting(folder, "waits", &machine);
-    let flags = ["--decompress-threads", "1", "--copy", &copy];
-    let (mut restore, hung) = with_held_unit(offset, || Restore::held(&image, &qemu, &flags));
-    let player = restore.player();
-    let byte = folder.join("byte");
-    thread::scope(|scope| {
-        let reads = scope.spawn(|| read_byte(&qemu, address, &byte));
-        assert!(hung.wait(), "nothing is read");
-        let old = hung.take();
-        restore.wait_for(&format!("image {image}: unit {unit} at byte {offset} has not been"));
-        restore.wait_for(&format!("; another goes on from {copy}"));
-        assert!(hung.wait(), "nothing is read of the copy");
-        let new = hung.take();
-        // The page of the former player comes first, and must not reach QEMU.
-        hung.end(&old, None);
-        restore.wait_for(&format!("image {image}: the read of unit {unit}"));
-        hung.end(&new, None);
-        restore.wait_for("the VM goes on");
-        reads.join().unwrap();
-    });
-    assert_ne!(restore.player(), player);
-    assert_eq!(fs::read(&byte).unwrap().len(), 1);
-    let player = restore.player();
-    drop(restore);
-    kill(player, &copy);
-    let (_, report) = works(folder, &["restore", &copy, "--qmp", &qemu.address(), "--recover"]);
-    assert_eq!(report["vm"], "paused");
-    clones::has_ram_of(folder, &qemu, &copy);
-}
-
-/// Without `--copy`, an operator can make QEMU leave a player that nobody can end.
+/// An operator can make QEMU leave a player that nobody can end.
 #[test]
 fn a_vm_can_be_made_to_leave_a_player_whose_disk_does_not_answer() {
     let dir = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ fn an_image_that_does_not_fit_is_refused_before_anything_is_touched() {
     let listens = [&MACHINE[..], &["-incoming", &incoming]].concat();
     let listening = Qemu::start(folder, "listens", &listens).unwrap();
     let words = ["restore", &image, "--qmp", &listening.address()];
-    fails(folder, &words, "listens for a migration already: start it with -incoming defer");
+    fails(folder, &words, "start QEMU with -incoming defer, anew for each restore");
     fails(folder, &["save", "/nowhere/image", "--qmp", &source.address()], "/nowhere/image");
     let waiting = Qemu::start(folder, "q35", &[&["-machine", "q35"][..], &WAITS].concat()).unwrap();
     fails(folder, &["restore", &image, "--qmp", &waiting.address()], "q35");
