@@ -48,12 +48,12 @@ fn report(outcome: &Outcome) -> Result<Value> {
     Ok(report)
 }
 
-/// Data that waits for the link is compressed better than by zstd 1: over the first of these links,
-/// in Mbit/s, unless the machine is busy. Where other programs have the CPUs, `auto` plans with the
-/// part of a core that its threads get, and zstd 1 may then be the best choice at 25 Mbit/s
-/// although the link is the bottleneck. So a slower link is tried. This does not show from which
-/// rate on `auto` takes higher levels: the simulations of `controller/sim` hold that, as they depend
-/// on no machine. Every attempt must report the link as its bottleneck.
+/// Data that waits for the link is compressed better than by zstd 1: over the first of these
+/// links, in Mbit/s, unless the machine is busy. Where other programs have the CPUs, `auto` plans
+/// with the part of a core that its threads get, and zstd 1 may then be the best choice at 25
+/// Mbit/s although the link is the bottleneck. So a slower link is tried. This does not show from
+/// which rate on `auto` takes higher levels: the simulations of `controller/sim` hold that, as
+/// they depend on no machine. Every attempt must report the link as its bottleneck.
 fn slow(stage: &mut Stage) -> Result<()> {
     for rate in [25, 8, 3] {
         stage.lab.net.shape(Rate::Mbit(rate))?;
