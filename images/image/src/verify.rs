@@ -94,6 +94,7 @@ pub fn verify_but(path: &Path, sound: &mut HashSet<u128>) -> Report {
         if pack.is_some_and(|pack| sound.contains(&pack.id)) {
             continue;
         }
+        // `whole`: every byte of the pack was compared, and is as it was written.
         let (before, mut whole) = (report.findings.len(), true);
         let hashes = pack.and_then(|pack| report.note(pack.hashes())).unwrap_or_default();
         let mut hashes = hashes.chunks_exact(size_of::<PageHash>());
@@ -113,10 +114,9 @@ pub fn verify_but(path: &Path, sound: &mut HashSet<u128>) -> Report {
                 }),
             };
             if let Err(damage) = read {
-                if report.findings.len() < Report::MOST {
-                    let (pages, is_used) = (pages_of(&image, unit), used.contains(&unit));
-                    report.findings.push(Finding { damage, pages, is_used });
-                }
+                whole = false;
+                let (pages, is_used) = (pages_of(&image, unit), used.contains(&unit));
+                report.damaged(Finding { damage, pages, is_used });
             }
         }
         if let Some(pack) = pack {
@@ -136,6 +136,18 @@ impl Report {
     /// Whether the image has all of its bytes.
     pub fn is_sound(&self) -> bool {
         self.findings.iter().all(|finding| !finding.is_used)
+    }
+
+    /// Adds a damaged unit. In a full list one that the image uses takes the place of one that it
+    /// does not use: the list always shows whether the image is sound.
+    fn damaged(&mut self, finding: Finding) {
+        if self.findings.len() < Self::MOST {
+            return self.findings.push(finding);
+        }
+        let unused = self.findings.iter_mut().find(|found| !found.is_used);
+        if let Some(unused) = unused.filter(|_| finding.is_used) {
+            *unused = finding;
+        }
     }
 
     /// Adds the defect, if there is one.
@@ -276,4 +288,27 @@ fn pages_of(image: &Image, unit: u64) -> Vec<(String, u64, u64)> {
         }
     }
     runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: the list ended with the first hundred, and a save whose damage came after those
+    /// of other saves counted as sound.
+    #[test]
+    fn a_full_list_shows_whether_the_image_is_sound() {
+        let unit = |is_used| Finding { damage: Damage::Store, pages: Vec::new(), is_used };
+        let mut report = Report::default();
+        for _ in 0..2 * Report::MOST {
+            report.damaged(unit(false));
+        }
+        assert!(report.is_sound() && report.findings.len() == Report::MOST);
+        report.damaged(unit(true));
+        assert!(!report.is_sound() && report.findings.len() == Report::MOST);
+        for _ in 0..2 * Report::MOST {
+            report.damaged(unit(true));
+        }
+        assert_eq!(report.findings.iter().filter(|found| found.is_used).count(), Report::MOST);
+    }
 }
