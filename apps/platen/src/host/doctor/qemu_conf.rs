@@ -5,6 +5,7 @@ use super::software::LIBVIRTS;
 use super::Finding;
 use host::{doors_missing, has_doors, setting_of, HostEntry};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// needs no line there. Lines that `platen host doors on` has written count all the same.
 pub(super) fn check(path: &Path, settings: &Settings) -> Vec<Finding> {
     let me = settings.me();
-    let text = fs::read_to_string(path).unwrap_or_default();
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            let found = format!("{}: {error}", path.display());
+            return vec![Finding::fail("qemu.conf", found, "run platen doctor as root")];
+        }
+        text => text.unwrap_or_default(),
+    };
     let is_ours = |address: &str| address.trim_matches('"') == me.door.to_string();
     let other_way = match (&me.intercept, settings.config.sockets) {
         _ if has_doors(&text) => None,
@@ -141,6 +148,10 @@ mod tests {
             assert_eq!(judged(), Verdict::Fail, "{text}");
             fs::remove_file(&path).unwrap();
             assert_eq!(judged(), Verdict::Ok, "{text} without libvirt");
+            // It cannot be read, as by a user who is not root.
+            fs::create_dir(&path).unwrap();
+            assert_eq!(judged(), Verdict::Fail, "{text} with an unreadable file");
+            fs::remove_dir(&path).unwrap();
         }
 
         assert_eq!(forced_tls("# migrate_tls_force = 1\nmigrate_tls_force = 0\n"), None);
