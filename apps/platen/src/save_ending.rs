@@ -47,16 +47,15 @@ impl Saving<'_> {
         state: State,
     ) -> anyhow::Result<(Summary, &'static str)> {
         // After a cancel QEMU itself starts the VM again, even if this process ends now.
-        let cancelled = match self.qmp.migrate_cancel() {
-            Ok(()) => Ok(()),
-            // QEMU hears it later.
-            Err(late @ QmpError::TimedOut { .. }) => Err(late),
+        match self.qmp.migrate_cancel() {
+            // QEMU may answer nothing while it flushes the VM's disks. It hears of the cancel
+            // later, or of the end of its connection, and starts the VM in either case.
+            Ok(()) | Err(QmpError::TimedOut { .. }) => {}
             // QEMU waits for SHUT with its VM stopped, until its connection ends.
             Err(error) => return Err(self.undo(intake, error.into())),
-        };
+        }
         let more = intake.close()?;
-        let settled = cancelled.map_err(Into::into).and_then(|()| self.settle(false));
-        settled?;
+        self.settle(false)?;
         let writer = intake_writer(more)?;
         let finished = self.finish(writer, state)?;
         let summary = self.link(finished)?;
