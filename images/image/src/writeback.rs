@@ -23,7 +23,7 @@ pub(crate) struct Writeback {
 }
 
 impl Writeback {
-    /// Takes note that `file` has `len` bytes now. Never waits for the disk.
+    /// Takes note that `file` has `len` bytes now. Does not wait for the disk.
     pub(crate) fn grown(&mut self, file: &File, len: u64) {
         if len < self.at + PIECE {
             return;
