@@ -47,10 +47,13 @@ const WITH_NEWER_LIBVIRT: [&str; 8] = [
 /// postcopy migration is continued.
 const SAVED_WITH_NEWEST_LIBVIRT: [&str; 2] = ["a_saved_vm_", "a_damaged_or_"];
 
-/// Tracks, and the folder of what their programs have claimed, which goes with this value.
+/// Tracks side by side, and the folder of what their programs have claimed, which goes with this
+/// value.
 #[derive(Debug, Default)]
 pub(crate) struct Guests {
     pub(crate) tracks: Vec<Track>,
+    /// Tracks that run when those have ended.
+    pub(crate) later: Vec<Track>,
     /// Parts that do not run.
     pub(crate) left_out: Vec<Done>,
     /// Jobs that measure, and run alone after the tracks.
@@ -118,14 +121,14 @@ pub(crate) fn all(programs: &[Program], parts: &[&str]) -> Result<Guests> {
     }
     if parts.contains(&"demo-memory") && guests.runs("demo-memory") {
         let job = harness(programs, "demo-memory", "demo-memory", &[])?;
-        guests.tracks.push(vec![job].into());
+        guests.later.push(vec![job].into());
     }
     if parts.contains(&"swap") && guests.runs("swap") {
         let shards = guests.shards(programs, "swap", SWAP_SHARDS, &[])?;
-        guests.side_by_side(shards);
+        guests.later.extend(shards.into_iter().map(|job| Track::from(vec![job])));
         let newer = harness(programs, "swap", "swap, Linux 7", &WITH_NEWER_LINUX)?;
         let newer = newer.env("PLATEN_SWAP_LINUX", NEWER_LINUX);
-        guests.tracks.last_mut().context("no shard")?.jobs.push(newer);
+        guests.later.last_mut().context("no shard")?.jobs.push(newer);
     }
     Ok(guests)
 }

@@ -6,8 +6,8 @@
 //!
 //! A *part* is a kind of proof ([`parts::PARTS`]). A *job* is one process: a test program of `cargo
 //! test`, a shard of the whole-VM tests, a script. Jobs of one track run in sequence. Tracks run in
-//! parallel, because most tests wait more than they compute. No test may depend on the machine's
-//! speed, so the order of jobs does not affect results.
+//! parallel, because most tests wait more than they compute; a proof runs them in waves. No test
+//! may depend on the machine's speed, so the order of jobs does not affect results.
 //!
 //! The last line is `N passed, N failed, N skipped`. The exit status is 0 only if nothing failed.
 //!
