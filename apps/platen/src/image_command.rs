@@ -4,6 +4,7 @@
 
 use crate::image_import::{self, ImportArgs};
 use crate::image_verify::verify_all;
+use crate::image_watch;
 use crate::restore_fit::{is_paused_by_its_state_alone, was_paused};
 use crate::saved_vm::{bytes, open};
 use crate::say::{printable, say, show};
@@ -38,8 +39,9 @@ enum Command {
     /// Write an image as a plain migration stream, which QEMU's -incoming reads, as a mapped-ram
     /// file, or as a file that `virsh restore` reads
     Export(ExportArgs),
-    /// Make an image of a plain migration stream (a file of QEMU's exec:cat), of a mapped-ram file,
-    /// or of the file that `virsh save` writes as raw, sparse, gzip or zstd
+    /// Make an image of a plain migration stream (a file of QEMU's exec:cat, exec:zstd or
+    /// exec:gzip), of a mapped-ram file, or of the file that `virsh save` writes as raw, sparse,
+    /// gzip or zstd
     Import(ImportArgs),
     /// Make a store: a folder in which saves share their pages
     Init(InitArgs),
@@ -87,6 +89,7 @@ struct ExportArgs {
 }
 
 pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
+    image_watch::begin(image_watch::COMMAND)?;
     match &args.command {
         Command::Info(args) => info(args).map(|()| ExitCode::SUCCESS),
         Command::Verify(args) => verify_all(&args.image),

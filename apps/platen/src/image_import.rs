@@ -38,6 +38,11 @@ pub(crate) struct ImportArgs {
 const STAYS: &str =
     "the image is complete, and a loss of power may take it: remove it, look at the disk, and import again";
 
+/// The remedy for an image instead of a stream.
+const IMAGE: &str =
+    "this is an image already. For a save of a store that shares its pages: platen image export IMAGE - | platen \
+     image import - STORE/NAME";
+
 pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     let options = args.compression.options()?;
     let from = args.stream.display();
@@ -50,6 +55,9 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     let first = file.stream_position().ok();
     // Before there is a file of the image.
     let begins = beginning(&mut file).with_context(|| format!("{from}"))?;
+    if let Beginning::Other(head) = &begins {
+        ensure!(!head.starts_with(b"PLATENVM"), "{from}: {IMAGE}");
+    }
     let domain = domain(&begins);
     let vm = domain.as_ref().map_or_else(SavedVm::default, |domain| SavedVm {
         uuid: Some(domain.uuid()),
@@ -57,10 +65,11 @@ pub(crate) fn run(args: &ImportArgs) -> anyhow::Result<()> {
     });
     let mut writer = begin_image(&args.image, options, &vm)?;
     let (recorded, was_running) = match begins {
-        Beginning::Other(head) => (stream(file, first, head, &mut writer), None),
-        Beginning::Libvirt(head) => {
-            (unpacked(file, head.format, &mut writer), Some(head.was_running))
-        }
+        Beginning::Other(head) => match packed_as(&head) {
+            Some(format) => (unpacked(Cursor::new(head).chain(file), format, &mut writer), None),
+            None => (stream(file, first, head, &mut writer), None),
+        },
+        Beginning::Libvirt(head) => (saved(file, head.format, &mut writer), Some(head.was_running)),
     };
     let recorded = recorded.with_context(|| format!("{from}"))?;
     let facts = facts(&recorded.state, was_running, domain.as_ref()).to_string().into_bytes();
@@ -131,22 +140,39 @@ fn stream(
     }
 }
 
+/// The compression of a file that begins so, as of `exec:zstd`.
+fn packed_as(head: &[u8]) -> Option<Format> {
+    match head {
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Format::Zstd),
+        [0x1f, 0x8b, ..] => Some(Format::Gzip),
+        _ => None,
+    }
+}
+
 /// Records the stream in libvirt's save file; `file` is positioned at its beginning.
-fn unpacked(mut file: File, format: SaveFormat, writer: &mut Writer) -> anyhow::Result<Recorded> {
-    let format = match format {
+fn saved(mut file: File, format: SaveFormat, writer: &mut Writer) -> anyhow::Result<Recorded> {
+    match format {
         SaveFormat::Raw | SaveFormat::Sparse => {
             let first = file.stream_position().ok();
-            return stream(file, first, Vec::new(), writer);
+            stream(file, first, Vec::new(), writer)
         }
-        SaveFormat::Gzip => Format::Gzip,
-        SaveFormat::Zstd => Format::Zstd,
-    };
+        SaveFormat::Gzip => unpacked(file, Format::Gzip, writer),
+        SaveFormat::Zstd => unpacked(file, Format::Zstd, writer),
+    }
+}
+
+/// Records a compressed stream.
+fn unpacked(
+    mut from: impl Read + Send,
+    format: Format,
+    writer: &mut Writer,
+) -> anyhow::Result<Recorded> {
     let threads = Options::default().threads;
     let (plain, mut pipe) = std::io::pipe().context("cannot make a pipe")?;
     thread::scope(|scope| {
         // The thread owns its end of the pipe, and record() owns the other: the end of each ends
         // the other.
-        let unpack = scope.spawn(move || decompress(format, threads, &mut &file, &mut pipe));
+        let unpack = scope.spawn(move || decompress(format, threads, &mut from, &mut pipe));
         let recorded = record(plain, writer, Ending::Closed);
         let Ok(unpacked) = unpack.join() else {
             bail!("the thread that decompresses has panicked")

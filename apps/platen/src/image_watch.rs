@@ -1,5 +1,5 @@
 //! Watches the reads of images on this host: a disk may not answer, and a VM then waits for its
-//! pages while nothing shows why.
+//! pages, or a command for its end, while nothing shows why.
 //!
 //! | the thread that reads | a look at it, once a second |
 //! |---|---|
@@ -25,6 +25,11 @@ const LOOKS: u64 = 10;
 /// Looks between two messages about the same read.
 const AGAIN: u64 = 300;
 
+/// The consequence for a restore, in its message.
+pub(crate) const VMS: &str = "VMs wait for the pages that they lack, and go on once it is read";
+/// The consequence for a command that reads an image for no VM.
+pub(crate) const COMMAND: &str = "this command waits, and goes on once it is read";
+
 /// A read that the watch has seen.
 struct Seen {
     reading: Reading,
@@ -39,8 +44,9 @@ impl Seen {
     }
 }
 
-#[derive(Default)]
 struct Watch {
+    /// The consequence of a read that hangs, for a person.
+    waits: &'static str,
     last: Option<Instant>,
     seen: Vec<Seen>,
     /// The read that was reported, and the number of looks at which it is reported again.
@@ -48,6 +54,10 @@ struct Watch {
 }
 
 impl Watch {
+    fn new(waits: &'static str) -> Self {
+        Self { waits, last: None, seen: Vec::new(), said: None }
+    }
+
     /// Looks at the reads that have not returned; returns a line for a person, if there is one.
     fn look(
         &mut self,
@@ -81,9 +91,9 @@ impl Watch {
             let seen = hangs.max_by_key(|seen| seen.looks)?;
             self.said = Some((seen.reading.number, seen.looks + AGAIN));
             return Some(format!(
-                "{}: look at its disk, or at the server of its file. VMs wait for the pages that \
-                 they lack, and go on once it is read",
-                seen.text()
+                "{}: look at its disk, or at the server of its file; {}",
+                seen.text(),
+                self.waits
             ));
         };
         let is_that = |seen: &&Seen| seen.reading.number == number;
@@ -109,14 +119,15 @@ fn ran(before: &ThreadStat, now: &ThreadStat) -> bool {
     (before.ran, before.times) != (now.ran, now.times)
 }
 
-/// Watches this process's reads of images until it ends.
+/// Watches this process's reads of images until it ends; `waits` is the consequence of a read
+/// that hangs, for a person.
 ///
 /// # Errors
 ///
 /// No thread can be started.
-pub(crate) fn begin() -> anyhow::Result<()> {
-    let watch = || {
-        let mut watch = Watch::default();
+pub(crate) fn begin(waits: &'static str) -> anyhow::Result<()> {
+    let watch = move || {
+        let mut watch = Watch::new(waits);
         loop {
             thread::sleep(LOOK);
             if let Some(text) = watch.look(Instant::now(), readings(), &mut Proc::own()) {
@@ -174,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_read_that_waits_for_10_s_is_reported_rarely_and_again_when_it_returns() {
-        let (mut watch, mut now, mut process) = (Watch::default(), Instant::now(), Told(WAITS));
+        let (mut watch, mut now, mut process) = (Watch::new(VMS), Instant::now(), Told(WAITS));
         let reads = [reading(1), reading(2)];
         let said = looks(&mut watch, &mut now, LOOKS, &reads, &mut process);
         assert!(said.iter().all(Option::is_none), "{said:?}");
@@ -195,7 +206,7 @@ mod tests {
     fn a_slow_disk_a_starved_thread_and_a_process_that_stands_still_are_not_reported() {
         let none = |said: &[Option<String>]| said.iter().all(Option::is_none);
         for (state, runs) in [(b'D', true), (b'S', true), (b'R', false), (b'T', false)] {
-            let (mut watch, mut now) = (Watch::default(), Instant::now());
+            let (mut watch, mut now) = (Watch::new(VMS), Instant::now());
             let mut process = Told(ThreadStat { state, ..WAITS });
             for _ in 0..20 {
                 let found = looks(&mut watch, &mut now, 9, &[reading(1)], &mut process);
@@ -204,7 +215,7 @@ mod tests {
             }
         }
         // Each read returns, and another one begins.
-        let (mut watch, mut now, mut process) = (Watch::default(), Instant::now(), Told(WAITS));
+        let (mut watch, mut now, mut process) = (Watch::new(VMS), Instant::now(), Told(WAITS));
         for number in 0..20 {
             let reads = [reading(number)];
             assert!(none(&looks(&mut watch, &mut now, 9, &reads, &mut process)));

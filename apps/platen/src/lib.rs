@@ -83,6 +83,7 @@ mod save_intake;
 mod save_leave;
 mod save_limit;
 mod save_name;
+mod save_pause;
 mod save_watch;
 mod saved_vm;
 mod say;

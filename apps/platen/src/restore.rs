@@ -8,15 +8,15 @@ use crate::network::private_dir;
 use crate::restore_args::Loading;
 use crate::restore_clash::{clashes, Traits};
 use crate::restore_fit::{
-    is_paused_by_its_state_alone, is_preallocated, machine_differs, refuse_another_image,
-    was_paused, why_not_instant,
+    is_paused_by_its_state_alone, is_preallocated, machine_differs, ram_differs,
+    refuse_another_image, was_paused, why_not_instant,
 };
 use crate::restore_interrupt::explained;
 use crate::restore_load::load;
 use crate::restore_players::Players;
 use crate::restore_supervisor::Supervisor;
 use crate::restore_vm::{Vm, MOST};
-use crate::saved_vm::PLAIN;
+use crate::saved_vm::{bytes, PLAIN};
 use crate::say::say;
 use crate::settings::Before;
 use crate::size::Size;
@@ -192,6 +192,14 @@ fn check(args: &RestoreArgs, vm: &Vm, image: &Image) -> anyhow::Result<Waiting> 
             "the VM was saved from machine type {}, and this QEMU has {other}: start it with -machine {}",
             image.state().machine().unwrap_or_default(),
             image.state().machine().unwrap_or_default(),
+        );
+    }
+    if let Some((block, saved, here)) = ram_differs(&mut qmp, image)? {
+        bail!(
+            "RAM block {block} has {} in the image and {} in this QEMU: start QEMU with the VM's options, \
+             its -m and memory backends among them",
+            bytes(saved),
+            bytes(here)
         );
     }
     let traits = if vm.is_one_of_several { Traits::of(&mut qmp)? } else { Traits::default() };

@@ -62,7 +62,7 @@ impl Loading {
         check_file(self.json.as_deref())?;
         // Each copy of a save may lie in hundreds of packs.
         raise_descriptors();
-        image_watch::begin()?;
+        image_watch::begin(image_watch::VMS)?;
         let mut sources = Source::all(path, &self.copy, shared, &self.remote)?;
         if self.verify {
             Source::verify(&mut sources, self.threads())?;

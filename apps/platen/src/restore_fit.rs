@@ -15,6 +15,29 @@ pub(crate) fn machine_differs(qmp: &mut Qmp, image: &Image) -> Result<Option<Str
     Ok((!here.is_empty() && saved != here).then(|| here.to_owned()))
 }
 
+/// A RAM block whose length differs from the image's, its length in the image, and its length here,
+/// bytes. QEMU would end when it reads the block table.
+pub(crate) fn ram_differs(
+    qmp: &mut Qmp,
+    image: &Image,
+) -> Result<Option<(String, u64, u64)>, QmpError> {
+    let backends = qmp.execute("query-memdev", None)?;
+    for backend in backends.as_array().into_iter().flatten() {
+        let (Some(id), Some(here)) = (backend["id"].as_str(), backend["size"].as_u64()) else {
+            continue;
+        };
+        let is_of_it = |name: &str| name == id || name.strip_prefix("/objects/") == Some(id);
+        let Some(block) = image.index().blocks.iter().find(|block| is_of_it(&block.name)) else {
+            continue;
+        };
+        let saved = block.pages * image.shape().page_size() as u64;
+        if saved != here {
+            return Ok(Some((block.name.escape_default().to_string(), saved, here)));
+        }
+    }
+    Ok(None)
+}
+
 /// Whether the VM was paused when it was saved.
 pub(crate) fn was_paused(image: &Image) -> bool {
     was_running(image) == Some(false)

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &PlayArgs) -> anyhow::Result<ExitCode> {
     let commands = rustix::stdio::stdout().as_fd().try_clone_to_owned();
     let commands = Arc::new(Channel::from(commands.context("the player's commands")?));
     let events = Events::begin(Arc::clone(&commands))?;
-    image_watch::begin()?;
+    image_watch::begin(image_watch::VMS)?;
     let playing = Playing::new(args, events);
     thread::scope(|scope| {
         // The commands end when `restore` wants no more, or has died.

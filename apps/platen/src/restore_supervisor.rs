@@ -160,7 +160,7 @@ impl<'a> Supervisor<'a> {
                     );
                 }
                 bail!(
-                    "{why}, before the VM ran (QEMU's log has the reason, for example RAM of another size); the image is as \
+                    "{why}, before the VM ran (QEMU's log has the reason, for example a device of the VM that this QEMU lacks); the image is as \
                      good as before. End this QEMU (by SIGKILL if it does not \
                      end by itself) and start it again"
                 );

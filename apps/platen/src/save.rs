@@ -8,6 +8,7 @@ use crate::report_text::summary as summary_of;
 use crate::save_args::{SaveArgs, Then};
 use crate::save_check;
 use crate::save_intake::{Intake, Kind};
+use crate::save_pause::Pause;
 use crate::saved_vm::{bytes, write_json, SavedVm};
 use crate::say::say;
 use crate::settings::Before;
@@ -15,6 +16,7 @@ use crate::store_command::{begin_image, say_shared};
 use anyhow::{ensure, Context};
 use image::{State, Summary, WriteError, Writer};
 use qmp::{Qmp, QmpError};
+use recorder::RecordError;
 use serde_json::json;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
@@ -58,7 +60,10 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let begin = Instant::now();
     let was_running = before.running;
     let mut saving = Saving::new(args, &mut qmp, interrupted, was_running);
-    let result = saving.save(writer, &mut settings).with_context(monitor);
+    let result = saving.save(writer, &mut settings).map_err(|error| match is_unwritten(&error) {
+        true => error,
+        false => error.context(monitor()),
+    });
     let (stopped, is_linked, is_stuck) = (saving.stopped, saving.is_linked, saving.is_stuck);
     let put_back = match &result {
         Ok(_) if args.then == Then::Quit => {
@@ -120,6 +125,14 @@ pub(crate) fn put_back_unless(
     settings.put_back(qmp)
 }
 
+/// Whether the image's disk is at fault, and no QEMU.
+fn is_unwritten(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let by_sink = matches!(cause.downcast_ref(), Some(RecordError::<WriteError>::Sink(_)));
+        by_sink || cause.is::<WriteError>()
+    })
+}
+
 /// The image of a save that has failed.
 fn image_left(error: &anyhow::Error, is_linked: bool, then: Then) -> String {
     match error.downcast_ref() {
@@ -146,8 +159,9 @@ pub(crate) struct Saving<'a> {
     pub(crate) qmp: &'a mut Qmp,
     pub(crate) interrupted: Arc<AtomicBool>,
     pub(crate) was_running: bool,
-    /// Milliseconds for which the snapshot has stopped the VM.
+    /// Milliseconds for which the save has stopped a VM that runs again.
     pub(crate) stopped: Option<u64>,
+    pub(crate) pause: Pause,
     /// The image has its name. Another process may have made a file of that name, too.
     pub(crate) is_linked: bool,
     /// It is not known that QEMU's migration is over and its VM as it was before.
@@ -165,7 +179,8 @@ impl<'a> Saving<'a> {
         was_running: bool,
     ) -> Self {
         let (stopped, is_linked, is_stuck, patience) = (None, false, false, VERDICT);
-        Self { args, qmp, interrupted, was_running, stopped, is_linked, is_stuck, patience }
+        let pause = Pause::default();
+        Self { args, qmp, interrupted, was_running, stopped, pause, is_linked, is_stuck, patience }
     }
 }
 

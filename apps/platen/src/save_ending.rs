@@ -56,6 +56,7 @@ impl Saving<'_> {
         }
         let more = intake.close()?;
         self.settle(false)?;
+        self.stopped = self.paused();
         let writer = intake_writer(more)?;
         let finished = self.finish(writer, state)?;
         let summary = self.link(finished)?;
@@ -106,6 +107,14 @@ impl Saving<'_> {
             return Ok((summary, "gone: its QEMU has ended"));
         }
         Ok((summary, "paused"))
+    }
+
+    /// Milliseconds for which the VM was stopped, by the events that QEMU has sent so far.
+    fn paused(&mut self) -> Option<u64> {
+        while let Ok(Some(event)) = self.qmp.poll_event(Duration::ZERO) {
+            self.pause.note(&event);
+        }
+        self.pause.millis().filter(|_| self.was_running)
     }
 
     /// Whether QEMU has ended. One that is silent may have lost this save and let its VM run later,

@@ -23,7 +23,11 @@ impl Saving<'_> {
         match self.qmp.unanswered() {
             0 => self.qmp.query_migrate_within(ANSWERS).map(Some),
             // Reports a monitor that was closed.
-            _ => self.qmp.poll_event(Duration::ZERO).map(|_| None),
+            _ => {
+                let event = self.qmp.poll_event(Duration::ZERO)?;
+                event.iter().for_each(|event| self.pause.note(event));
+                Ok(None)
+            }
         }
     }
 

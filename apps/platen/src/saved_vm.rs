@@ -43,8 +43,13 @@ pub(crate) const PLAIN: [(&str, bool); 14] = [
 /// Why a folder cannot be opened as an image.
 pub(crate) const FOLDER: &str = "it is a folder: name an image, or a save of a store as STORE/NAME";
 
+/// Why an address cannot be opened as a file.
+const REMOTE: &str =
+    "this is an address for platen restore: run this command on the host that serves the image, with its file";
+
 /// Opens an image. Errors name its path.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Image>> {
+    ensure!(!path.starts_with("platen:"), "image {}: {REMOTE}", path.display());
     ensure!(!path.is_dir(), "image {}: {FOLDER}", path.display());
     let image = Image::open(path).with_context(|| format!("image {}", path.display()))?;
     Ok(Arc::new(image))

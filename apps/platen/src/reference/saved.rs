@@ -19,8 +19,8 @@ pub(super) const SAVE: &[Key] = &[
     (
         "stopped-ms",
         "integer or null",
-        "Time for which the VM was stopped for a snapshot, by QEMU's query-migrate, ms. Null \
-         without --snapshot.",
+        "Time for which the VM was stopped, ms: by QEMU's events, with --snapshot by its \
+         query-migrate. Null for a VM that does not run after the save, or did not before.",
     ),
     (
         "image-bytes",

@@ -39,6 +39,7 @@ fn a_vm_saved_with_adapted_levels_or_by_a_device_is_restored() {
             let counts = report["accelerators"].as_array().unwrap();
             let by_device: u64 = counts.iter().filter_map(|of| of["by_device"].as_u64()).sum();
             if (by_device > 0) == (name == "device") {
+                assert!(report["stopped-ms"].is_u64(), "{report}");
                 break;
             }
             assert!(name == "device" && Instant::now() < deadline, "{report}");

@@ -104,6 +104,31 @@ fn a_disk_that_does_not_answer_is_reported_and_waited_for() {
     clones::has_ram_of(folder, &qemu, &image);
 }
 
+/// Regression: `export` and `verify` waited and printed nothing.
+#[test]
+fn a_disk_that_does_not_answer_is_reported_by_the_commands_for_images() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((_, image)) = saved_with_data(folder) else { return };
+    let (unit, offset, _) = last_of_ram(&image);
+    let part = format!("unit {unit} at byte {offset}");
+    let stream = folder.join("stream").display().to_string();
+    for words in [&["verify", &image][..], &["export", &image, &stream]] {
+        let reads = || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_platen"));
+            command.arg("image").args(words).stdout(Stdio::null()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let (mut child, hung) = with_held_unit(offset, reads);
+        let lines = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut command = Restore { child, lines, text: String::new() };
+        command.wait_for(&format!("{part} has not been read for 1"));
+        assert!(command.text.contains("; this command waits, and goes on"), "{}", command.text);
+        hung.pass();
+        assert!(command.child.wait().unwrap().success());
+    }
+}
+
 /// An operator can make QEMU leave a player that nobody can end.
 #[test]
 fn a_vm_can_be_made_to_leave_a_player_whose_disk_does_not_answer() {

@@ -98,6 +98,33 @@ fn an_imported_vm_is_compared_with_its_own_earlier_import() {
     assert_eq!(info["facts"]["uuid"], "00000000-0000-4000-8000-000000000001");
 }
 
+/// Regression: the import said that it does not understand the stream.
+#[test]
+fn a_compressed_stream_is_imported_and_an_image_is_named_as_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    let Some((_source, image)) = saved_paused(folder) else { return };
+    let path = |name: &str| folder.join(name).display().to_string();
+    works(folder, &["image", "export", &image, &path("stream")]);
+    for program in ["zstd", "gzip"] {
+        let (packed, again) = (path(program), path(&format!("{program}.image")));
+        let output = fs::File::create(&packed).unwrap();
+        let packed_as =
+            Command::new(program).args(["-1", "-c", &path("stream")]).stdout(output).status();
+        assert!(packed_as.unwrap().success());
+        works(folder, &["image", "import", &packed, &again]);
+        works(folder, &["image", "export", &again, &path(&format!("{program}.stream"))]);
+        let plain = fs::read(path(&format!("{program}.stream"))).unwrap();
+        assert!(plain == fs::read(path("stream")).unwrap(), "{program}");
+        // A file that is cut off leaves no image.
+        let packed = fs::read(&packed).unwrap();
+        fs::write(path("cut"), &packed[..packed.len() - 100]).unwrap();
+        let (output, _) = platen(folder, &["image", "import", &path("cut"), &path("none")]);
+        assert!(!output.status.success() && !Path::new(&path("none")).exists(), "{program}");
+    }
+    fails(folder, &["image", "import", &image, &path("none")], "this is an image already");
+}
+
 /// libvirt pauses a VM before it saves it, and only the head of its file says that the VM ran.
 #[test]
 fn an_export_without_a_head_says_that_a_vm_which_ran_will_be_paused() {

@@ -25,6 +25,14 @@ fn an_image_that_does_not_fit_is_refused_before_anything_is_touched() {
     let waiting = Qemu::start(folder, "q35", &[&["-machine", "q35"][..], &WAITS].concat()).unwrap();
     fails(folder, &["restore", &image, "--qmp", &waiting.address()], "q35");
     assert_eq!(waiting.monitor().query_status().unwrap().status, "inmigrate");
+    // Regression: QEMU ended, and only its log said why.
+    let larger = [&MACHINE[..], &["-m", "24"], &WAITS].concat();
+    let larger = Qemu::start(folder, "larger", &larger).unwrap();
+    let words = ["restore", &image, "--qmp", &larger.address()];
+    fails(folder, &words, "RAM block pc.ram has 16.0 MiB in the image and 24.0 MiB in this QEMU");
+    assert_eq!(larger.monitor().query_status().unwrap().status, "inmigrate");
+    let served = ["image", "info", "platen://localhost:1/vm"];
+    fails(folder, &served, "run this command on the host that serves the image");
     fs::write(&other, "no image").unwrap();
     fails(folder, &["restore", &other, "--qmp", &waiting.address()], "not an image of platen");
     let mut whole = Vec::new();

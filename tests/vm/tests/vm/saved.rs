@@ -486,14 +486,17 @@ fn full(stage: &mut Stage, spec: &VmSpec, flags: &[&str]) -> Result<()> {
     let outcome = start_save(stage, &vm, &image, flags).and_then(|mut save| save.fail(LIMIT));
     let left = image.exists();
     rustix::mount::unmount(&folder, rustix::mount::UnmountFlags::DETACH)?;
-    names_the_cause(&outcome?, &["No space"])?;
+    let said = outcome?;
+    names_the_cause(&said, &["No space"])?;
+    ensure!(!said.contains("monitor unix:"), "the disk is at fault, and no QEMU: {said}");
     ensure!(!left, "a save that failed left an image");
     is_whole(stage, vm)
 }
 
-/// Refused before anything is changed: another machine type, a QEMU that does not wait, an existing
-/// file. Refused later, before the VM runs: RAM of another size.
+/// Refused before anything is changed: another machine type, RAM of another size, a QEMU that does
+/// not wait, an existing file. Refused by QEMU, before the VM runs: a CPU that it does not have.
 fn refused(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
+    let spec = &VmSpec { cpus: 2, ..spec.clone() };
     let (mut vm, image) = saved(stage, spec)?;
     let said = start_save(stage, &vm, &image, &[])?.fail(LIMIT)?;
     names_the_cause(&said, &["postmigrate"])?;
@@ -511,8 +514,18 @@ fn refused(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
     ensure!(settings(&mut destination)? == before, "a refused restore has changed settings");
     drop(destination);
 
+    let other = VmSpec { memory_kib: spec.memory_kib + (8 << 10), ..spec.clone() };
+    let mut destination = stage.lab.incoming_with(&vm, &other)?;
+    let before = settings(&mut destination)?;
     for flags in [&["--load"][..], &[]] {
-        let other = VmSpec { memory_kib: spec.memory_kib + (8 << 10), ..spec.clone() };
+        let said = start_restore(stage, &destination, &image, flags)?.fail(LIMIT)?;
+        names_the_cause(&said, &["RAM block"])?;
+    }
+    ensure!(settings(&mut destination)? == before, "a refused restore has changed settings");
+    drop(destination);
+
+    let other = VmSpec { cpus: 1, ..spec.clone() };
+    for flags in [&["--load"][..], &[]] {
         let mut destination = stage.lab.incoming_with(&vm, &other)?;
         let said = start_restore(stage, &destination, &image, flags)?.fail(LIMIT)?;
         names_the_cause(&said, &["closed its socket", "could not load the VM"])?;
