@@ -78,8 +78,13 @@ fn run(options: &Options) -> Result<bool> {
         options.only.is_empty() || options.only.iter().any(|only| only == step.name)
     });
     let begun = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let mode = match (options.only.is_empty(), options.quick) {
+        (false, _) => "partial",
+        (true, true) => "quick",
+        (true, false) => "full",
+    };
     let record = Record {
-        mode: if options.quick { "quick" } else { "full" }.to_owned(),
+        mode: mode.to_owned(),
         begun,
         machine: machine::machine(),
         commit: machine::commit(sources),

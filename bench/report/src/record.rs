@@ -12,7 +12,7 @@ pub const BUSY: f64 = 0.05;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct Record {
-    /// `quick` or `full`.
+    /// `quick`, `full`, or `partial` for a run of chosen steps.
     pub mode: String,
     /// When it began, seconds since 1970.
     pub begun: u64,

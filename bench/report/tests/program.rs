@@ -136,3 +136,25 @@ fn make_report_fetches_what_its_steps_need() {
         assert!(at(&format!("@scripts/{part} || true\n")) < at("@scripts/report"), "{part}");
     }
 }
+
+/// Regression: a run of one step (`--only`) replaced the published samples of all steps.
+#[test]
+fn only_a_complete_run_of_all_steps_is_published() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/report");
+    for (mode, complete, is_published) in
+        [("partial", true, false), ("full", false, false), ("full", true, true)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir_all(path("scripts")).unwrap();
+        fs::create_dir_all(path("target/report/data")).unwrap();
+        fs::copy(&source, path("scripts/report")).unwrap();
+        fs::write(path("target/report/index.html"), "page").unwrap();
+        let record = Record { mode: mode.into(), complete, ..Record::default() };
+        let record = serde_json::to_string_pretty(&record).unwrap();
+        fs::write(path("target/report/data/run.json"), record).unwrap();
+        let done = Command::new("sh").arg(path("scripts/report")).arg("--commit").output().unwrap();
+        assert_eq!(done.status.success(), is_published, "{mode} {complete} {done:?}");
+        assert_eq!(path("docs/report/index.html").exists(), is_published, "{mode} {complete}");
+    }
+}

@@ -227,6 +227,9 @@ fn verdicts(points: &[Point]) -> Finding {
         return Finding::open(claim, "No verdict was compared.");
     }
     let count = |which: fn(&Point) -> bool| points.iter().filter(|point| which(point)).count();
+    if count(|point| point.verdict == Verdict::Never) == 0 && count(Point::is_wrong) == 0 {
+        return Finding::open(claim, "No prediction was \"does not converge\".");
+    }
     let perhaps = count(|point| point.verdict == Verdict::Uncertain);
     let (wrong, cut) = (count(Point::is_wrong), count(Point::is_cut));
     let mut found = format!("{wrong} of {all} verdicts are wrong; {perhaps} leave it open");
@@ -270,6 +273,14 @@ mod tests {
         let found = findings(&[right, wrong, open, unended]);
         assert!(found[0].found.starts_with("2 of 2 are"), "{}", found[0].found);
         assert!(found[1].found.starts_with("2 of 4 verdicts are wrong; 1"), "{}", found[1].found);
+    }
+
+    /// Regression: the claim was confirmed by points of which none had that verdict.
+    #[test]
+    fn a_verdict_that_was_never_given_is_not_confirmed() {
+        let found = findings(&[point("converges", 1000.0, Some(1100.0))]);
+        assert!(found[1].found.starts_with("No prediction was"), "{}", found[1].found);
+        assert_eq!(found[1].verdict, findings(&[])[1].verdict);
     }
 
     /// Regression: a migration that was predicted to end after the benchmark's limit, and had not
