@@ -80,6 +80,17 @@ impl Proc {
         Self { process: Some(process) }
     }
 
+    /// The time for which the process's threads have waited for a CPU, those that have ended not
+    /// counted; zero on a kernel without `schedstat`.
+    pub fn delayed(mut self) -> Duration {
+        let folder = self.folder();
+        let delay = |thread| {
+            let mut bytes = [0; 128];
+            delay(read(&format!("{folder}/{thread}/schedstat"), &mut bytes)?)
+        };
+        self.threads().into_iter().filter_map(delay).sum()
+    }
+
     fn folder(self) -> String {
         self.process.map_or("/proc/self/task".into(), |process| format!("/proc/{process}/task"))
     }
@@ -112,6 +123,11 @@ fn parse(stat: &str, times: &str) -> Option<ThreadStat> {
     let mut fields = times.split_whitespace().map_while(|field| field.parse().ok());
     let ran = fields.next().map_or(Duration::from_millis(ticks * 10), Duration::from_nanos);
     Some(ThreadStat { state, ran, times: fields.nth(1).unwrap_or(0) })
+}
+
+/// The time in the text of a thread's `schedstat` for which it has waited for a CPU.
+fn delay(times: &str) -> Option<Duration> {
+    times.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
 }
 
 fn read<'a>(path: &str, bytes: &'a mut [u8]) -> Option<&'a str> {

@@ -1,4 +1,5 @@
 use super::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
@@ -58,8 +59,33 @@ fn facts_are_parsed_whatever_the_thread_s_name_is() {
         let expected = ThreadStat { state: b'S', ran: Duration::from_millis(50), times: 0 };
         assert_eq!(parse(&stat(name), ""), Some(expected), "{name:?}");
     }
+    assert_eq!(delay("123456789 5 42\n"), Some(Duration::from_nanos(5)));
+    assert_eq!(delay(""), None);
     assert_eq!(parse("", ""), None);
     assert_eq!(parse("7 (a) S 1 7", ""), None);
+}
+
+/// More threads than CPUs: some wait.
+#[test]
+fn the_time_for_which_threads_wait_for_a_cpu_is_counted() {
+    let before = Proc::own().delayed();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..=std::thread::available_parallelism().unwrap().get() {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let deadline = Instant::now() + Duration::from_secs(120);
+        let is_counted =
+            || Proc::own().delayed().saturating_sub(before) >= Duration::from_millis(10);
+        while !is_counted() && Instant::now() < deadline {}
+        let counted = is_counted();
+        over.store(true, Ordering::Relaxed);
+        assert!(counted);
+    });
 }
 
 #[test]

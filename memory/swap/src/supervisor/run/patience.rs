@@ -1,7 +1,8 @@
 //! How long a server may take to end: longer than its limit while it works on that.
 //!
 //! A host that is short of CPU may give a server less than a second of CPU in the limit
-//! ([`Service::end_limit`]). A server that waits for a disk uses none, and nothing in it advances.
+//! ([`Service::end_limit`]). A server that waits for a disk uses none and waits for none, and
+//! nothing in it advances.
 //!
 //! [`Service::end_limit`]: crate::supervisor::Service::end_limit
 
@@ -15,8 +16,8 @@ use crate::supervisor::child::Server;
 /// How many limits a server may take that works on its end all the time, or seems to: it may spin.
 const MOST: u32 = 10;
 
-/// A server that has used this part of the time, one hundredth, works: the threads of a server that
-/// waits use less.
+/// A server that has used a CPU, or waited for one, for this part of the time, one hundredth,
+/// works: the threads of a server that waits for a disk do so for less.
 const PART: u32 = 100;
 
 /// A server that was told to end.
@@ -26,6 +27,8 @@ pub(super) struct Patience {
     limits: u32,
     /// CPU time that it had used when the last one began.
     ran: Duration,
+    /// The time for which its threads had waited for a CPU then.
+    delayed: Duration,
     /// The sum of its heartbeats then.
     progress: u64,
 }
@@ -38,7 +41,8 @@ impl Patience {
         limit: Duration,
     ) -> (Self, Instant) {
         let ran = server.ran().unwrap_or_default();
-        (Self { limits: 1, ran, progress: progress(pulse) }, Instant::now() + limit)
+        let delayed = Proc::of(server.child.id()).delayed();
+        (Self { limits: 1, ran, delayed, progress: progress(pulse) }, Instant::now() + limit)
     }
 
     /// Another limit for a server that has worked on its end in the last one: its deadline. `None`
@@ -54,9 +58,12 @@ impl Patience {
         }
         let ran = server.ran().unwrap_or_default();
         let used = ran.saturating_sub(std::mem::replace(&mut self.ran, ran));
+        // A thread that wakes up now and then seldom waits just at this look.
+        let delayed = Proc::of(server.child.id()).delayed();
+        let starved = delayed.saturating_sub(std::mem::replace(&mut self.delayed, delayed));
         let now = progress(pulse);
         let advanced = std::mem::replace(&mut self.progress, now) != now;
-        if !advanced && used * PART < limit && !wants_cpu(server.child.id()) {
+        if !advanced && (used + starved) * PART < limit && !wants_cpu(server.child.id()) {
             return None;
         }
         self.limits += 1;
