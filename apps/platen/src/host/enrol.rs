@@ -1,13 +1,14 @@
 //! `platen host add` and `platen host join`, by which another host gets its certificate and the
 //! configuration.
 
+use super::configure::configure;
 use super::settings;
 use crate::network;
 use crate::say::{printable, say, show};
 use ::enrol::{Joined, Offer, Token};
 use anyhow::{anyhow, bail, ensure, Context};
 use clap::Args;
-use host::{Config, HostEntry, HostError, DEFAULT_CONFIG};
+use host::{HostEntry, HostError, DEFAULT_CONFIG};
 use nix::unistd::{chown, User};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{BufRead, IsTerminal, Read, Write};
@@ -282,37 +283,4 @@ pub(super) fn store(joined: &Joined, dir: &Path) -> anyhow::Result<()> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
-}
-
-/// Writes the configuration, unless this host has one with hosts. Returns a sentence on the result.
-fn configure(text: Option<&str>, path: &Path) -> anyhow::Result<String> {
-    let shown = path.display();
-    let Some(text) = text else { return Ok(format!("{shown} is as it was.")) };
-    let hosts = Config::parse(text).context("the configuration that came")?;
-    ensure!(!hosts.host.is_empty(), "the configuration that came has no hosts");
-    match fs::read_to_string(path) {
-        Ok(own) if own == text => return Ok(format!("{shown} is the same there and here.")),
-        Ok(own) if !is_without_hosts(&own) => {
-            return Ok(format!(
-                "{shown} differs from that of the other host and is as it was: make them the same."
-            ));
-        }
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| shown.to_string());
-        }
-        _ => {}
-    }
-    let folder = path.parent().context("--config is no path of a file")?;
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let mut file = tempfile::Builder::new().prefix(".platen-").tempfile_in(folder)?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().set_permissions(Permissions::from_mode(0o644))?;
-    file.persist(path).with_context(|| format!("cannot write {shown}"))?;
-    Ok(format!("{shown} is that of the other host."))
-}
-
-/// Whether this is the unchanged example configuration of a package.
-fn is_without_hosts(text: &str) -> bool {
-    matches!(Config::parse(text), Err(HostError::Value { key, .. }) if key == "[[host]]")
-        && !text.lines().any(|line| line.trim_start().starts_with("[[host]]"))
 }

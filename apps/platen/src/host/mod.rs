@@ -7,6 +7,7 @@ mod activity;
 mod asking;
 mod carriage;
 mod carry;
+mod configure;
 mod destination;
 mod doctor;
 mod doors;

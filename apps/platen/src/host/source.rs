@@ -15,7 +15,7 @@ use relay::{DiskError, QemuSocket, RelayError, Source, SourceConfig};
 use serde_json::json;
 use session::SessionError;
 use std::io::{self, ErrorKind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -75,16 +75,21 @@ pub(super) fn run(
         }
     };
     source.set_keeper(keeper);
+    let (handle, stopped) = (source.handle(), Arc::new(AtomicBool::new(false)));
+    let (stopping, asked) = (handle.clone(), Arc::clone(&stopped));
+    // From here on the end of this process is told to the peer, which else waits for a new link.
+    carriage.stop_by(move || {
+        asked.store(true, Ordering::Release);
+        stopping.stop();
+    });
     // Pages that QEMU sent before the offers have come would cross.
-    source.await_seed(OFFERS, || !entrance.source_has_left());
+    let go_on = || !entrance.source_has_left() && !stopped.load(Ordering::Acquire);
+    source.await_seed(OFFERS, go_on);
     if entrance.source_has_left() {
         bail!("{LEFT}");
     }
     source.accept_on(entrance.clone())?;
     carriage.carrier.update(|record| record.phase = Phase::Active);
-    let handle = source.handle();
-    let stopping = handle.clone();
-    carriage.stop_by(move || stopping.stop());
     let progress = |record: &mut Record| {
         record.plain = source.counters().plain.load(Ordering::Relaxed);
         record.transferred = source.session().bytes_out.load(Ordering::Relaxed);
