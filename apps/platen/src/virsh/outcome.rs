@@ -2,7 +2,7 @@
 
 use super::daemon::Daemon;
 use crate::say::say;
-use anyhow::bail;
+use anyhow::{bail, Context};
 use libvirt::{Connection, Domain, Handover, LibvirtError, State, Why};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -152,8 +152,11 @@ pub(super) const RESTARTED: &str = "libvirt's daemon was restarted meanwhile";
 /// Waits until libvirt knows that the VM has all of its RAM; returns the VM's state.
 pub(super) fn after_load(daemon: &Daemon, domain: &Domain) -> anyhow::Result<&'static str> {
     let until = Instant::now() + NOTICES;
+    let unknown = || {
+        format!("QEMU has all of the VM's RAM: look at the VM (virsh domstate {})", domain.name())
+    };
     loop {
-        let state = daemon.state(domain)?;
+        let state = daemon.state(domain).with_context(unknown)?;
         match state.and_then(State::why) {
             Some(Why::Postcopy | Why::PostcopyFailed) if Instant::now() < until => {
                 thread::sleep(LATER);
