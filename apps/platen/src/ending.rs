@@ -75,11 +75,9 @@ impl Ending {
             throttle: 0,
             cancelled: None,
         };
-        if max < there {
-            // QEMU may stop the VM before the first observation, by its own limit.
-            let held = ending.controller.held();
-            settings.set_parameters(qmp, ending.parameters(held))?;
-        }
+        // QEMU may stop the VM before the first observation, by its own limit and bandwidth.
+        let held = ending.controller.held();
+        settings.set_parameters(qmp, ending.parameters(held))?;
         Ok(ending)
     }
 

@@ -177,7 +177,7 @@ impl Controller {
         step.note(sample, Why::LimitChanged { max: self.max });
     }
 
-    /// The settings for the time in which no rate is known. The caller may set them before the
+    /// The settings for the time in which no rate is known. The caller sets them before the
     /// migration begins: QEMU could stop the VM before the first observation.
     pub fn held(&mut self) -> Switchover {
         let downtime_limit = whole((self.max / 20).max(MILLISECOND));

@@ -124,6 +124,9 @@ pub(crate) fn migrate(world: World, limits: Option<Limits>, limit: f64) -> Outco
         .map(|limits| Controller::new(limits, Duration::from_millis(300), world.has_bandwidth));
     let mut run = Run::new(world);
     let mut outcome = Outcome::default();
+    if let Some(controller) = &mut controller {
+        run.parameters.downtime_limit = controller.held().downtime_limit.as_secs_f64();
+    }
     let mut next = SAMPLE;
     while run.now < limit {
         if let Some(downtime) = run.step() {
