@@ -1,6 +1,7 @@
 //! VMs whose RAM is a memfd, and VMs with huge pages, are saved and restored.
 
 use anyhow::{ensure, Context, Result};
+use rustix::fs::{fallocate, ftruncate, memfd_create, FallocateFlags, MemfdFlags};
 use vm_tests::{Memory, Qemu, VmSpec, MACHINE_10, MACHINE_11, MACHINE_7_2};
 
 use crate::saved::{
@@ -14,6 +15,9 @@ use crate::Scenario;
 /// run at once may take.
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages";
 const NEEDED: u64 = 1024;
+
+/// RAM of a VM with huge pages, KiB.
+const HUGE_KIB: u64 = 130 << 10;
 
 pub(crate) fn scenarios() -> Vec<Scenario> {
     type Run = fn(&mut Stage, &VmSpec, &VmSpec) -> Result<()>;
@@ -36,7 +40,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     for (name, memory, qemu, machine) in vms {
         let tiny = VmSpec::tiny(qemu, machine);
         let (kinds, memory_kib) = match memory {
-            Memory::Huge => (huge, 130 << 10),
+            Memory::Huge => (huge, HUGE_KIB),
             Memory::Anonymous | Memory::Memfd => (memfd, tiny.memory_kib),
         };
         let spec = VmSpec { memory, memory_kib, ..tiny };
@@ -76,5 +80,21 @@ fn allow_huge_pages() -> Result<()> {
     if limit < NEEDED && std::fs::write(HUGE_PAGES, NEEDED.to_string()).is_err() {
         return Err(Skip("only root may let the kernel make huge pages").into());
     }
+    // The memory of a host that has run for hours is in pieces. The kernel moves them together.
+    if take_huge_pages().is_err() {
+        let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
+        if take_huge_pages().is_err() {
+            return Err(Skip("the memory of this host is in too many pieces for huge pages").into());
+        }
+    }
     Ok(())
+}
+
+/// Takes the huge pages of two VMs, and gives them back.
+fn take_huge_pages() -> std::io::Result<()> {
+    let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let pages = memfd_create("huge pages", flags)?;
+    let len = (2 * HUGE_KIB) << 10;
+    ftruncate(&pages, len)?;
+    Ok(fallocate(&pages, FallocateFlags::empty(), 0, len)?)
 }
