@@ -195,11 +195,13 @@ fn check(args: &RestoreArgs, vm: &Vm, image: &Image) -> anyhow::Result<Waiting> 
         );
     }
     if let Some((block, saved, here)) = ram_differs(&mut qmp, image)? {
+        let [saved, here] = match bytes(saved) == bytes(here) {
+            true => [saved, here].map(|length| format!("{length} bytes")),
+            false => [saved, here].map(bytes),
+        };
         bail!(
-            "RAM block {block} has {} in the image and {} in this QEMU: start QEMU with the VM's options, \
-             its -m and memory backends among them",
-            bytes(saved),
-            bytes(here)
+            "RAM block {block} has {saved} in the image and {here} in this QEMU: start QEMU with the VM's options, \
+             its -m and memory backends among them"
         );
     }
     let traits = if vm.is_one_of_several { Traits::of(&mut qmp)? } else { Traits::default() };

@@ -30,14 +30,18 @@ pub(crate) fn ram_differs(
         let Some(block) = image.index().blocks.iter().find(|block| is_of_it(&block.name)) else {
             continue;
         };
-        // QEMU rounds a backend up to the host's pages.
         let page = image.shape().page_size() as u64;
-        let (saved, page) = (block.pages * page, page.max(rustix::param::page_size() as u64));
-        if saved != here.next_multiple_of(page) {
+        let saved = block.pages * page;
+        if differ(saved, here, page.max(rustix::param::page_size() as u64)) {
             return Ok(Some((block.name.escape_default().to_string(), saved, here)));
         }
     }
     Ok(None)
+}
+
+/// Whether two lengths differ, bytes. QEMU rounds both up to the host's pages.
+fn differ(saved: u64, here: u64, page: u64) -> bool {
+    saved.next_multiple_of(page) != here.next_multiple_of(page)
 }
 
 /// Whether the VM was paused when it was saved.
@@ -146,5 +150,20 @@ pub(crate) fn get(qmp: &mut Qmp, path: &str, property: &str) -> Result<Value, Qm
     match qmp.execute("qom-get", Some(arguments)) {
         Err(QmpError::Refused { .. }) => Ok(Value::Null),
         result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_compared_in_whole_pages_of_the_host() {
+        // -m in KiB: a backend of 100,001 KiB has 25,001 pages.
+        assert!(!differ(25_001 << 12, 100_001 << 10, 4096));
+        // Saved on a host with smaller pages.
+        assert!(!differ(25_001 << 12, 100_001 << 10, 65_536));
+        assert!(differ(16 << 20, (16 << 20) + 1, 4096));
+        assert!(differ(16 << 20, 24 << 20, 4096));
     }
 }

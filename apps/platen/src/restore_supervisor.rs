@@ -188,8 +188,8 @@ impl<'a> Supervisor<'a> {
             // Until QEMU has obeyed RUN, it ends instead of waiting for another player.
             if !self.has_run {
                 bail!(
-                    "{why}, before the VM ran, and this QEMU has ended (its log has the reason, for example RAM of \
-                     another size); the image is as good as before"
+                    "{why}, before the VM ran, and this QEMU has ended (its log has the reason, for example a \
+                     device of the VM that this QEMU lacks); the image is as good as before"
                 );
             }
             bail!(

@@ -60,11 +60,12 @@ pub(crate) fn run(args: &SaveArgs) -> anyhow::Result<ExitCode> {
     let begin = Instant::now();
     let was_running = before.running;
     let mut saving = Saving::new(args, &mut qmp, interrupted, was_running);
-    let result = saving.save(writer, &mut settings).map_err(|error| match is_unwritten(&error) {
+    let result = saving.save(writer, &mut settings);
+    let (stopped, is_linked, is_stuck) = (saving.stopped, saving.is_linked, saving.is_stuck);
+    let result = result.map_err(|error| match is_unwritten(&error) && !is_stuck {
         true => error,
         false => error.context(monitor()),
     });
-    let (stopped, is_linked, is_stuck) = (saving.stopped, saving.is_linked, saving.is_stuck);
     let put_back = match &result {
         Ok(_) if args.then == Then::Quit => {
             settings.discard();

@@ -4,6 +4,7 @@
 //! The facts come from `/proc/PID/task/TID/stat` and `schedstat`. A kernel without `schedstat`
 //! counts no wake-ups, and its CPU times have the resolution of a tick.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::Read;
 use std::time::Duration;
@@ -80,15 +81,15 @@ impl Proc {
         Self { process: Some(process) }
     }
 
-    /// The time for which the process's threads have waited for a CPU, those that have ended not
-    /// counted; zero on a kernel without `schedstat`.
-    pub fn delayed(mut self) -> Duration {
+    /// The time for which each thread of the process has waited for a CPU; empty on a kernel
+    /// without `schedstat`.
+    pub fn delayed(mut self) -> HashMap<u32, Duration> {
         let folder = self.folder();
         let delay = |thread| {
             let mut bytes = [0; 128];
-            delay(read(&format!("{folder}/{thread}/schedstat"), &mut bytes)?)
+            Some((thread, delay(read(&format!("{folder}/{thread}/schedstat"), &mut bytes)?)?))
         };
-        self.threads().into_iter().filter_map(delay).sum()
+        self.threads().into_iter().filter_map(delay).collect()
     }
 
     fn folder(self) -> String {

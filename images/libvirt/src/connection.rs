@@ -23,9 +23,9 @@ const OK: u32 = 0;
 const FAILED: u32 = 1;
 /// Time limit for the daemon to take a call's bytes.
 const TAKES: Duration = Duration::from_secs(60);
-/// Time limit for the answers of [`Connection::open`]. virsh has none: a host short of CPU may take
+/// Time limit for each answer of [`Connection::open`]. virsh has none: a host short of CPU may take
 /// long.
-const GREETS: Duration = Duration::from_secs(120);
+const GREETS: Duration = Duration::from_secs(60);
 
 /// Calls of the program.
 pub(crate) const OPEN: u32 = 1;

@@ -32,7 +32,12 @@ pub(super) fn configure(text: Option<&str>, path: &Path) -> anyhow::Result<Strin
     file.as_file().set_permissions(Permissions::from_mode(0o644))?;
     let mut kept = String::new();
     if former.is_some() {
-        let old = format!("{shown}.old");
+        let old = (0_u32..).map(|nth| match nth {
+            0 => format!("{shown}.old"),
+            _ => format!("{shown}.old{nth}"),
+        });
+        let is_free = |name: &String| Path::new(name).symlink_metadata().is_err();
+        let old = old.into_iter().find(is_free).context("no free name")?;
         fs::copy(path, &old).with_context(|| format!("cannot write {old}"))?;
         kept = format!(" The former one is {old}: compare them.");
     }

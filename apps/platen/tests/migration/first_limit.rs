@@ -58,15 +58,18 @@ fn serve(mut client: UnixStream, begins: &Sender<u64>) -> std::io::Result<()> {
 
 /// The first observation comes after 250 ms. QEMU measures its bandwidth in 100 ms.
 #[test]
-fn the_longest_downtime_is_in_force_before_the_migration_begins() {
-    let rig = Rig::new("");
-    let begun = monitor(&rig.at("qmp"));
-    let qmp = unix(&rig.at("qmp"));
-    let own = ["--qmp", &qmp, "--codec", "none", "--max-downtime", "100"];
-    let common = ["migrate", "--insecure", "--peer", &rig.address];
-    let migrate = Platen::start("", &[&common[..], &own].concat());
-    let limit = begun.recv_timeout(WATCHDOG).unwrap();
-    let (status, said) = migrate.ends();
-    assert_eq!(status, Some(1), "{said}");
-    assert!(limit <= 100, "QEMU may stop the VM for {limit} ms");
+fn qemu_is_held_back_before_the_migration_begins() {
+    // A twentieth of the longest downtime, also where that is QEMU's own.
+    for (flags, held) in [(&["--max-downtime", "100"][..], 5), (&[], 500)] {
+        let rig = Rig::new("");
+        let begun = monitor(&rig.at("qmp"));
+        let qmp = unix(&rig.at("qmp"));
+        let own = ["--qmp", &qmp, "--codec", "none"];
+        let common = ["migrate", "--insecure", "--peer", &rig.address];
+        let migrate = Platen::start("", &[&common[..], &own, flags].concat());
+        let limit = begun.recv_timeout(WATCHDOG).unwrap();
+        let (status, said) = migrate.ends();
+        assert_eq!(status, Some(1), "{said}");
+        assert_eq!(limit, held, "{flags:?}");
+    }
 }

@@ -91,10 +91,19 @@ fn a_small_guest_is_not_stopped_before_the_first_observation() {
                 for has_bandwidth in [false, true] {
                     let world = World { cold, hot, zeros: 100e6, ..World::new(mbit, writes) };
                     let world = World { cold_ratio: 8.0, hot_ratio: 1.5, has_bandwidth, ..world };
-                    let outcome = migrate(world, Some(ALLOWED), 100.0);
-                    let Some((_, downtime)) = outcome.ended else { continue };
                     let name = format!("{guest}, {mbit} Mbit/s, {hot} {has_bandwidth}");
-                    assert!(downtime <= 0.38, "{name}: {downtime:.3} s for 300 ms");
+                    // QEMU alone ends within the limit, too: it is not held back for ever.
+                    let alone = migrate(world, None, 100.0).ended;
+                    let alone = alone.filter(|(_, downtime)| *downtime <= 0.38);
+                    match (migrate(world, Some(ALLOWED), 100.0).ended, alone) {
+                        (None, None) => {}
+                        (None, Some((time, _))) => panic!("{name}: ends by itself after {time} s"),
+                        (Some((ours, downtime)), alone) => {
+                            assert!(downtime <= 0.38, "{name}: {downtime:.3} s for 300 ms");
+                            let most = alone.map_or(100.0, |(time, _)| 1.1 * time + 4.0);
+                            assert!(ours <= most, "{name}: {ours} s, {alone:?} by itself");
+                        }
+                    }
                 }
             }
         }

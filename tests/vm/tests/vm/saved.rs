@@ -532,6 +532,8 @@ fn refused(stage: &mut Stage, spec: &VmSpec) -> Result<()> {
         // QEMU 10.0 sometimes ends by SIGSEGV, after "load of migration failed".
         let ended = destination.process.wait(LIMIT).context("the destination QEMU must end")?;
         ensure!(!ended.status.success(), "the destination QEMU reports success");
+        let may_crash = spec.qemu == Qemu::Ten;
+        ensure!(may_crash || ended.killed_by().is_none(), "QEMU crashed: {}", ended.status);
     }
     is_whole(stage, vm)
 }
