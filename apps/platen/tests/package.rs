@@ -347,9 +347,16 @@ fn the_rpm_package_has_the_files_of_the_debian_package_and_scripts_that_are_read
     let debian = output(Command::new("dpkg-deb").arg("-c").arg(&debian.file));
     let debian = debian.lines().filter_map(|line| Some(line.split_once(" ./")?.1));
     let debian = debian.filter(|path| !path.ends_with('/') && !path.is_empty());
-    let rpm = of(query(&["--qf", "[%{FILEMODES:perms} %{FILENAMES}\n]"]));
-    let rpm = rpm.iter().filter_map(|line| line.strip_prefix("-")?.split_once(' '));
-    let rpm = common(rpm.map(|(_, path)| path.to_owned()));
+    let rpm = of(query(&["--qf", "[%{FILEMODES:perms} %{FILENAMES} -> %{FILELINKTOS}\n]"]));
+    let rpm = rpm.iter().filter_map(|line| {
+        let (mode, path) = line.split_once(' ')?;
+        match mode.as_bytes().first()? {
+            b'-' => Some(path.strip_suffix(" -> ")?.to_owned()),
+            b'l' => Some(path.to_owned()),
+            _ => None,
+        }
+    });
+    let rpm = common(rpm);
     assert_eq!(rpm, common(debian.map(|path| format!("/{path}"))));
     assert!(rpm.contains("/usr/bin/platen") && rpm.len() > 30, "{rpm:?}");
     assert_eq!(query(&["-c"]), "/etc/platen/platen.toml\n");
