@@ -78,11 +78,18 @@ impl Stage {
     }
 
     /// A running VM of this kind, filled with [`TINY_DATA_MIB`], idle. Its QEMU has the migration
-    /// settings of the scenario before.
+    /// settings of the scenario before, but does not wait before the switchover.
     pub(crate) fn vm_of(&mut self, spec: &VmSpec) -> Result<Vm> {
         check_qemu(spec.qemu)?;
         match self.others.iter().position(|vm| vm.spec() == spec) {
-            Some(nth) => wake(self.others.remove(nth)),
+            Some(nth) => {
+                let mut vm = wake(self.others.remove(nth))?;
+                // A scenario that does not ask for this would wait for ever.
+                let off = json!([{ "capability": "pause-before-switchover", "state": false }]);
+                let off = json!({ "capabilities": off });
+                vm.monitor.execute("migrate-set-capabilities", off)?;
+                Ok(vm)
+            }
             None => self.lab.boot_or_load(spec, TINY_DATA_MIB),
         }
     }
