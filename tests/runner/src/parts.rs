@@ -70,8 +70,8 @@ pub(crate) fn test() -> Result<bool> {
 
 /// `make proof`: everything, or the named parts, in waves: the parts without guests, those with
 /// whole VMs, those with guests that swap, then one by one the jobs that measure and those that
-/// build the product once more. Within a wave tracks run side by side. All of them at once let 38
-/// threads wait for 2 CPUs, and commands gave up after 30 s on services that hardly ran.
+/// build the product once more. Within a wave tracks run side by side. All of them at once starve
+/// each other on 2 CPUs: commands give up after 30 s on services that hardly run.
 ///
 /// # Errors
 /// Those of [`test`](fn@test), and an unknown part.

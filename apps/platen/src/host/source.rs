@@ -77,7 +77,8 @@ pub(super) fn run(
     source.set_keeper(keeper);
     let (handle, stopped) = (source.handle(), Arc::new(AtomicBool::new(false)));
     let (stopping, asked) = (handle.clone(), Arc::clone(&stopped));
-    // From here on the end of this process is told to the peer, which else waits for a new link.
+    // From here on a signal to end reaches the peer, too. Without a message the peer waits for a
+    // new link.
     carriage.stop_by(move || {
         asked.store(true, Ordering::Release);
         stopping.stop();
